@@ -277,7 +277,7 @@ class Leader:
         if follower.failed:
             return f"failed: {follower.failed}"
         code = follower.exit_code()
-        if code in (-signal.SIGKILL, -signal.SIGTERM):
+        if code is None or code in (-signal.SIGKILL, -signal.SIGTERM):  # what fails by itself has said so
             self._was_killed = True
         return "ended" if code is None else f"ended ({ending(code)})"
 
