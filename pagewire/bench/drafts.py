@@ -74,7 +74,7 @@ def parsed(text: str) -> Drafts:
         elif name == "num_accepted_tokens_per_pos" and (position := _POSITION.search(labels)):
             by_position[int(position[1])] = by_position.get(int(position[1]), 0.0) + float(value)
     positions = tuple(by_position.get(i, 0.0) for i in range(max(by_position, default=-1) + 1))
-    return Drafts(*counts.values(), positions)
+    return Drafts(counts["num_drafts"], counts["num_draft_tokens"], counts["num_accepted_tokens"], positions)
 
 
 async def read(connection: Connection) -> Drafts:
