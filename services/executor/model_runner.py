@@ -153,13 +153,14 @@ class ModelRunner:
         if not step.request_ids:
             return StepOutput(step.step_id, [], [], 0, None)
         batch = self._make_batch(step)
+        if self._proposer is not None:
+            self._proposer.propose(step, batch, self._state, self._block_tables)
         images = self._images.of(batch, step, self._state)
         graphs = self._graphs if images is None else self._eager
         shape = graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_tables, shape)
         launching(batch.load)
         self._stage.receive(batch, self._state)
-        self._propose(batch)
         hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
         if not self._stage.is_last:
             return self._pass_on(step, batch)
@@ -184,11 +185,6 @@ class ModelRunner:
         self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
         num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
         return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens)
-
-    def _propose(self, batch: InputBatch) -> None:
-        if self._proposer is not None and batch.num_samples is not None:
-            drafted = batch.num_samples > 1
-            self._proposer.propose(batch.sampled_rows[drafted], batch.num_samples[drafted] - 1, self._state)
 
     def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
         """Hidden states [num_tokens, hidden_size] of the step that is staged."""
