@@ -179,8 +179,10 @@ def result_to_proto(
 ) -> executor_pb2.StepResult:
     num_vectors = 0 if tokens.vectors is None else len(tokens.vectors)
     vectors = {} if tokens.vectors is None else _vectors(tokens.vectors, len(tokens.num_tokens))
+    num_drafted = [] if tokens.num_drafted is None else tokens.num_drafted.tolist() + [0] * num_vectors
     return executor_pb2.StepResult(
         step_id=output.step_id,
+        num_drafted=num_drafted,
         request_ids=output.request_ids,
         num_tokens=tokens.num_tokens.tolist() + [0] * num_vectors,
         token_ids=tokens.token_ids.tolist(),

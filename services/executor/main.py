@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
+from pagewire.config.speculation import older_flags
 from pagewire.errors import StartupError
 from pagewire.models import find_model
 from pagewire.secure_rpc import ServiceTls
@@ -73,6 +74,8 @@ async def serve(config: ExecutorConfig) -> None:
     if config.rank > 0:
         await follow(config)
         return
+    for line in older_flags(config):
+        logger.warning(line)
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
     watchdog = Watchdog(config.hang_timeout, lambda message: _end_hung(worker, message))

@@ -215,6 +215,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         dict(message.vectors) if message.vectors else {},
         dict(message.errors) if message.errors else {},
         dict(message.prompt_logprobs) if message.prompt_logprobs else {},
+        list(message.num_drafted),
     )
 
 

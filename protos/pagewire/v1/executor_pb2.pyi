@@ -168,7 +168,7 @@ class StepRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., finished_request_ids: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns", "idle_ns", "vectors", "errors", "prompt_logprobs")
+    __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns", "idle_ns", "vectors", "errors", "prompt_logprobs", "num_drafted")
     class LogprobsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class StepResult(_message.Message):
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -219,4 +220,5 @@ class StepResult(_message.Message):
     vectors: _containers.MessageMap[int, _common_pb2.Vector]
     errors: _containers.MessageMap[int, _common_pb2.RequestError]
     prompt_logprobs: _containers.MessageMap[int, _common_pb2.Logprobs]
-    def __init__(self, step_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., execute_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., idle_ns: _Optional[int] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ...) -> None: ...
+    num_drafted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., execute_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., idle_ns: _Optional[int] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., num_drafted: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,1 +1,1 @@
-"""Who drafts tokens: each way is a small class behind one protocol (`proposer`)."""
+"""Who drafts the tokens that a step checks: one class for each method, behind one `Proposer`."""

@@ -215,8 +215,10 @@ class PureLine:
             for index in range(len(self.executors)):
                 while self.schedule(index) is not None:
                     pass
+            # Who has decided may have somebody left to it by one that decides after it, and decides again.
+            wanted = self.scheduler.placement.take_wanted()
             busy = [index for index in range(len(self.executors)) if self.num_in_flight(index)]
-            if not busy:
+            if not busy and not wanted:
                 break
             for index in busy:
                 self.receive(index)
