@@ -7,8 +7,8 @@ token goes behind the row's known ones, where it is the input of the next round,
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import sample_tokens
 from pagewire.services.executor.step import Step
+from pagewire.services.executor.upload import upload
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -33,39 +34,57 @@ class _Rows:
 
     def __init__(self, state: RequestState) -> None:
         self.token_ids = state.token_ids
-        self.columns = copy.copy(state.columns)
-        self.columns.num_tokens = torch.zeros_like(state.columns.num_tokens)
-        self.columns.num_computed_tokens = torch.zeros_like(state.columns.num_computed_tokens)
+        self.columns = state.columns.with_own_counts()
+
+
+@dataclass(frozen=True)
+class Target:
+    """The runner of the model that is drafted for."""
+
+    model: Model
+    limits: Limits
+    num_blocks: int
+    device: torch.device
+    split_size: int = 0  # as of `ModelRunner`
+    steps: Callable[[], Steps] = CudaGraphs  # how those of a model that drafts are launched
 
 
 class DraftSteps:
     """One model's. Nothing here waits for the device."""
 
-    def __init__(
-        self,
-        model: Model,
-        limits: Limits,
-        state: RequestState,
-        block_tables: BlockTables,
-        device: torch.device,
-        split_size: int = 0,
-        graphs: Steps | None = None,
-    ) -> None:
-        """state, block_tables: of the model that is drafted for. split_size, graphs: as of `ModelRunner`."""
+    def __init__(self, model: Model, target: Target, state: RequestState, block_tables: BlockTables) -> None:
+        """state, block_tables: of the target's runner."""
+        limits, device = target.limits, target.device
         self._model = model
         self._block_size = limits.block_size
         self._state, self._block_tables = state, block_tables
         self._rows = _Rows(state)
-        self._split_size = split_size
+        self._split_size = target.split_size
         self._inputs = InputBuffers(limits.max_num_seqs, limits.max_num_batched_tokens, block_tables, device)
-        self._graphs: Steps = graphs or CudaGraphs()
+        self._graphs = target.steps()
 
-    def start(self, num_missing: Tensor | int = 1) -> None:
-        """Takes over how many tokens the rows have. num_missing int64 [max_num_seqs]: how many of them are computed in
-        the next round, the last ones."""
-        counts, mine = self._state.columns, self._rows.columns
-        mine.num_tokens.copy_(counts.num_tokens)
-        torch.sub(counts.num_tokens, num_missing, out=mine.num_computed_tokens)
+    def start(self, num_missing: np.ndarray | None = None) -> None:
+        """Takes over how many tokens the rows have. num_missing int64 [max_num_seqs]: how many of them, the last ones,
+        are not computed; by default one."""
+        mine, num_tokens = self._rows.columns, self._state.columns.num_tokens
+        mine.num_tokens.copy_(num_tokens)
+        if num_missing is None:
+            torch.sub(num_tokens, 1, out=mine.num_computed_tokens)
+        else:
+            missing = upload(num_tokens.device, {"missing": num_missing})["missing"]
+            torch.sub(num_tokens, missing, out=mine.num_computed_tokens)
+
+    def draft(self, step: Step, batch: InputBatch, counts: np.ndarray, *, is_begun: bool = False) -> None:
+        """Rounds of one token each, for as many drafts as counts int64 [n] says of each request of the batch.
+
+        is_begun: each has its first draft already.
+        """
+        order = np.argsort(-counts, kind="stable")  # who has enough leaves at the end
+        num_groups = self._block_tables.num_groups
+        for drafted in range(int(is_begun), int(counts.max(initial=0))):
+            indices = order[: int((counts > drafted).sum())]
+            blocks = without_blocks(len(indices), num_groups) if drafted else with_blocks_of(step, indices)
+            self.run(blocks, batch.rows[indices], np.ones_like(indices), np.arange(len(indices)))
 
     def run(self, step: Step, rows: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray) -> None:
         """A round. rows, query_lens int64 [n]; sampled int64 [m], indices into rows: those that get a token.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,44 +21,51 @@ from pagewire.services.executor.loading.twins import twins
 from pagewire.services.executor.models.protocol import OwnModel
 
 GROUP_SIZE = 32  # inputs that share a scale and a minimum
+HEAD_BITS = 8  # of the output projection, at least: what it loses is lost for every draft
 _CHUNK = 1 << 24  # weights that are rounded at a time
 
 
 def quantized_copy(model: OwnModel, bits: int) -> OwnModel:
-    """Of the model as it is loaded, before or after it has a KV cache. Its norms, biases, what is only looked up and
+    """Of a loaded model, before or after it has a KV cache. Its norms, biases, routers, what is only looked up and
     whatever has no more than `bits` bits already are the model's own tensors; so are its caching layers as a whole.
 
     Raises StartupError if nothing of it would be smaller.
     """
-    shared = {id(tensor): tensor for tensor, _ in twins(model, model)}
+    shared: dict[int, Any] = {id(tensor): tensor for tensor, _ in twins(model, model)}
     shared |= {id(layer): layer for layer in model.caching_layers}
     twin: OwnModel = copy.deepcopy(model, shared)
-    if not _round_all(model.modules(), twin.modules(), bits):
+    is_smaller = False
+    for module, copied in _pairs(model, twin):
+        parts = [_rounded(part, _bits_of(module, model, bits)) for part in module.parts]
+        is_smaller |= any(new is not old for new, old in zip(parts, module.parts, strict=True))
+        copied.install(parts)
+    if not is_smaller:
         raise StartupError(
             f"self:q{bits}: the weights have {bits} bits or less already, a copy would draft no faster than the model "
-            "itself; use another method, or serve the model with --quantization none"
+            "itself; use method ngram, or serve the model with --quantization none"
         )
     return twin
 
 
 def refresh(twin: OwnModel, model: OwnModel, bits: int) -> None:
     """Rounds again, in place: the model has other weights."""
-    for module, rounded in zip(model.modules(), twin.modules(), strict=True):
-        for part, target in zip(module.parts, rounded.parts, strict=True):
+    for module, copied in _pairs(model, twin):
+        for part, target in zip(module.parts, copied.parts, strict=True):
             if target is not part:
-                for old, new in twins(target, _rounded(part, bits)):
+                for old, new in twins(target, _rounded(part, _bits_of(module, model, bits))):
                     old.copy_(new)
 
 
-def _round_all(modules: Iterable[WeightModule], copies: Iterable[WeightModule], bits: int) -> bool:
-    """Whether there was something to round."""
-    is_smaller = False
-    for module, twin in zip(modules, copies, strict=True):
+def _pairs(model: OwnModel, twin: OwnModel) -> Iterator[tuple[WeightModule, WeightModule]]:
+    """Of modules whose weights are rounded."""
+    for module, copied in zip(model.modules(), twin.modules(), strict=True):
         if module.multiplies and not isinstance(module, Router):
-            parts = [_rounded(part, bits) for part in module.parts]
-            is_smaller |= any(new is not old for new, old in zip(parts, module.parts, strict=True))
-            twin.install(parts)
-    return is_smaller
+            yield module, copied
+
+
+def _bits_of(module: WeightModule, model: OwnModel, bits: int) -> int:
+    is_head = module.shards[0].out_features == model.config.vocab_size
+    return max(bits, HEAD_BITS) if is_head else bits
 
 
 def _rounded(part: PackedWeight, bits: int) -> PackedWeight:

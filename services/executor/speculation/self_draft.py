@@ -8,86 +8,46 @@ prompt and no state of a request beside the model's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
-import torch
-
 from pagewire.errors import StartupError
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.cuda_graphs import Steps
 from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.models.protocol import Model, OwnModel
+from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.speculation.draft_steps import DraftSteps, with_blocks_of, without_blocks
-from pagewire.services.executor.speculation.quantized_copy import quantized_copy, refresh
+from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
+from pagewire.services.executor.speculation.quantized_copy import refresh
 from pagewire.services.executor.step import Step
 
-PREFIX = "self:q"
-BITS = (4, 3, 2)
+_NAMES = {f"self:q{bits}": bits for bits in (4, 3, 2)} | {"self": 4}
 
 
-def bits_of(name: str) -> int | None:
-    """Of `self:q4` and its like; None: it is another kind of name. Raises StartupError for bits there are not."""
-    if not name.startswith("self:"):
-        return None
-    if name not in (names := [f"{PREFIX}{bits}" for bits in BITS]):
-        raise StartupError(f"speculative model {name!r}: a copy of the model itself is one of {', '.join(names)}")
-    return int(name.removeprefix(PREFIX))
+def bits_of(name: str) -> int:
+    """Of `self:q4` and its like. Raises StartupError."""
+    if name not in _NAMES:
+        raise StartupError(
+            f"--speculative-config: model {name!r}: a copy of the model itself is one of {', '.join(_NAMES)}"
+        )
+    return _NAMES[name]
 
 
 class SelfDraft:
     """A `Proposer`."""
 
-    def __init__(
-        self,
-        model: Model,
-        bits: int,
-        max_draft_tokens: int,
-        limits: Limits,
-        device: torch.device,
-        *,
-        split_size: int = 0,
-        graphs: Callable[[], Steps | None] = lambda: None,
-    ) -> None:
-        """limits: of the runner's rows and steps. split_size, graphs: as of `ModelRunner`. Raises StartupError for a
-        model that has no copy."""
-        if not isinstance(model, OwnModel):
-            raise StartupError(
-                f"{PREFIX}{bits}: {model.config.architecture} runs in transformers' code, which is not quantized here; "
-                "use another method, such as ngram"
-            )
+    def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
+        """copy: the target's `quantized_copy` in so many bits."""
         self.max_draft_tokens = max_draft_tokens
-        self._model, self._bits = model, bits
-        self._copy = quantized_copy(model, bits)
-        self._limits, self._device, self._split_size, self._graphs = limits, device, split_size, graphs
+        self._target, self._copy, self._bits = target, copy, bits
         self._steps: DraftSteps | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """That the copy takes beside the model."""
-        own = {id(part) for module in self._model.modules() for part in module.parts}
-        return sum(part.nbytes for module in self._copy.modules() for part in module.parts if id(part) not in own)
-
-    def propose(
-        self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
-    ) -> np.ndarray | None:
-        counts = step.num_draft_tokens
-        if counts is None or not counts.any():
-            return None
+    def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
+        if batch.num_samples is None or step.num_draft_tokens is None:
+            return
         if self._steps is None:
-            graphs = self._graphs()
-            limits, device = self._limits, self._device
-            self._steps = DraftSteps(self._copy, limits, state, block_tables, device, self._split_size, graphs)
-        # Those with the most drafts first: who has enough leaves at the end.
-        order = np.argsort(-counts, kind="stable")
+            self._steps = DraftSteps(self._copy, self._target, state, block_tables)
         self._steps.start()
-        for drafted in range(int(counts.max())):
-            indices = order[: int((counts > drafted).sum())]
-            blocks = without_blocks(len(indices), block_tables.num_groups) if drafted else with_blocks_of(step, indices)
-            self._steps.run(blocks, batch.rows[indices], np.ones_like(indices), np.arange(len(indices)))
-        return None
+        self._steps.draft(step, batch, step.num_draft_tokens)
+
+    def reset(self) -> None: ...
 
     def on_other_weights(self) -> None:
-        refresh(self._copy, self._model, self._bits)
+        assert isinstance(self._target.model, OwnModel)
+        refresh(self._copy, self._target.model, self._bits)
