@@ -10,7 +10,7 @@ from functools import partial
 from pagewire.kernels.cpu import sampling
 from pagewire.kernels.cpu.accept_tokens import accept_tokens
 from pagewire.kernels.cpu.attention import paged_attention, rotary_store_kv, store_kv
-from pagewire.kernels.cpu.collectives import all_gather, all_reduce, broadcast
+from pagewire.kernels.cpu.collectives import all_gather, all_reduce, all_to_all, broadcast
 from pagewire.kernels.cpu.elementwise import (
     add_layer_norm,
     add_rms_norm,
@@ -49,6 +49,7 @@ __all__ = [
     "add_rms_norm",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "apply_penalties",
     "broadcast",
     "causal_conv",

@@ -244,6 +244,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "head_linear": (heads[0], torch.randn(4, 9, 32), torch.zeros(6, 4, 9)),
         "all_reduce": (x, channel(), 0, 1),
         "all_gather": (x, channel(), 0, 1),
+        "all_to_all": (x, torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), channel(), 0, 1),
         "broadcast": (x, 0, channel(), 0, 1),
         "add_rms_norm": (x, x + 1, weight, 1e-5),
         "norm_add_rms_norm": (x, x + 1, weight + 1, weight, 1e-5),
