@@ -213,6 +213,22 @@ def grouped_linear(
     return F.linear(x, weight.to(x.dtype), bias)
 
 
+def rough_grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    form = (out_features, bits, group_size, zero_point)
+    return grouped_linear(x, codes, scales, offsets, None, permutation, bias, *form)
+
+
 def grouped_embedding(
     token_ids: Tensor,
     codes: Tensor,

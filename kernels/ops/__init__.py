@@ -49,6 +49,7 @@ from pagewire.kernels.ops.products import (
     linear,
     packed_embedding,
     packed_linear,
+    rough_grouped_linear,
 )
 from pagewire.kernels.ops.sampling import (
     NOT_A_NUMBER,
@@ -114,6 +115,7 @@ __all__ = [
     "rotary_store_kv",
     "rotary_store_latent",
     "rotate",
+    "rough_grouped_linear",
     "route_experts",
     "sample_tokens",
     "silu_and_mul",
