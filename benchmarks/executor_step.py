@@ -133,13 +133,13 @@ def read_rate() -> float:
     return READ_BYTES / best_time(data.sum, 5)
 
 
-def best_time(function: Callable[[], object], rounds: int) -> float:
+def best_time(function: Callable[[], object], rounds: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds"""
     best = float("inf")
     for _ in range(rounds):
-        started = time.perf_counter()
+        started = clock()
         function()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, clock() - started)
     return best
 
 
@@ -155,6 +155,10 @@ class Step:
     @classmethod
     def decode(cls, model: Model, num_requests: int, context: int) -> Step:
         return cls._of(model, num_requests, context, 1)
+
+    @classmethod
+    def drafted(cls, model: Model, num_requests: int, context: int, query_len: int) -> Step:
+        return cls._of(model, num_requests, context, query_len)
 
     @classmethod
     def prompt(cls, model: Model, length: int) -> Step:
@@ -204,7 +208,9 @@ class Step:
         return [f"{1e3 * value:10.2f}" for value in (*seconds, self.read_bytes / rate)]
 
 
-def kernel_times(recorded: Recorded, rounds: int) -> dict[str, float]:
+def kernel_times(
+    recorded: Recorded, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Seconds in each kernel: its calls of one step, each made alone, in order."""
     names = {library.address(name): name for group in KERNELS.values() for name in group}
     times: dict[str, float] = {}
@@ -213,7 +219,7 @@ def kernel_times(recorded: Recorded, rounds: int) -> dict[str, float]:
         for replay in recorded.native:
             for index, function in enumerate(replay.functions.tolist()):
                 name = names.get(function, "other")
-                found[name] = found.get(name, 0) + best_time(partial(replay.make, index), 1)
+                found[name] = found.get(name, 0) + best_time(partial(replay.make, index), 1, clock)
         times = {name: min(value, times.get(name, value)) for name, value in found.items()}
     return times
 
