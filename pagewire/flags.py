@@ -28,6 +28,7 @@ _GROUPS = (
     "scheduling",
     "memory",
     "executor",
+    "speculation",
     "tokenizer",
     "storage",
     "recovery",

@@ -6,8 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import error_details
+from pagewire import error_details, unix_sockets
 from pagewire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
@@ -104,16 +103,6 @@ def traceparent_of(context: grpc.aio.ServicerContext) -> str:
     return ""
 
 
-@contextmanager
-def _private_sockets() -> Iterator[None]:
-    """Unix sockets that are made within are for this user alone."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 @dataclass
 class Server:
     """One gRPC service process: what it serves, where, and how it ends.
@@ -189,6 +178,8 @@ class Server:
         add_reflection([*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], self._server)
         await self.set_serving(False)
         for address in self.addresses:
+            if address.startswith("unix:") and unix_sockets.is_served(address.removeprefix("unix:")):
+                raise StartupError(f"cannot listen on {address}: another process serves it; stop it, or name another")
             try:
                 bound = self._bind(address)
             except RuntimeError as error:
@@ -201,7 +192,7 @@ class Server:
         """The port, or what gRPC has for a socket. Raises RuntimeError."""
         if self.credentials is not None and not address.startswith("unix:"):
             return self._server.add_secure_port(address, self.credentials)
-        with _private_sockets():
+        with unix_sockets.private():
             return self._server.add_insecure_port(address)
 
     async def set_serving(self, serving: bool) -> None:

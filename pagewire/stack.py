@@ -23,6 +23,7 @@ from pagewire.config import (
     ServiceConfig,
     TokenizerConfig,
 )
+from pagewire.config.speculation import Speculation
 from pagewire.discovery.file import has_addresses
 from pagewire.errors import StartupError
 from pagewire.launch import available_port, endpoint, is_loopback
@@ -108,6 +109,7 @@ async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, 
 
 def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
     """With everything that has to be found out. directory: that of the sockets. Raises StartupError."""
+    Speculation.of(config)  # what is wrong with it is said before anything starts
     return replace(
         config,
         served_model_name=config.served_model_name or default_served_name(config.model),

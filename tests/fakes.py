@@ -152,6 +152,8 @@ class FakeExecutor:
         self.max_draft_tokens = max_draft_tokens
         self.pipeline_stages = pipeline_stages
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
+        self.decode_costs: tuple[tuple[int, float], ...] = ()  # as in the scheduler's ExecutorInfo
+        self.draft_bounds: tuple[tuple[int, int], ...] = ()
         self.num_executed_tokens = 0
         self.weights_version = ""  # another one makes other tokens; to a PureLine, v1 is followed by v2
         self.reset()
@@ -193,6 +195,7 @@ class FakeExecutor:
                 result.vectors[len(result.request_ids)] = common_pb2.Vector(values=[row.histories[-1] % 997])  # type: ignore[index]
                 result.request_ids.append(request_id)
                 result.num_tokens.append(0)
+                result.num_drafted.append(0)
         self.num_executed_tokens += sum(step.num_scheduled_tokens)
         return result
 
@@ -212,6 +215,7 @@ class FakeExecutor:
         result.request_ids.append(request_id)
         gain = self.draw_gain(1 + num_drafts) if num_drafts else 1
         result.num_tokens.append(gain)
+        result.num_drafted.append(num_drafts)
         params = row.sampling_params
         if params.HasField("prompt_logprobs") and len(row.token_ids) == row.num_prompt_tokens:
             result.prompt_logprobs[index] = fake_prompt_logprobs(row.token_ids, params.prompt_logprobs, self.vocab_size)  # type: ignore[index]
@@ -544,6 +548,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 step_id=result.step_id + self._take_step_id_error(),
                 request_ids=result.request_ids,
                 num_tokens=result.num_tokens,
+                num_drafted=result.num_drafted,
                 token_ids=result.token_ids,
                 logprobs=result.logprobs,
                 vectors=result.vectors,

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from pagewire.config.parallel import ParallelConfig
 from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags
+from pagewire.config.speculation import SpeculationConfig
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, ListenConfig):
+class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationConfig, ListenConfig):
     """One copy of the model: weights, KV cache, steps."""
 
     listen: str = flag(

@@ -50,6 +50,7 @@ def dummy_step(
         request_ids=list(range(num_reqs)),
         num_scheduled_tokens=np.array(lens, dtype=np.int64),
         num_draft_tokens=np.full(num_reqs, num_draft_tokens, dtype=np.int64),
+        has_fixed_drafts=True,
         num_new_blocks=np.zeros((num_reqs, num_groups), dtype=np.int64),
         new_block_ids=np.empty(0, dtype=np.int32),
         new_requests=[

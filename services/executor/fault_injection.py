@@ -95,8 +95,8 @@ class FaultyRunner(ModelRunner):
             if fault is not None:
                 self._poisoned[request.request_id] = fault, request.num_prompt_tokens + fault.num_output_tokens
 
-    def _make_batch(self, step: Step) -> InputBatch:
-        batch = super()._make_batch(step)
+    def _make_batch(self, step: Step) -> tuple[Step, InputBatch]:
+        step, batch = super()._make_batch(step)
         self._due = [self._due_fault(step.request_ids[index], row) for index, row in enumerate(batch.rows.tolist())]
         if Kind.RAISE in self._due:
             raise RuntimeError("injected: a step fails")
@@ -107,7 +107,7 @@ class FaultyRunner(ModelRunner):
             threading.Event().wait()
         if Kind.EXIT in self._due:
             os._exit(70)
-        return batch
+        return step, batch
 
     def _due_fault(self, request_id: int, row: int) -> Kind | None:
         fault, first = self._poisoned.get(request_id, (None, 0))
@@ -118,11 +118,13 @@ class FaultyRunner(ModelRunner):
 
     def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, graphs: Steps) -> SampledTokens:
         kinds = [self._due[index] for index in batch.sampled]
-        ends = batch.query_lens.cumsum() - 1
+        ends = batch.query_lens.cumsum()
         for index, kind in zip(batch.sampled, kinds, strict=True):
             if kind is Kind.NAN:
-                hidden[int(ends[index])] = torch.nan
+                hidden[ends[index] - batch.query_lens[index] : ends[index]] = torch.nan
         sampled = super()._sample(hidden, batch, shape, graphs)
-        for index in np.flatnonzero([kind is Kind.ILLEGAL for kind in kinds]).tolist():
+        num_samples = np.ones(len(kinds), dtype=np.int64) if batch.num_samples is None else batch.num_samples
+        firsts = num_samples.cumsum() - num_samples  # of each request's positions
+        for index in firsts[[kind is Kind.ILLEGAL for kind in kinds]].tolist():
             sampled.token_ids[index] = self._model.config.vocab_size + 1
         return sampled

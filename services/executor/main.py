@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
+from pagewire.config.speculation import older_flags
 from pagewire.errors import StartupError
 from pagewire.models import find_model
 from pagewire.secure_rpc import ServiceTls
@@ -73,6 +74,8 @@ async def serve(config: ExecutorConfig) -> None:
     if config.rank > 0:
         await follow(config)
         return
+    for line in older_flags(config):
+        logger.warning(line)
     on_cuda = resolve_device(config.device).type == "cuda"
     progress = LoadProgress()
     watchdog = Watchdog(config.hang_timeout, lambda message: _end_hung(worker, message))
@@ -86,7 +89,8 @@ async def serve(config: ExecutorConfig) -> None:
         order=NOBODY_ASKS if ranks is None else ranks.order,
     )
     listen = config.listen.split(",")
-    server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
+    tls = ServiceTls(config, [*listen, config.leader] if config.leader else listen)
+    server = rpc.Server(listen, config.shutdown_timeout, credentials=tls.of_services())
     servicer = ExecutorServicer(
         worker,
         lambda info: make_grammars(config, info),
@@ -94,7 +98,10 @@ async def serve(config: ExecutorConfig) -> None:
         config.revision or "",
     )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
-    server.add_admin("executor")
+    if leader is None:
+        server.add_admin("executor")
+    else:
+        server.add_admin("executor", describe=leader.describe)
     await server.start()
     telemetry.serve_metrics(config)
     if leader is not None:

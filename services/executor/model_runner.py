@@ -30,9 +30,9 @@ from pagewire.services.executor.pipeline import ONE_STAGE, OneStage
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.prompt_lines import PromptPart
 from pagewire.services.executor.prompt_logprobs import PromptLogprobs
-from pagewire.services.executor.proposer import Proposer
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
+from pagewire.services.executor.speculation.proposer import NOBODY_DRAFTS, Proposer
 from pagewire.services.executor.step import PendingResults, Step, StepOutput
 from pagewire.services.executor.step_context import StepImages
 from pagewire.services.executor.upload import upload
@@ -80,7 +80,7 @@ class ModelRunner:
         )
         block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
-        self._proposer = proposer
+        self._proposer = proposer or NOBODY_DRAFTS
         kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
@@ -103,6 +103,7 @@ class ModelRunner:
         self._state.reset()
         self._images.reset()
         self._prompt_logprobs.reset()
+        self._proposer.reset()
 
     def on_other_weights(self) -> None:
         """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
@@ -120,7 +121,7 @@ class ModelRunner:
     @property
     def max_draft_tokens(self) -> int:
         """Most drafts of a request in one step."""
-        return 0 if self._proposer is None else self._proposer.max_draft_tokens
+        return self._proposer.max_draft_tokens
 
     @property
     def smallest_image(self) -> int:
@@ -152,14 +153,13 @@ class ModelRunner:
         self._add_new(step)
         if not step.request_ids:
             return StepOutput(step.step_id, [], [], 0, None)
-        batch = self._make_batch(step)
+        step, batch = self._make_batch(step)
         images = self._images.of(batch, step, self._state)
         graphs = self._graphs if images is None else self._eager
         shape = graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_tables, shape)
         launching(batch.load)
         self._stage.receive(batch, self._state)
-        self._propose(batch)
         hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
         if not self._stage.is_last:
             return self._pass_on(step, batch)
@@ -179,16 +179,15 @@ class ModelRunner:
             rows = self._state.add(step.new_requests)
             self._block_tables.fill(rows, [request.blocks for request in step.new_requests])
 
-    def _make_batch(self, step: Step) -> InputBatch:
+    def _make_batch(self, step: Step) -> tuple[Step, InputBatch]:
+        """The step with as many drafts as there are, and its batch."""
         rows = self._state.rows(step.request_ids)
         self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
         num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
-        return make_batch(step, rows, self._state, num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens)
-
-    def _propose(self, batch: InputBatch) -> None:
-        if self._proposer is not None and batch.num_samples is not None:
-            drafted = batch.num_samples > 1
-            self._proposer.propose(batch.sampled_rows[drafted], batch.num_samples[drafted] - 1, self._state)
+        limits = num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens
+        batch = make_batch(step, rows, self._state, *limits)
+        drafted = step.drafting(self._proposer.propose(step, batch, self._state, self._block_tables))
+        return drafted, batch if drafted is step else make_batch(drafted, rows, self._state, *limits)
 
     def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
         """Hidden states [num_tokens, hidden_size] of the step that is staged."""
@@ -317,7 +316,7 @@ class ModelRunner:
             num_reqs,
             num_tokens,
             context_len=context_len,
-            sampling=sampling,
+            sampling=self._tokens.sampling(sampling),
             num_draft_tokens=num_draft_tokens,
             yields_vectors=not self.pooling.generates,
         )

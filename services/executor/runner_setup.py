@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.speculation import Speculation
 from pagewire.services.executor import kv_cache, memory, memory_profile
 from pagewire.services.executor.cuda_graphs import Steps
 from pagewire.services.executor.fault_injection import FaultyRunner, parse_faults
@@ -29,6 +30,7 @@ from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pipeline import OneStage, stage_in
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.speculation.build import make_proposer
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,11 @@ class Setup:
     record_steps: bool = False  # on a CPU
     pooling: Pooling = LAST_STATE
     group: Group = ALONE_GROUP
+
+    @cached_property
+    def speculation(self) -> Speculation | None:
+        """How tokens are drafted, if they are."""
+        return Speculation.of(self.config)
 
     @cached_property
     def stage(self) -> OneStage:
@@ -67,6 +74,7 @@ class Setup:
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
             tokens=tokens_of(self.group, limits.max_num_seqs, self.device),
             stage=self.stage,
+            proposer=make_proposer(self.speculation, self.pooling, self.device, self.group),
         )
 
 
@@ -114,10 +122,8 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
     progress(1.0, "memory profile")
     notes: list[str] = []
     with phases("memory_profile", notes):
-        if setup.group.size > 1:  # all ranks measure, or none does
-            profile, was_known = measure(), False
-        else:
-            profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
+        key = _profile_key(setup, model_path) | meter.key()
+        profile, was_known = cached_or_measured(key, measure, all_have=setup.group.all_have)
         notes += ["cached"] * was_known
     kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
     num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
@@ -146,5 +152,7 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "limits": asdict(setup.limits),
         "graph_sizes": setup.graph_sizes,
         "logprobs_mode": config.logprobs_mode,
+        "speculation": setup.speculation and asdict(setup.speculation),
         "kind": setup.pooling.kind,  # whether the largest steps have logits
+        "rank": (setup.group.rank, setup.group.size, setup.group.stage.count),  # what it has of the layers, and does
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire import telemetry
 from pagewire.services.executor.clock import StageTimes
-from pagewire.services.executor.step import Step
+from pagewire.services.executor.step import HostTokens, Step
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(
@@ -53,6 +55,14 @@ _STEP_TOKENS = Histogram(
     "pagewire:executor_step_tokens",
     "Tokens computed by a step",
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+)
+_DRAFTS = Counter("pagewire:spec_decode_num_drafts", "Times that tokens were drafted for a request and checked")
+_DRAFT_TOKENS = Counter("pagewire:spec_decode_num_draft_tokens", "Tokens that were drafted and checked")
+_ACCEPTED_TOKENS = Counter("pagewire:spec_decode_num_accepted_tokens", "Drafted tokens that were right")
+_ACCEPTED_PER_POSITION = Counter(
+    "pagewire:spec_decode_num_accepted_tokens_per_pos",
+    "Drafted tokens that were right, by place in their draft, from 0 on",
+    ["position"],
 )
 RANKS = Gauge("pagewire:executor_ranks", "Processes that serve the model together, this one included")
 RANK_WAIT_SECONDS = Gauge(
@@ -103,11 +113,15 @@ STAGE_IDLE_SECONDS = Counter(
 )
 
 
+stage_waits: defaultdict[int, float] = defaultdict(float)  # as STAGE_IDLE_SECONDS, by stage
+
+
 def record_stages(times: StageTimes) -> None:
     """Of a step of a pipeline."""
     for stage, (busy, waited) in enumerate(zip(times.busy, times.waited, strict=True)):
         STAGE_BUSY_SECONDS.labels(stage).inc(busy / 1e9)
         STAGE_IDLE_SECONDS.labels(stage).inc(waited / 1e9)
+        stage_waits[stage] += waited / 1e9
 
 
 def step_kind(step: Step) -> str:
@@ -127,6 +141,18 @@ def record_step(kind: str, num_tokens: int, num_requests: int, execute_ns: int, 
     _QUEUE_SECONDS.observe(queue_ns / 1e9)
     _STEP_TOKENS.observe(num_tokens)
     _REQUESTS.set(num_requests)
+
+
+def record_drafts(tokens: HostTokens) -> None:
+    """What was drafted in a step, and what of it was right."""
+    if tokens.num_drafted is None:
+        return
+    accepted = (tokens.num_tokens - 1)[tokens.num_drafted > 0]
+    _DRAFTS.inc(len(accepted))
+    _DRAFT_TOKENS.inc(int(tokens.num_drafted.sum()))
+    _ACCEPTED_TOKENS.inc(int(accepted.sum()))
+    for position in range(int(accepted.max(initial=0))):
+        _ACCEPTED_PER_POSITION.labels(position).inc(int((accepted > position).sum()))
 
 
 class RequestSpans:

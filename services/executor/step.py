@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -73,6 +73,16 @@ class Step:
     finished_request_ids: Sequence[int] = ()
     new_requests: Sequence[NewRequest] = ()
     num_draft_tokens: np.ndarray | None = None  # int64 [n], of num_scheduled_tokens; None = none
+    has_fixed_drafts: bool = False  # it has as many even if nobody finds what to draft: the shape is what counts
+
+    def drafting(self, num_drafted: np.ndarray | None) -> Step:
+        """The step with so many drafts int64 [n], no more than it was to have; None: as many."""
+        if num_drafted is None or self.num_draft_tokens is None or self.has_fixed_drafts:
+            return self
+        if not (num_missing := self.num_draft_tokens - num_drafted).any():
+            return self
+        num_scheduled = self.num_scheduled_tokens - num_missing
+        return replace(self, num_scheduled_tokens=num_scheduled, num_draft_tokens=num_drafted)
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class HostTokens:
     ranks: np.ndarray | None = None  # int64 [L]
     vectors: np.ndarray | None = None  # fp32 [V, size]
     prompt_logprobs: Mapping[int, PromptLines] = field(default_factory=dict)  # by id, of requests just sampled first
+    num_drafted: np.ndarray | None = None  # int64 [R], tokens that were drafted for each; None = none
     failures: Mapping[int, Failure] = field(default_factory=dict)  # by id: what it yielded is worth nothing
 
 
@@ -130,13 +141,21 @@ class StepOutput:
                 nothing, nothing, vectors=vectors, failures=self._find_failures(nothing, nothing, vectors)
             )
         if self.drafted is None:
-            num_gained = np.ones(len(results["token_ids"]), dtype=np.int64)
+            num_gained, num_drafted = np.ones(len(results["token_ids"]), dtype=np.int64), None
         else:
             num_gained = results.pop("num_gained")
             results = self._gained(results, self.drafted.num_samples, num_gained)
             self.drafted.num_gained = num_gained
+            num_drafted = self.drafted.num_samples - 1
         failures = self._find_failures(num_gained, results["token_ids"], vectors)
-        return HostTokens(num_gained, vectors=vectors, prompt_logprobs=prompts, failures=failures, **results)
+        return HostTokens(
+            num_gained,
+            vectors=vectors,
+            prompt_logprobs=prompts,
+            num_drafted=num_drafted,
+            failures=failures,
+            **results,
+        )
 
     def _find_failures(
         self, num_gained: np.ndarray, token_ids: np.ndarray, vectors: np.ndarray | None

@@ -285,6 +285,7 @@ class Worker:
             self._doubt(session, NoNumbers("no request of the step had numbers (NaN) for its next token"))
             return
         session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
+        stats.record_drafts(tokens)
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
     def fail(self, cause: BaseException) -> None:

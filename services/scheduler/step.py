@@ -132,6 +132,11 @@ class StepResult:
     errors: Mapping[int, Any] = field(default_factory=dict)
     # Index into request_ids -> log probabilities of its prompt, which the scheduler only passes on.
     prompt_logprobs: Mapping[int, Any] = field(default_factory=dict)
+    num_drafted: list[int] = field(default_factory=list)  # [s + v], tokens that were checked of each; empty: none
+
+    def drafted(self, index: int) -> int:
+        """How many tokens were drafted for the request of this index; fewer than were asked for, if not found."""
+        return self.num_drafted[index] if self.num_drafted else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class LoopHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
 
 
-EXPIRED = Counter("pagewire:prompts_expired", "Requests whose deadline passed while their prompt was prepared")
+EXPIRED = Counter(_P + "tokenizer_prompts_expired", "Requests whose deadline passed while their prompt was prepared")
 POOL_WORKERS = Gauge(_P + "tokenizer_pool_workers", "Tokenizer workers")
 POOL_BUSY_WORKERS = Gauge(_P + "tokenizer_pool_busy_workers", "Tokenizer workers at work")
 POOL_BUSY_SECONDS = Counter(

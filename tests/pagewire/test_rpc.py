@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire import rpc
 from pagewire.admin import Neighbour, replace_behind
+from pagewire.errors import StartupError
 from pagewire.v1 import admin_pb2, executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 
@@ -159,6 +160,17 @@ async def test_a_unix_socket_is_private_replaces_a_stale_one_and_goes_away(tmp_p
     del server
     gc.collect()
     assert not path.exists()
+
+
+async def test_a_unix_socket_is_not_taken_from_a_process_that_serves_it(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    first, second = rpc.Server([address], shutdown_timeout=0), rpc.Server([address], shutdown_timeout=0)
+    await first.start()
+    with pytest.raises(StartupError, match=r"cannot listen on unix:.*another process serves it"):
+        await second.start()
+    async with rpc.channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+    await first.stop()
 
 
 async def test_connections_are_bounded(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.step import Step
 from tests.services.executor.stepping import VOCAB_SIZE
 
 
@@ -19,8 +22,10 @@ class KnownTexts:
     max_draft_tokens: int = 3
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
 
-    def propose(self, rows: np.ndarray, num_draft_tokens: np.ndarray, state: RequestState) -> None:
-        for row, count in zip(rows.tolist(), num_draft_tokens.tolist(), strict=True):
+    def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
+        if batch.num_samples is None:
+            return
+        for row, count in zip(batch.sampled_rows.tolist(), (batch.num_samples - 1).tolist(), strict=True):
             num_known = int(state.columns.num_tokens[row])
             known = state.token_ids[row, :num_known].tolist()
             rest = next((text[num_known:] for text in self.texts if text[:num_known] == known), [])
@@ -29,3 +34,5 @@ class KnownTexts:
                 is_right = self.random.random() < self.accuracy
                 offer = right if is_right else (right + int(self.random.integers(1, VOCAB_SIZE))) % VOCAB_SIZE
                 state.token_ids[row, num_known + index] = offer
+
+    def reset(self) -> None: ...

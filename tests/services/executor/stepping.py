@@ -18,7 +18,7 @@ from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.proposer import Proposer
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.step import Blocks, HostTokens, Image, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 

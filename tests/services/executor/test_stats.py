@@ -7,10 +7,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
 
 from pagewire import telemetry
-from pagewire.services.executor.stats import RequestSpans, step_kind
-from pagewire.services.executor.step import NewRequest, Step
+from pagewire.services.executor.stats import RequestSpans, record_drafts, step_kind
+from pagewire.services.executor.step import HostTokens, NewRequest, Step
 from tests.services.executor.stepping import GREEDY
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -33,6 +34,23 @@ def test_step_kinds():
         "prefill",
         "mixed",
     ]
+
+
+def test_drafts_are_counted_by_place():
+    """Of three requests: all of two drafts were right, one of three was, and the third had none."""
+
+    def counts() -> list[float]:
+        names = ("drafts", "draft_tokens", "accepted_tokens")
+        values = [REGISTRY.get_sample_value(f"pagewire:spec_decode_num_{name}_total") for name in names]
+        name = "pagewire:spec_decode_num_accepted_tokens_per_pos_total"
+        values += [REGISTRY.get_sample_value(name, {"position": str(position)}) for position in range(3)]
+        return [value or 0.0 for value in values]
+
+    before = counts()
+    gained = np.array([3, 2, 1])
+    record_drafts(HostTokens(gained, np.zeros(6, dtype=np.int64), num_drafted=np.array([2, 3, 0])))
+    record_drafts(HostTokens(np.array([1]), np.zeros(1, dtype=np.int64)))
+    assert np.subtract(counts(), before).tolist() == [2, 5, 3, 2, 1, 0]
 
 
 @pytest.fixture

@@ -1,0 +1,295 @@
+"""Flags of speculative decoding, and what they come to."""
+
+import difflib
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagewire.errors import StartupError
+from pagewire.fields import POSITIVE, Range, flag
+
+# Most tokens that may be drafted for a request in one step: kernels and recorded steps are made for a few.
+MOST_TOKENS = 16
+METHODS = ("ngram", "suffix", "draft_model", "self", "eagle3", "mtp")
+_WITH_MODEL = ("draft_model", "self", "eagle3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """How tokens are drafted, which the model then checks several of in one step."""
+
+    speculative_config: str | None = flag(
+        None,
+        'JSON object that says how tokens are drafted, as {"method": "ngram", "num_speculative_tokens": 5}; keys as '
+        "vLLM's (default: nothing is drafted)",
+        group="speculation",
+    )
+    spec_method: str | None = flag(
+        None,
+        "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
+        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says",
+        group="speculation",
+        choices=METHODS,
+    )
+    spec_model: str | None = flag(
+        None,
+        "model of --speculative-config: who drafts; as --model, or self:q4 = a copy of the model in 4 bits",
+        group="speculation",
+    )
+    spec_tokens: int | None = flag(
+        None,
+        "num_speculative_tokens of --speculative-config: most tokens that are drafted for a request in one step",
+        group="speculation",
+        valid=Range(minimum=1, maximum=MOST_TOKENS),
+    )
+    speculative_model: str | None = flag(
+        None, "older name of --spec-model; [ngram] = --spec-method ngram", group="speculation"
+    )
+    num_speculative_tokens: int | None = flag(
+        None,
+        "older name of --spec-tokens",
+        group="speculation",
+        valid=Range(minimum=1, maximum=MOST_TOKENS),
+    )
+    ngram_prompt_lookup_max: int | None = flag(
+        None, "older name of prompt_lookup_max in --speculative-config", group="speculation", valid=POSITIVE
+    )
+    ngram_prompt_lookup_min: int | None = flag(
+        None, "older name of prompt_lookup_min in --speculative-config", group="speculation", valid=POSITIVE
+    )
+    speculative_disable_by_batch_size: int | None = flag(
+        None,
+        "older name of disable_by_batch_size in --speculative-config: in steps of so many requests nothing is drafted",
+        group="speculation",
+        valid=POSITIVE,
+    )
+    speculative_draft_tensor_parallel_size: int | None = flag(
+        None,
+        "older name of draft_tensor_parallel_size in --speculative-config",
+        group="speculation",
+        valid=POSITIVE,
+    )
+    speculative_max_model_len: int | None = flag(
+        None,
+        "older name of max_model_len in --speculative-config",
+        group="speculation",
+        kind="size",
+        valid=Range(minimum=2),
+    )
+    speculative_model_quantization: str | None = flag(
+        None, "older name of quantization in --speculative-config", group="speculation"
+    )
+
+
+# Flag -> key of --speculative-config.
+_KEYS = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_model_quantization": "quantization",
+}
+_NEWER = {
+    "speculative_model": "--spec-model (or --spec-method ngram)",
+    "num_speculative_tokens": "--spec-tokens",
+    **{name: f"--speculative-config '{{\"{key}\": ...}}'" for name, key in list(_KEYS.items())[5:]},
+}
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How tokens are drafted. Fields are named as the keys of `--speculative-config`, unless they say otherwise."""
+
+    method: str  # of METHODS
+    num_speculative_tokens: int = 5
+    model: str = ""
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 2
+    adaptive: bool = True  # no more is drafted than pays
+    # [(requests, tokens)]: in steps of so many requests, or more, no more tokens are drafted for each; rising.
+    # Of num_speculative_tokens_per_batch_size and disable_by_batch_size.
+    draft_bounds: tuple[tuple[int, int], ...] = ()
+    draft_tensor_parallel_size: int = 0  # 0 = that of the target
+    max_model_len: int = 0  # of the model that drafts; 0 = that of the target
+    quantization: str = ""
+    revision: str = ""
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+
+    @classmethod
+    def of(cls, config: SpeculationConfig) -> "Speculation | None":
+        """None: nothing is to be drafted. Raises StartupError for what is unknown or contradicts itself."""
+        values = _given(config)
+        if not values:
+            return None
+        if values.get("model") == "[ngram]":
+            values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}
+        method = values.pop("method", None) or _method_of(str(values.get("model", "")))
+        if method not in METHODS:
+            raise StartupError(f"--speculative-config: method {method!r} is none of {', '.join(METHODS)}")
+        if method in _WITH_MODEL and not values.get("model"):
+            raise StartupError(
+                f'--speculative-config: method {method} needs to know who drafts; add "model", as --model'
+            )
+        bounds = _bounds(values.pop("num_speculative_tokens_per_batch_size", None))
+        if (most := values.pop("disable_by_batch_size", None)) is not None:
+            bounds = (*(bound for bound in bounds if bound[0] < most), (most, 0))
+        longest, shortest = values.get("prompt_lookup_max"), values.get("prompt_lookup_min")
+        if shortest is not None and longest is None:
+            values["prompt_lookup_max"] = max(shortest, cls.prompt_lookup_max)
+        if longest is not None and shortest is None:
+            values["prompt_lookup_min"] = min(longest, cls.prompt_lookup_min)
+        if longest is not None and shortest is not None and shortest > longest:
+            raise StartupError(
+                f"--speculative-config: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}; lower it"
+            )
+        return cls(method, draft_bounds=bounds, **values)
+
+
+def older_flags(config: SpeculationConfig) -> list[str]:
+    """A line for each flag that has been given by an older name: what to use now."""
+    return [
+        f"--{name.replace('_', '-')} is an older name: use {newer}"
+        for name, newer in _NEWER.items()
+        if getattr(config, name) is not None
+    ]
+
+
+def _given(config: SpeculationConfig) -> dict[str, Any]:
+    """By key of `--speculative-config`, whichever flag has said it."""
+    values = _checked(_parsed(config.speculative_config)) if config.speculative_config else {}
+    for name, key in _KEYS.items():
+        if (value := getattr(config, name)) is not None:
+            values[key] = _same(value, values.get(key), key)
+    return values
+
+
+def _same(value: Any, other: Any, key: str) -> Any:
+    if other is not None and other != value:
+        raise StartupError(f"flags of speculative decoding differ: {key} is {value!r} and {other!r}; give one of them")
+    return value
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise StartupError(f"--speculative-config: {text!r:.200} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise StartupError(
+            '--speculative-config: expected an object, as {"method": "ngram", "num_speculative_tokens": 5}; '
+            f"got {text!r:.200}"
+        )
+    return values
+
+
+# Key -> (what its value is to be, whether a value is that).
+def _is_whole(least: int, most: int | None = None) -> tuple[str, Any]:
+    text = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
+    return (
+        text,
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= (most or value),
+    )
+
+
+_TEXT = ("a string", lambda value: isinstance(value, str))
+_KINDS: dict[str, tuple[str, Any]] = {
+    "method": _TEXT,
+    "model": _TEXT,
+    "quantization": _TEXT,
+    "revision": _TEXT,
+    "num_speculative_tokens": _is_whole(1, MOST_TOKENS),
+    "prompt_lookup_max": _is_whole(1),
+    "prompt_lookup_min": _is_whole(1),
+    "disable_by_batch_size": _is_whole(1),
+    "draft_tensor_parallel_size": _is_whole(1),
+    "max_model_len": _is_whole(2),
+    "suffix_decoding_max_tree_depth": _is_whole(2),
+    "suffix_decoding_max_cached_requests": _is_whole(0),
+    "suffix_decoding_max_spec_factor": (
+        "a number above 0",
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
+    ),
+    "suffix_decoding_min_token_prob": (
+        "a number from 0 to 1",
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1,
+    ),
+    "adaptive": ("true or false", lambda value: isinstance(value, bool)),
+    "num_speculative_tokens_per_batch_size": (
+        "a list of [fewest requests, most requests, tokens]",
+        lambda value: isinstance(value, list) and all(_is_range(entry) for entry in value),
+    ),
+}
+# vLLM's names of methods that are others here, and values that change nothing.
+_METHODS_OF_VLLM = {"ngram_gpu": "ngram", "eagle": "eagle3", "deepseek_mtp": "mtp"}
+_WITHOUT_EFFECT = {
+    "rejection_sample_method": ("standard", "strict"),
+    "draft_sample_method": ("probabilistic", "greedy"),
+    "enforce_eager": (False,),
+}
+
+
+def _is_range(entry: Any) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 3
+        and all(isinstance(number, int) and not isinstance(number, bool) for number in entry)
+        and 1 <= entry[0] <= entry[1]
+        and entry[2] >= 0
+    )
+
+
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    checked = {}
+    for key, value in values.items():
+        if value is None:
+            continue
+        if key in _WITHOUT_EFFECT:
+            if value not in _WITHOUT_EFFECT[key]:
+                possible = " or ".join(map(json.dumps, _WITHOUT_EFFECT[key]))
+                raise StartupError(
+                    f"--speculative-config: {key} {json.dumps(value)} is not supported: what is drafted never changes "
+                    f"the distribution of tokens; leave it out, or give {possible}"
+                )
+            continue
+        if key not in _KINDS:
+            near = difflib.get_close_matches(key, _KINDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_KINDS)}"
+            raise StartupError(f"--speculative-config: unknown key {key}; {hint}")
+        expected, is_right = _KINDS[key]
+        if not is_right(value):
+            raise StartupError(f"--speculative-config: {key}: expected {expected}, got {json.dumps(value)}")
+        checked[key] = _METHODS_OF_VLLM.get(value, value) if key == "method" else value
+    return checked
+
+
+def _method_of(model: str) -> str:
+    """The method, where only a model is named; vLLM tells by the name, too."""
+    if not model:
+        return "ngram"
+    if model == "self" or model.startswith("self:"):
+        return "self"
+    return "eagle3" if "eagle3" in model.lower() or "eagle-3" in model.lower() else "draft_model"
+
+
+def _bounds(ranges: list[list[int]] | None) -> tuple[tuple[int, int], ...]:
+    """[requests, tokens] of vLLM's ranges of numbers of requests. Raises StartupError for ranges that overlap."""
+    if not ranges:
+        return ()
+    ordered = sorted(ranges)
+    for (_, last, _), (first, _, _) in itertools.pairwise(ordered):
+        if first <= last:
+            raise StartupError(
+                f"--speculative-config: num_speculative_tokens_per_batch_size has {first} requests in two ranges"
+            )
+    return tuple((first, num_tokens) for first, _, num_tokens in ordered)

@@ -1,0 +1,1 @@
+"""Who drafts the tokens that a step checks: one class for each method, behind one `Proposer`."""

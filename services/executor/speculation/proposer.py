@@ -1,0 +1,53 @@
+"""Proposers draft tokens: a step then checks several of a request's next tokens at once and keeps the right ones."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.step import Step
+
+
+class Proposer(Protocol):
+    """Drafts on the device, before the step that checks them, without waiting for the device.
+
+    What it drafts changes how many tokens a step gains, never which: a draft counts if it is the token that would have
+    been sampled in its place. All ranks of an executor must draft the same.
+    """
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Most drafts of a request in one step."""
+
+    def propose(
+        self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
+    ) -> np.ndarray | None:
+        """Writes token ids of the vocabulary behind the known tokens of each request that is to have drafts:
+        batch.num_samples - 1 of batch.sampled_rows, to state.token_ids[row, n:], n = state.columns.num_tokens[row].
+
+        Called in every step that computes something, also without drafts, once its blocks are counted in block_tables;
+        the device's tables get them when the step gathers its inputs.
+
+        n must be read on the device: results of steps in flight decide it, and the host's count is an upper bound.
+        Returns how many were drafted, int64 [n] parallel to step.request_ids, where the host can know it without
+        waiting: the step is then so much smaller. None: as many as asked.
+        """
+
+    def reset(self) -> None:
+        """All requests are forgotten, or the model has other weights."""
+
+
+class _NobodyDrafts:
+    max_draft_tokens = 0
+
+    def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
+        return None
+
+    def reset(self) -> None: ...
+
+
+NOBODY_DRAFTS: Proposer = _NobodyDrafts()

@@ -1,0 +1,82 @@
+"""What flags say of speculative decoding."""
+
+import json
+
+import pytest
+
+from pagewire.config import ExecutorConfig
+from pagewire.config.speculation import Speculation, older_flags
+from pagewire.errors import StartupError
+
+
+def of(config: object = None, **flags: object) -> Speculation | None:
+    text = config if config is None or isinstance(config, str) else json.dumps(config)
+    return Speculation.of(ExecutorConfig(speculative_config=text, **flags))  # type: ignore[arg-type]
+
+
+def test_without_a_flag_nothing_is_drafted():
+    assert of() is None
+
+
+def test_all_ways_of_asking_for_ngrams_say_the_same():
+    expected = Speculation("ngram", 7, prompt_lookup_max=4, prompt_lookup_min=3)
+    lookup = {"prompt_lookup_max": 4, "prompt_lookup_min": 3}
+    assert of({"method": "ngram", "num_speculative_tokens": 7, **lookup}) == expected
+    assert of({"method": "ngram_gpu", "num_speculative_tokens": 7, "rejection_sample_method": "standard", **lookup})
+    assert of(lookup, spec_method="ngram", spec_tokens=7) == expected
+    older = {"ngram_prompt_lookup_max": 4, "ngram_prompt_lookup_min": 3}
+    assert of(speculative_model="[ngram]", num_speculative_tokens=7, **older) == expected
+    assert of({"model": "[ngram]", "num_speculative_tokens": 7, **lookup}) == expected
+
+
+def test_the_method_follows_from_the_model():
+    for model, method in (("self:q4", "self"), ("some/Model-EAGLE3-x", "eagle3"), ("/models/small", "draft_model")):
+        speculation = of(spec_model=model)
+        assert speculation is not None and (speculation.method, speculation.model) == (method, model)
+
+
+def test_one_bound_of_the_lookup_does_not_contradict_the_other():
+    high, low = of({"prompt_lookup_min": 9}), of({"prompt_lookup_max": 1})
+    assert high is not None and (high.prompt_lookup_min, high.prompt_lookup_max) == (9, 9)
+    assert low is not None and (low.prompt_lookup_min, low.prompt_lookup_max) == (1, 1)
+
+
+def test_bounds_by_the_number_of_requests():
+    ranges = of({"num_speculative_tokens_per_batch_size": [[9, 64, 1], [1, 8, 5]]})
+    assert ranges is not None and ranges.draft_bounds == ((1, 5), (9, 1))
+    both = of({"num_speculative_tokens_per_batch_size": [[1, 8, 5], [40, 64, 1]]}, speculative_disable_by_batch_size=32)
+    assert both is not None and both.draft_bounds == ((1, 5), (32, 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "message"),
+    [
+        ("{", {}, "no JSON"),
+        ([5], {}, "expected an object"),
+        ({"methd": "ngram"}, {}, "unknown key methd; did you mean method"),
+        ({"method": "medusa"}, {}, "method 'medusa' is none of ngram, suffix"),
+        ({"method": "draft_model"}, {}, 'add "model"'),
+        ({"num_speculative_tokens": 99}, {}, "a whole number from 1 to 16, got 99"),
+        ({"num_speculative_tokens": True}, {}, "a whole number from 1 to 16, got true"),
+        ({"adaptive": 1}, {}, "adaptive: expected true or false, got 1"),
+        ({"rejection_sample_method": "typical"}, {}, "never changes the distribution"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 8, 5], [8, 9, 1]]}, {}, "8 requests in two ranges"),
+        ({"num_speculative_tokens_per_batch_size": [[8, 1, 5]]}, {}, "a list of"),
+        ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, {}, "prompt_lookup_min 5 is above prompt_lookup_max 2"),
+        ({"num_speculative_tokens": 3}, {"spec_tokens": 4}, "num_speculative_tokens is 4 and 3; give one of them"),
+        (None, {"speculative_model": "[ngram]", "spec_method": "suffix"}, "method is 'ngram' and 'suffix'"),
+    ],
+)
+def test_what_is_wrong_is_named(config: object, flags: dict[str, object], message: str):
+    with pytest.raises(StartupError) as raised:
+        of(config, **flags)
+    assert message in str(raised.value)
+
+
+def test_older_names_are_answered_with_what_to_use_now():
+    config = ExecutorConfig(speculative_model="[ngram]", num_speculative_tokens=5, ngram_prompt_lookup_max=4)
+    assert older_flags(config) == [
+        "--speculative-model is an older name: use --spec-model (or --spec-method ngram)",
+        "--num-speculative-tokens is an older name: use --spec-tokens",
+        "--ngram-prompt-lookup-max is an older name: use --speculative-config '{\"prompt_lookup_max\": ...}'",
+    ]
