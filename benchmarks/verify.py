@@ -23,6 +23,8 @@ from pagewire.kernels.cpu.recording import Memory, record
 from pagewire.models import resolve_model
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import step as steps
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import ModelRunner
@@ -45,10 +47,14 @@ class Refused:
 
     max_draft_tokens: int
 
-    def propose(self, rows: np.ndarray, num_draft_tokens: np.ndarray, state: RequestState) -> None:
-        for row, count in zip(rows.tolist(), num_draft_tokens.tolist(), strict=True):
+    def propose(self, step: steps.Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
+        if batch.num_samples is None:
+            return
+        for row, samples in zip(batch.sampled_rows.tolist(), batch.num_samples.tolist(), strict=True):
             known = int(state.columns.num_tokens[row])
-            state.token_ids[row, known : known + count] = 0
+            state.token_ids[row, known : known + samples - 1] = 0
+
+    def reset(self) -> None: ...
 
 
 def main() -> None:
@@ -103,13 +109,14 @@ def times(model: Model, num_streams: int, context: int, lens: list[int]) -> dict
         max_model_len=max_len,
     )
     num_blocks = num_streams * blocks_of(max_len)
+    proposer = Refused(max(max(lens) - 1, 1))
     runner = ModelRunner(
         model,
         limits,
         num_blocks,
         torch.device("cpu"),
-        graphs=RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens + limits.max_num_seqs),
-        proposer=Refused(max(max(lens) - 1, 1)),
+        graphs=RecordedSteps(num_streams, limits.max_num_batched_tokens, max_draft_tokens=proposer.max_draft_tokens),
+        proposer=proposer,
     )
     for cache in runner.kv_caches:
         cache.copy_(torch.randn(cache.shape[1:]))
@@ -152,9 +159,13 @@ def parts(model: Model, num_streams: int, context: int, lens: list[int]) -> dict
     memory, result = Memory(), {}
     for query_len in lens:
         step = Step.drafted(model, num_streams, context, query_len)
-        forward = kernel_times(record(lambda step=step: model.forward(step.input_ids, step.context), memory), 3, processor_clock())
+        forward = kernel_times(
+            record(lambda step=step: model.forward(step.input_ids, step.context), memory), 7, processor_clock()
+        )
         hidden = model.forward(step.input_ids, step.context)
-        head = kernel_times(record(lambda hidden=hidden: model.compute_logits(hidden).argmax(-1), memory), 3, processor_clock())
+        head = kernel_times(
+            record(lambda hidden=hidden: model.compute_logits(hidden).argmax(-1), memory), 7, processor_clock()
+        )
         products, attention = (sum(forward.get(name, 0) for name in KERNELS[key]) for key in ("products", "attention"))
         result[query_len] = products, attention, sum(head.values())
     return result

@@ -62,28 +62,31 @@ class Setup:
         make: Callable[..., ModelRunner] = ModelRunner
         if self.config.fault_injection:
             make = partial(FaultyRunner, parse_faults(self.config.fault_injection))
+        proposer = make_proposer(self.speculation, self.pooling, self.device, self.group)
         return make(
             self.model,
             limits,
             num_blocks,
             self.device,
             attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits, self.pooling) if self.record_steps else None,
+            graphs=_recorded_steps(limits, self.pooling, proposer.max_draft_tokens) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
             tokens=tokens_of(self.group, limits.max_num_seqs, self.device),
             stage=self.stage,
-            proposer=make_proposer(self.speculation, self.pooling, self.device, self.group),
+            proposer=proposer,
         )
 
 
-def _recorded_steps(limits: Limits, pooling: Pooling) -> Steps:
+def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int) -> Steps:
     # Compiles the C++ kernels, which a GPU has no use for.
     from pagewire.services.executor.recorded_steps import REQUESTS, RecordedSteps
 
     requests = REQUESTS if pooling.generates else ()
-    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests)
+    return RecordedSteps(
+        limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests, max_draft_tokens=max_draft_tokens
+    )
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
