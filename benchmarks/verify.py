@@ -13,12 +13,15 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.executor_step import KERNELS, Step, bind_cache, blocks_of, kernel_times
 from pagewire.config import DEFAULT_MODEL
+from pagewire.kernels import ops
 from pagewire.kernels.cpu.recording import Memory, record
 from pagewire.models import resolve_model
 from pagewire.sampling_params import with_defaults
@@ -55,6 +58,8 @@ class Refused:
             state.token_ids[row, known : known + samples - 1] = 0
 
     def reset(self) -> None: ...
+
+    def on_other_weights(self) -> None: ...
 
 
 def main() -> None:
@@ -156,19 +161,26 @@ def times(model: Model, num_streams: int, context: int, lens: list[int]) -> dict
 def parts(model: Model, num_streams: int, context: int, lens: list[int]) -> dict[int, tuple[float, float, float]]:
     """Seconds of products, attention, and the head with the choice of tokens, by tokens of a request."""
     bind_cache(model, num_streams * blocks_of(context + max(lens)))
-    memory, result = Memory(), {}
+    memory, clock, result = Memory(), processor_clock(), {}
     for query_len in lens:
         step = Step.drafted(model, num_streams, context, query_len)
-        forward = kernel_times(
-            record(lambda step=step: model.forward(step.input_ids, step.context), memory), 7, processor_clock()
-        )
         hidden = model.forward(step.input_ids, step.context)
-        head = kernel_times(
-            record(lambda hidden=hidden: model.compute_logits(hidden).argmax(-1), memory), 7, processor_clock()
-        )
+        forward = kernel_times(record(partial(model.forward, step.input_ids, step.context), memory), 7, clock)
+        head = kernel_times(record(partial(choose, model, hidden), memory), 7, clock)
         products, attention = (sum(forward.get(name, 0) for name in KERNELS[key]) for key in ("products", "attention"))
         result[query_len] = products, attention, sum(head.values())
     return result
+
+
+def choose(model: Model, hidden: Tensor) -> Tensor:
+    """The most probable token of each position, as the runner chooses it."""
+    num_positions = len(hidden)
+    temperature, top_p, min_p = torch.zeros(3, num_positions).unbind()
+    integers = torch.zeros(num_positions, dtype=torch.int64)
+    rows, token_ids = torch.arange(num_positions, dtype=torch.int32), torch.zeros(num_positions, 1, dtype=torch.int32)
+    return ops.sample_tokens(
+        model.compute_logits(hidden), rows, temperature, integers, top_p, min_p, integers, token_ids, integers, rows
+    )
 
 
 if __name__ == "__main__":

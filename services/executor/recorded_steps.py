@@ -50,7 +50,8 @@ class RecordedSteps:
         max_draft_tokens: int = 0,
     ) -> None:
         """max_num_tokens: of a step, padding included. most_tokens: of a recorded step with prompts, likewise.
-        requests: of uniform steps, rising, beside the most there can be; none: there are no such steps. max_draft_tokens: of a request."""
+        requests: of uniform steps, rising, beside the most there can be; none: there are no such steps.
+        max_draft_tokens: of a request."""
         self._max_num_seqs = max_num_seqs
         self._max_num_tokens = max_num_tokens
         self._max_draft_tokens = max_draft_tokens

@@ -14,7 +14,7 @@ import torch
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.services.executor import kv_cache, memory, memory_profile
-from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.fault_injection import FaultyRunner, parse_faults
 from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.limits import Limits
@@ -31,6 +31,8 @@ from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pipeline import OneStage, stage_in
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.speculation.build import make_proposer
+from pagewire.services.executor.speculation.draft_steps import Target
+from pagewire.services.executor.speculation.drafters import load_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,17 @@ class Setup:
         return Speculation.of(self.config)
 
     @cached_property
+    def drafter(self) -> Model | None:
+        """The model that drafts, if one does."""
+        return load_drafter(self.speculation, self.config, self.model, self.limits, self.device, self.group)
+
+    def _drafted_for(self, num_blocks: int, limits: Limits) -> Target:
+        def steps() -> Steps:
+            return _recorded_steps(limits, self.pooling) if self.record_steps else CudaGraphs()
+
+        return Target(self.model, limits, num_blocks, self.device, self.config.attention_split_size, steps)
+
+    @cached_property
     def stage(self) -> OneStage:
         """What every runner does as one."""
         return stage_in(self.group, self.model, self.limits, self.device)
@@ -62,14 +75,16 @@ class Setup:
         make: Callable[..., ModelRunner] = ModelRunner
         if self.config.fault_injection:
             make = partial(FaultyRunner, parse_faults(self.config.fault_injection))
-        proposer = make_proposer(self.speculation, self.pooling, self.device, self.group)
+        drafted_for = self._drafted_for(num_blocks, limits)
+        proposer = make_proposer(self.speculation, self.pooling, self.group, drafted_for, self.drafter)
+        max_draft_tokens = 0 if proposer is None else proposer.max_draft_tokens
         return make(
             self.model,
             limits,
             num_blocks,
             self.device,
             attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits, self.pooling, proposer.max_draft_tokens) if self.record_steps else None,
+            graphs=_recorded_steps(limits, self.pooling, max_draft_tokens) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
@@ -79,7 +94,7 @@ class Setup:
         )
 
 
-def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int) -> Steps:
+def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int = 0) -> Steps:
     # Compiles the C++ kernels, which a GPU has no use for.
     from pagewire.services.executor.recorded_steps import REQUESTS, RecordedSteps
 

@@ -147,8 +147,8 @@ def test_drafts_of_any_numbers_are_replayed(model: DecoderModel, plain: Callable
     assert (graph_steps("captured"), graph_steps("eager")) == (before[0], before[2])
     assert graph_steps("replayed") == before[1] + len(many)
     for request_id in (0, 1):
-        tokens = driver.tokens[request_id]
-        assert tokens == plain("greedy", request_id)[: len(tokens)]
+        output = driver.tokens[request_id]
+        assert output == plain("greedy", request_id)[: len(output)]
 
 
 @pytest.mark.parametrize("make", DRIVERS)
