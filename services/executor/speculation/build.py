@@ -29,7 +29,6 @@ def make_proposer(
             "leave one of them out, or share the layers with --tensor-parallel-size instead"
         )
     if speculation.method == "ngram":
-        longest, shortest = speculation.prompt_lookup_max, speculation.prompt_lookup_min
-        if device.type == "cpu":
-            return NgramProposer(speculation.num_speculative_tokens, longest, shortest)
+        bounds = speculation.prompt_lookup_max, speculation.prompt_lookup_min
+        return NgramProposer(speculation.num_speculative_tokens, *bounds)
     raise StartupError(f"--speculative-config: method {speculation.method} is not supported on {device.type}")
