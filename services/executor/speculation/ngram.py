@@ -32,12 +32,11 @@ class NgramProposer:
             return None
         device = state.token_ids.device
         asking = np.flatnonzero(batch.num_samples > 1)
-        staged = np.stack([batch.sampled_rows[asking], batch.num_samples[asking] - 1]).astype(np.int32)
-        rows, num_wanted = upload(device, {"staged": staged})["staged"]
+        rows, num_wanted = batch.sampled_rows[asking], batch.num_samples[asking] - 1
+        staged = upload(device, {"rows": rows.astype(np.int32), "num_wanted": num_wanted.astype(np.int32)})
         num_found = torch.empty(len(asking), dtype=torch.int64, device=device)
-        columns = state.columns
-        bounds = self._longest, self._shortest
-        ops.look_up_drafts(rows, num_wanted, state.token_ids, columns.num_tokens, num_found, *bounds)
+        known, bounds = state.columns.num_tokens, (self._longest, self._shortest)
+        ops.look_up_drafts(staged["rows"], staged["num_wanted"], state.token_ids, known, num_found, *bounds)
         if device.type != "cpu":
             return None
         drafted = np.zeros(len(batch.rows), dtype=np.int64)
