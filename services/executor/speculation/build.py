@@ -11,6 +11,7 @@ from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.pooling import Pooling
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.proposer import Proposer
+from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
 def make_proposer(
@@ -31,4 +32,17 @@ def make_proposer(
     if speculation.method == "ngram":
         bounds = speculation.prompt_lookup_max, speculation.prompt_lookup_min
         return NgramProposer(speculation.num_speculative_tokens, *bounds)
+    if speculation.method == "suffix":
+        if device.type != "cpu":
+            raise StartupError(
+                "--speculative-config: method suffix looks outputs up on the host, which would wait for a GPU; "
+                "use method ngram, or --device cpu"
+            )
+        return SuffixProposer(
+            speculation.num_speculative_tokens,
+            max_depth=speculation.suffix_decoding_max_tree_depth,
+            max_requests=speculation.suffix_decoding_max_cached_requests,
+            factor=speculation.suffix_decoding_max_spec_factor,
+            min_probability=speculation.suffix_decoding_min_token_prob,
+        )
     raise StartupError(f"--speculative-config: method {speculation.method} is not supported on {device.type}")
