@@ -152,6 +152,8 @@ class FakeExecutor:
         self.max_draft_tokens = max_draft_tokens
         self.pipeline_stages = pipeline_stages
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
+        self.decode_costs: tuple[tuple[int, float], ...] = ()  # as in the scheduler's ExecutorInfo
+        self.draft_bounds: tuple[tuple[int, int], ...] = ()
         self.num_executed_tokens = 0
         self.weights_version = ""  # another one makes other tokens; to a PureLine, v1 is followed by v2
         self.reset()

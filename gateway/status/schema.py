@@ -76,6 +76,16 @@ class PageGroup(Body):
     map: PageMap | UnsetType = UNSET
 
 
+class RankState(Body):
+    """A process of an executor that consists of several. `lost`: all others end, too, and start anew."""
+
+    rank: int  # from 0, the leader
+    stage: int  # of a pipeline; 0 has the first layers
+    state: Literal["starting", "ready", "lost"]
+    wait_seconds: float | None  # for others, within steps, since it began; null where ranks do not share memory
+    process: str  # its id and host; "" for one that is awaited
+
+
 class ReplicaState(Body):
     """An executor as the scheduler sees it."""
 
@@ -89,6 +99,7 @@ class ReplicaState(Body):
     leaving: bool  # it takes no requests as long as there are others
     prefix_cache: PrefixCache
     generation_tokens: int
+    ranks: list[RankState]  # none: it is one process, or cannot be asked now
     groups: list[PageGroup]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from msgspec import UNSET
 
@@ -13,6 +13,7 @@ from pagewire.gateway.status.schema import (
     PageGroup,
     PageMap,
     PrefixCache,
+    RankState,
     RecentLatencies,
     ReplicaState,
     RequestCounts,
@@ -27,6 +28,11 @@ _STATES = {
     ServiceState.SERVICE_STATE_SERVING: "serving",
     ServiceState.SERVICE_STATE_NOT_SERVING: "not_serving",
     ServiceState.SERVICE_STATE_UNREACHABLE: "unreachable",
+}
+_RANK_STATES = {
+    admin_pb2.RankState.RANK_STATE_STARTING: "starting",
+    admin_pb2.RankState.RANK_STATE_READY: "ready",
+    admin_pb2.RankState.RANK_STATE_LOST: "lost",
 }
 
 
@@ -60,6 +66,7 @@ def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
     """reason: why the line cannot serve; "" if it can."""
     tokenizers = [one.tokenizer for one in services if one.HasField("tokenizer")]
     schedulers = [one.scheduler for one in services if one.HasField("scheduler")]
+    ranks = {one.address: one.executor.ranks for one in services if one.HasField("executor")}
     return Status(
         object="status",
         time=time.time(),
@@ -86,7 +93,7 @@ def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
             hits=sum(one.num_prefix_hits for one in schedulers),
         ),
         preemptions=sum(one.num_preemptions for one in schedulers),
-        replicas=[_replica(one) for scheduler in schedulers for one in scheduler.replicas],
+        replicas=[_replica(one, ranks.get(one.address, ())) for scheduler in schedulers for one in scheduler.replicas],
     )
 
 
@@ -111,7 +118,7 @@ def _latencies(recent: Sequence[admin_pb2.RecentLatency]) -> RecentLatencies:
     return RecentLatencies(count=count, p50=median, p95=max(one.p95_seconds for one in recent))
 
 
-def _replica(one: admin_pb2.ReplicaStatus) -> ReplicaState:
+def _replica(one: admin_pb2.ReplicaStatus, ranks: Iterable[admin_pb2.RankStatus]) -> ReplicaState:
     return ReplicaState(
         address=one.address,
         attached=one.is_attached,
@@ -123,7 +130,18 @@ def _replica(one: admin_pb2.ReplicaStatus) -> ReplicaState:
         leaving=one.is_leaving,
         prefix_cache=PrefixCache(queries=one.num_prefix_queries, hits=one.num_prefix_hits),
         generation_tokens=one.num_generation_tokens,
+        ranks=[_rank(rank) for rank in ranks],
         groups=[_group(group) for group in one.kv_groups],
+    )
+
+
+def _rank(one: admin_pb2.RankStatus) -> RankState:
+    return RankState(
+        rank=one.rank,
+        stage=one.stage,
+        state=_RANK_STATES.get(one.state, "starting"),  # type: ignore[arg-type]
+        wait_seconds=round(one.wait_seconds, 3) if one.HasField("wait_seconds") else None,
+        process=one.process,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from pagewire.rpc import RpcError
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.failures import Cause, Failure
+from pagewire.services.executor.parallel.tokens import followers_sampling
 from pagewire.services.executor.prompt_lines import PromptLines
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import (
@@ -85,16 +86,13 @@ def step_to_proto(step: Step) -> executor_pb2.StepRequest:
 
 
 def _new_request_to_proto(request: NewRequest) -> executor_pb2.NewRequest:
-    sampling = common_pb2.SamplingParams(temperature=0)
-    if request.sampling.HasField("prompt_logprobs"):
-        sampling.prompt_logprobs = request.sampling.prompt_logprobs  # all ranks compute the logits
     return executor_pb2.NewRequest(
         request_id=request.request_id,
         token_ids=request.token_ids.tolist(),
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=request.num_computed_tokens,
         blocks=[executor_pb2.Blocks(first=blocks.first, ids=blocks.ids.tolist()) for blocks in request.blocks],
-        sampling_params=sampling,
+        sampling_params=followers_sampling(request.sampling),
         yields_vector=request.yields_vector,
         second_text_start=request.second_text_start,
         draft_domain=request.draft_domain,
@@ -270,7 +268,13 @@ def describe_response(info: ExecutorInfo, weights: executor_pb2.Weights) -> exec
         weight_bytes=info.weight_bytes,
         kv_cache_bytes=info.kv_cache_bytes,
         max_draft_tokens=info.max_draft_tokens,
+        decode_costs=[executor_pb2.StepCost(num_tokens=size, seconds=cost) for size, cost in info.decode_costs.steps],
+        draft_seconds=info.decode_costs.draft_seconds,
+        draft_bounds=[
+            executor_pb2.DraftBound(num_requests=size, max_draft_tokens=most) for size, most in info.draft_bounds
+        ],
         pipeline_stages=info.pipeline_stages,
+        num_ranks=info.num_ranks,
         whole_prompts=info.whole_prompts,
         predecessor_failed=info.predecessor_failed,
     )

@@ -89,7 +89,8 @@ async def serve(config: ExecutorConfig) -> None:
         order=NOBODY_ASKS if ranks is None else ranks.order,
     )
     listen = config.listen.split(",")
-    server = rpc.Server(listen, config.shutdown_timeout, credentials=ServiceTls(config, listen).of_services())
+    tls = ServiceTls(config, [*listen, config.leader] if config.leader else listen)
+    server = rpc.Server(listen, config.shutdown_timeout, credentials=tls.of_services())
     servicer = ExecutorServicer(
         worker,
         lambda info: make_grammars(config, info),
@@ -97,7 +98,10 @@ async def serve(config: ExecutorConfig) -> None:
         config.revision or "",
     )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
-    server.add_admin("executor")
+    if leader is None:
+        server.add_admin("executor")
+    else:
+        server.add_admin("executor", describe=leader.describe)
     await server.start()
     telemetry.serve_metrics(config)
     if leader is not None:

@@ -139,13 +139,21 @@ def measure(
 
 
 def cached_or_measured(
-    key: Mapping[str, Any], measure: Callable[[], MemoryProfile], directory: Path | None = None
+    key: Mapping[str, Any],
+    measure: Callable[[], MemoryProfile],
+    directory: Path | None = None,
+    all_have: Callable[[bool], bool] = bool,
 ) -> tuple[MemoryProfile, bool]:
-    """The profile of `key`, and whether it was there already. What cannot be read or written is logged once."""
+    """The profile of `key`, and whether it was there already. What cannot be read or written is logged once.
+
+    all_have: whether every rank of a group has its own there, given whether this one has: they measure together, by
+    steps that all of them take, or not at all.
+    """
     canonical = json.dumps(key, sort_keys=True, default=str)
     name = f"{hashlib.sha256(canonical.encode()).hexdigest()[:32]}.json"
     path = (directory or cache_directory() / "profiles") / name
-    if (known := _read(path, json.loads(canonical))) is not None:
+    known = _read(path, json.loads(canonical))
+    if all_have(known is not None) and known is not None:
         return known, True
     profile = measure()
     if profile.library_bytes > _MAX_LIBRARY_BYTES:

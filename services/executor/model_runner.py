@@ -316,7 +316,7 @@ class ModelRunner:
             num_reqs,
             num_tokens,
             context_len=context_len,
-            sampling=sampling,
+            sampling=self._tokens.sampling(sampling),
             num_draft_tokens=num_draft_tokens,
             yields_vectors=not self.pooling.generates,
         )

@@ -29,7 +29,7 @@ from pagewire.services.executor import memory, stats
 from pagewire.services.executor.loading.twins import Differs, Pairs, twins
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
-from pagewire.services.executor.parallel.stage import WHOLE
+from pagewire.services.executor.pipeline import trial_stage
 from pagewire.services.executor.probe import BrokenModel, probe
 from pagewire.services.executor.runner import Runner
 from pagewire.services.executor.served_model import DUMMY, ServedModel, digest_of, load_served
@@ -88,7 +88,11 @@ def load_weights(config: ExecutorConfig, runner: Runner, wanted: Weights, group:
     except Exception as raised:
         error = raised
     group.without_error(error)  # of any rank: what follows they do together
-    _check_numbers(runner, served)
+    try:
+        _check_numbers(runner, served, group)
+    except Exception as raised:
+        error = raised
+    group.without_error(error)
     weights = Weights()
     weights.CopyFrom(wanted)
     weights.digest, weights.version = digest, wanted.version or digest
@@ -109,20 +113,21 @@ def _read(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group)
         )
     # Without the cache of packed weights: each replacement would leave an entry there.
     settings = dataclasses.replace(config, weights_cache="")
-    stage, tensor = group.stage, group.loading if group.stage is WHOLE else group.tensor
-    served = load_served(settings, path, runner.device, load_format, tensor=tensor, stage=stage)
+    served = load_served(settings, path, runner.device, load_format, tensor=group.loading_tensor, stage=group.stage)
     if served.digest != digest:
         raise StartupError(f"{path} was written to while it was read; replace the weights once it is complete")
-    pairs = twins(runner.model, served.model) + twins(runner.pooling, served.pooling, "pooling")
+    found = twins(runner.model, served.model) + twins(runner.pooling, served.pooling, "pooling")
+    pairs = [pair for pair in found if not pair[1].is_meta]  # others are of other stages
     if any(source.dtype in _CHECKED_FOR_NAN and bool(source.isnan().any()) for _, source in pairs):
         raise BrokenModel("some of them are not a number (NaN): they are damaged, or their training failed")
     return served, pairs, digest
 
 
-def _check_numbers(runner: Runner, served: ServedModel) -> None:
+def _check_numbers(runner: Runner, served: ServedModel, group: Group) -> None:
     """Raises BrokenModel for weights that yield no numbers."""
     limits = dataclasses.replace(runner.limits, max_num_seqs=1)
-    trial = ModelRunner(served.model, limits, 1, runner.device, pooling=served.pooling)
+    stage = trial_stage(group, served.model, limits, runner.device)
+    trial = ModelRunner(served.model, limits, 1, runner.device, pooling=served.pooling, stage=stage)
     probe(trial, served.model.config.vocab_size)
 
 

@@ -45,3 +45,16 @@ class Runner(Protocol):
     def on_other_weights(self) -> None: ...
 
     def record_missing(self) -> bool: ...
+
+
+class Begun:
+    """Whether a rank has begun with its part of a step: before that, it has said nothing to other ranks. To be called
+    as `launching` of `Runner.execute`."""
+
+    def __init__(self, launching: Callable[[float], None] = lambda load: None) -> None:
+        self.is_true = False
+        self._launching = launching
+
+    def __call__(self, load: float) -> None:
+        self.is_true = True
+        self._launching(load)

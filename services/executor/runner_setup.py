@@ -122,10 +122,8 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
     progress(1.0, "memory profile")
     notes: list[str] = []
     with phases("memory_profile", notes):
-        if setup.group.size > 1:  # all ranks measure, or none does
-            profile, was_known = measure(), False
-        else:
-            profile, was_known = cached_or_measured(_profile_key(setup, model_path) | meter.key(), measure)
+        key = _profile_key(setup, model_path) | meter.key()
+        profile, was_known = cached_or_measured(key, measure, all_have=setup.group.all_have)
         notes += ["cached"] * was_known
     kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
     num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
@@ -156,4 +154,5 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "logprobs_mode": config.logprobs_mode,
         "speculation": setup.speculation and asdict(setup.speculation),
         "kind": setup.pooling.kind,  # whether the largest steps have logits
+        "rank": (setup.group.rank, setup.group.size, setup.group.stage.count),  # what it has of the layers, and does
     }

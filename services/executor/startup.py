@@ -16,6 +16,7 @@ from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process import predecessor_failed, release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, stats
 from pagewire.services.executor.capture_sizes import capture_sizes
+from pagewire.services.executor.decode_costs import NO_COSTS, DecodeCosts, measure
 from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.layers.kv_spec import KVSpec
@@ -60,12 +61,15 @@ class ExecutorInfo:
     weight_bytes: int
     kv_cache_bytes: int
     max_draft_tokens: int = 0
+    decode_costs: DecodeCosts = NO_COSTS  # of one that drafts as many as pay
+    draft_bounds: tuple[tuple[int, int], ...] = ()  # of so many requests on that decode -> most drafts of each
     kind: str = "generate"  # or embed, classify
     labels: tuple[str, ...] = ()  # of a classifier
     vector_size: int = 0
     whole_prompts: bool = False
     predecessor_failed: bool = False
     pipeline_stages: int = 1
+    num_ranks: int = 1
     weights_digest: str = ""  # of those that it starts with
 
     @property
@@ -132,9 +136,13 @@ def start_runner(
         with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
             capture_graphs(runner, setup.graph_sizes, progress)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
+    costs = NO_COSTS
+    if setup.speculation is not None and setup.speculation.adaptive:
+        with phases("decode_costs"):
+            costs = measure(runner, group)
     logger.info("ready: %s", phases)
     group.check()
-    info = replace(_describe(setup, runner), weights_digest=served.digest)
+    info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs)
     _report_bytes(info, runner, device)
     return runner, info
 
@@ -250,10 +258,12 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         weight_bytes=sum(setup.group.of_all(model.weight_bytes)),
         kv_cache_bytes=sum(setup.group.of_all(sum(cache.nbytes for cache in runner.kv_caches))),
         max_draft_tokens=runner.max_draft_tokens,
+        draft_bounds=() if setup.speculation is None else setup.speculation.draft_bounds,
         kind=setup.pooling.kind,
         labels=setup.pooling.labels,
         vector_size=setup.pooling.size or model.config.hidden_size,
         whole_prompts=setup.pooling.whole_prompts,
         predecessor_failed=predecessor_failed(),
         pipeline_stages=setup.group.stage.count,
+        num_ranks=setup.group.size,
     )

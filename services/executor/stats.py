@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire import telemetry
@@ -111,11 +113,15 @@ STAGE_IDLE_SECONDS = Counter(
 )
 
 
+stage_waits: defaultdict[int, float] = defaultdict(float)  # as STAGE_IDLE_SECONDS, by stage
+
+
 def record_stages(times: StageTimes) -> None:
     """Of a step of a pipeline."""
     for stage, (busy, waited) in enumerate(zip(times.busy, times.waited, strict=True)):
         STAGE_BUSY_SECONDS.labels(stage).inc(busy / 1e9)
         STAGE_IDLE_SECONDS.labels(stage).inc(waited / 1e9)
+        stage_waits[stage] += waited / 1e9
 
 
 def step_kind(step: Step) -> str:

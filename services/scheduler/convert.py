@@ -159,6 +159,10 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         weights=to_weights(message.weights),
         predecessor_failed=message.predecessor_failed,
         pipeline_stages=max(1, message.pipeline_stages),
+        num_ranks=max(1, message.num_ranks),
+        decode_costs=tuple((cost.num_tokens, cost.seconds) for cost in message.decode_costs),
+        draft_seconds=message.draft_seconds,
+        draft_bounds=tuple((bound.num_requests, bound.max_draft_tokens) for bound in message.draft_bounds),
     )
 
 

@@ -15,6 +15,7 @@ from pagewire.services.scheduler.policy import choose_victims, keeping_order
 from pagewire.services.scheduler.prefill_budget import PrefillTarget
 from pagewire.services.scheduler.request import Request, RequestStatus
 from pagewire.services.scheduler.rows import Rows
+from pagewire.services.scheduler.speculation import NO_DRAFTS
 from pagewire.services.scheduler.step import NewRequest, ScheduledStep
 from pagewire.services.scheduler.step_budget import StepBudget
 from pagewire.services.scheduler.suspicion import is_suspect
@@ -85,6 +86,7 @@ class Decision:
         runners = rows.quarantine.runners(self._order, is_suspect_due, self._is_idle)
         runners = rows.cohorts.of_next_step(runners, self._in_flight)
         draft_budget = limits.draft_budget(len(runners))
+        plan = rows.speculation.plan(runners) if draft_budget else NO_DRAFTS
         num_decodes = 0
         prefills: list[Request] = []
         for request in runners:
@@ -95,7 +97,7 @@ class Decision:
                 continue
             if num_tokens >= request.max_num_tokens:
                 continue  # its last token is in flight
-            if draft_budget and (num_drafts := self._draft(request, draft_budget)):
+            if draft_budget and (num_drafts := self._draft(request, min(plan.of(request), draft_budget))):
                 draft_budget -= num_drafts
                 num_decodes += 1 + num_drafts
                 continue
@@ -117,12 +119,12 @@ class Decision:
         """None: there is no block for it, or it is one that was preempted for those before it."""
         return self._kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
 
-    def _draft(self, request: Request, budget: int) -> int:
-        """Lets a request that needs one token run that and drafts behind it, as many as the budget and the free blocks
+    def _draft(self, request: Request, wanted: int) -> int:
+        """Lets a request that needs one token run that and drafts behind it, as many as are wanted and the free blocks
         allow; returns how many. 0: nothing was done, as there can be none."""
         kv, step = self._kv, self._step
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
-        num_drafts = self._limits.num_drafts(budget, max_gain)
+        num_drafts = min(wanted, max_gain - 1)
         # Nobody is to lose blocks to a draft. What a matcher allows behind one is not known.
         if num_drafts <= 0 or request.has_matcher or not kv.has_free_blocks(len(self._rows.running) + num_drafts):
             return 0

@@ -54,6 +54,10 @@ class ExecutorInfo:
     weights: Weights = Weights()
     predecessor_failed: bool = False  # as far as is known
     pipeline_stages: int = 1  # that its layers are divided into
+    num_ranks: int = 1  # processes that it consists of
+    decode_costs: tuple[tuple[int, float], ...] = ()  # tokens, rising -> seconds of a step without prompts; or unknown
+    draft_seconds: float = 0.0  # of its proposer, for each token of the longest draft
+    draft_bounds: tuple[tuple[int, int], ...] = ()  # of so many requests on that decode -> most drafts of each
 
     @property
     def max_num_tokens(self) -> int:

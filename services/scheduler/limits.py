@@ -53,10 +53,6 @@ class StepLimits:
         other half is for prompts."""
         return (self.max_num_batched_tokens - num_running) // 2 if self._max_draft_tokens else 0
 
-    def num_drafts(self, draft_budget: int, max_gain: int) -> int:
-        """How many tokens to draft for a request that may gain max_gain tokens, at least one, in this step."""
-        return min(self._max_draft_tokens, draft_budget, max_gain - 1)
-
     def check(self, request: Request) -> None:
         """Raises InvalidRequest if the prompt never fits."""
         num_prompt_tokens = request.num_prompt_tokens

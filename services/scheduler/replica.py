@@ -166,6 +166,7 @@ class Replica:
         outputs = outcome(step, result)
         outputs.refused = refused
         self._rows.num_generation_tokens += len(outputs.token_ids)
+        self._rows.speculation.learn(step, result, seconds)
         self._rows.costs.learn(step.work, seconds)
         if self._ledger.is_contended:
             self._ledger.charge_outputs((request.account for request in outputs.requests), outputs.num_tokens)

@@ -10,6 +10,7 @@ from pagewire.sampling_params import (
     check_num_prompt_logprobs,
     check_token_ids,
 )
+from pagewire.services.scheduler.acceptance import Acceptance
 from pagewire.services.scheduler.block_pool import root_hash
 from pagewire.services.scheduler.executor_info import ExecutorInfo
 from pagewire.services.scheduler.fairness import NO_ACCOUNT
@@ -66,6 +67,7 @@ class Request:
     """
 
     __slots__ = (
+        "acceptance",
         "account",
         "awaited",
         "block_hashes",
@@ -151,6 +153,7 @@ class Request:
         self.weights_version = weights_version  # of those that compute it, or last did
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
+        self.acceptance: Acceptance | None = None  # of drafts, once there could be some
         self.sampling_params = sampling_params
         # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector

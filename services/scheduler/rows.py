@@ -14,6 +14,7 @@ from pagewire.services.scheduler.prefill_budget import Allowance
 from pagewire.services.scheduler.prefix_index import IndexedBlocks
 from pagewire.services.scheduler.replica_load import Load
 from pagewire.services.scheduler.request import Request, RequestStatus
+from pagewire.services.scheduler.speculation import Speculation
 from pagewire.services.scheduler.suspicion import Quarantine
 from pagewire.services.scheduler.waiting import WaitingQueue
 
@@ -56,6 +57,7 @@ class Rows:
         self.num_stages = 1 if info is None else info.pipeline_stages
         self.cohorts = Cohorts(self.num_stages)
         self.costs = StepCosts(self.num_stages)
+        self.speculation = Speculation(info)
         self.allowance = Allowance()
         self.lacks_blocks = False  # a running prompt waits for some
         self.finished_request_ids: list[int] = []  # rows the executor must free before the next step

@@ -71,7 +71,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     num_blocks=replica.num_blocks,
                     num_free_blocks=replica.num_free_blocks,
                     is_leaving=replica.is_leaving,
+                    num_ranks=replica.info.num_ranks,
+                    pipeline_stages=replica.info.pipeline_stages,
                 )
                 for replica in replicas
+                if replica.info is not None
             ],
         )

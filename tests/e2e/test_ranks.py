@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -90,9 +90,11 @@ async def running(directory: Path, *arguments: str) -> AsyncIterator[tuple[Execu
             await executor.process.wait()
 
 
-async def generate(stub: Stub, num_tokens: int, begun: asyncio.Event | None = None) -> list[int]:
+async def generate(
+    stub: Stub, num_tokens: int, begun: asyncio.Event | None = None, token_ids: Sequence[int] = PROMPT
+) -> list[int]:
     params = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_tokens)
-    request = scheduler_pb2.TokenRequest(prompt_token_ids=PROMPT, sampling_params=params)
+    request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, sampling_params=params)
     tokens: list[int] = []
     async for response in stub.Generate(
         scheduler_pb2.SchedulerServiceGenerateRequest(request=request), wait_for_ready=True
@@ -130,15 +132,15 @@ async def test_a_group_goes_on_whatever_happens_to_one_of_its_processes(
         await until_gone(follower)
 
 
-async def direct(executor: Executor, num_tokens: int) -> list[int]:
-    """By a scheduler of its own, which takes the executor from the other one."""
+async def direct(executor: Executor, num_tokens: int, request_id: int = 7) -> list[int]:
+    """By a scheduler of its own, which takes the executor from the other one. request_id: of steps behind the first."""
     async with rpc.channel(executor.address) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
         await call.write(executor_pb2.StepRequest(term=2**62))
         await call.read()
         tokens: list[int] = []
         for step_id in range(1, num_tokens + 1):
-            await call.write(first_step(PROMPT) if step_id == 1 else next_step(step_id))
+            await call.write(first_step(PROMPT) if step_id == 1 else next_step(step_id, request_id))
             result = await call.read()
             assert isinstance(result, executor_pb2.StepResult)
             tokens += result.token_ids
@@ -146,13 +148,32 @@ async def direct(executor: Executor, num_tokens: int) -> list[int]:
     return tokens
 
 
-async def test_weights_are_replaced_in_all_processes(tmp_path: Path, sockets: Path) -> None:
+async def test_a_poisonous_request_ends_alone(model: Path, expected: list[int], sockets: Path) -> None:
+    """All processes find that they cannot do its step, and go on: none of them ends."""
+    poison = next(token_id for token_id in range(3, 200) if token_id not in [*PROMPT, *expected])
+    faults = ["--fault-injection", f"{poison}:raise@2"]
+    async with running(sockets, "--model", str(model), *faults) as (executor, stub), asyncio.timeout(100):
+        begun = asyncio.Event()
+        neighbour = asyncio.create_task(generate(stub, NUM_TOKENS, begun))
+        await begun.wait()
+        with pytest.raises(grpc.aio.AioRpcError, match="a step failed: RuntimeError: injected"):
+            await generate(stub, 20, token_ids=[poison])
+        assert not neighbour.done()
+        assert (await neighbour)[: len(expected)] == expected
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown request 8: it has no row here"):
+            await direct(executor, 5, request_id=8)
+        assert await direct(executor, 20) == expected[:20], "after a step that broke the protocol"
+        assert not executor.endings
+
+
+@pytest.mark.parametrize("sizes", [[], ["-tp", "1", "-pp", "2"]], ids=["tensor", "stages"])
+async def test_weights_are_replaced_in_all_processes(tmp_path: Path, sockets: Path, sizes: list[str]) -> None:
     save_tiny(tmp_path / "a", "Llama", vocab_size=200, max_position_embeddings=512)
     save_other(tmp_path / "a", tmp_path / "b")
     save_other(tmp_path / "a", tmp_path / "none", change=lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
     before, after = (generate_alone(load_tiny(tmp_path / name), PROMPT, 20) for name in "ab")
     assert before != after
-    executor = Executor(sockets, "--model", str(tmp_path / "a"), "--load-format", "auto")
+    executor = Executor(sockets, "--model", str(tmp_path / "a"), "--load-format", "auto", *sizes)
     keeping = asyncio.create_task(executor.keep())
     try:
         async with asyncio.timeout(100), rpc.channel(executor.address) as channel:

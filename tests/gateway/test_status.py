@@ -9,10 +9,13 @@ import pytest
 
 from pagewire.gateway.status import routes
 from pagewire.v1.admin_pb2 import (
+    ExecutorStatus,
     GetStatusResponse,
     KVBlockState,
     KVGroupStatus,
     KVRun,
+    RankState,
+    RankStatus,
     RecentLatency,
     ReplicaStatus,
     SchedulerStatus,
@@ -43,6 +46,10 @@ def line_status(num_used: int) -> GetStatusResponse:
     )
     serving, unreachable = ServiceState.SERVICE_STATE_SERVING, ServiceState.SERVICE_STATE_UNREACHABLE
     replica = ReplicaStatus(address="unix:/e0", is_attached=True, num_running=2, max_num_seqs=8, kv_groups=[group])
+    ranks = [
+        RankStatus(rank=0, state=RankState.RANK_STATE_READY, wait_seconds=1.5, process="process 7 on a"),
+        RankStatus(rank=1, state=RankState.RANK_STATE_STARTING),
+    ]
     replica.weights_version, replica.is_replacing_weights = "d0", True
     return GetStatusResponse(
         services=[
@@ -62,6 +69,7 @@ def line_status(num_used: int) -> GetStatusResponse:
                 ),
             ),
             ServiceStatus(service="executor", state=unreachable, address="unix:/e1", detail="UNAVAILABLE: gone"),
+            ServiceStatus(service="executor", state=serving, address="unix:/e0", executor=ExecutorStatus(ranks=ranks)),
         ]
     )
 
@@ -85,6 +93,7 @@ async def test_a_snapshot_says_how_all_services_are(client: httpx.AsyncClient, f
         ("tokenizer", "serving"),
         ("scheduler", "serving"),
         ("executor", "unreachable"),
+        ("executor", "serving"),
     ]
     assert status["services"][3]["detail"] == "UNAVAILABLE: gone"
     assert status["requests"] == {"running": 2, "waiting": 1}
@@ -94,6 +103,9 @@ async def test_a_snapshot_says_how_all_services_are(client: httpx.AsyncClient, f
     (replica,) = status["replicas"]
     assert replica["attached"] and replica["running"] == 2 and replica["max_num_seqs"] == 8
     assert replica["weights_version"] == "d0" and replica["replacing_weights"]
+    process = {"stage": 0, "wait_seconds": 1.5, "process": "process 7 on a"}
+    awaited = {"stage": 0, "wait_seconds": None, "process": ""}
+    assert replica["ranks"] == [{"rank": 0, "state": "ready", **process}, {"rank": 1, "state": "starting", **awaited}]
     assert replica["groups"][0]["used"] == 4
     assert replica["groups"][0]["map"] == {"blocks_per_cell": 1, "runs": [USED, 4, FREE, 6]}
 

@@ -77,9 +77,20 @@ function showReplicas({ replicas }) {
     const goes = replica.leaving ? "; it ends, and takes no new requests" : "";
     const ends = replica.replacing_weights ? ", which end before it gets others" : "";
     const weights = replica.weights_version ? `; weights ${replica.weights_version}${ends}` : "";
-    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights + goes : "Away. Its requests go on when it is back, or elsewhere.";
+    const away = `Away${processes(replica.ranks)}. Its requests go on when it is back, or elsewhere.`;
+    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights + processes(replica.ranks) + goes : away;
     replica.groups.forEach((group, place) => maps[index][place].show(group));
   });
+}
+
+// Of an executor that consists of several; "" for one.
+function processes(ranks) {
+  if (!ranks.length) return "";
+  const stages = new Set(ranks.map(({ stage }) => stage)).size;
+  const ready = ranks.filter(({ state }) => state === "ready").length;
+  const waits = ranks.map((rank) => rank.wait_seconds).filter((seconds) => seconds !== null);
+  const waited = waits.length ? `, which have waited up to ${duration(Math.max(...waits))} for each other` : "";
+  return `; ${count(ranks.length)} processes${stages > 1 ? ` in ${count(stages)} stages` : ""}${ready < ranks.length ? `, ${count(ready)} of them ready` : waited}`;
 }
 
 export function show(status) {

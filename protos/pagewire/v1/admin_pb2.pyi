@@ -14,6 +14,13 @@ class ServiceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SERVICE_STATE_NOT_SERVING: _ClassVar[ServiceState]
     SERVICE_STATE_UNREACHABLE: _ClassVar[ServiceState]
 
+class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
+    RANK_STATE_STARTING: _ClassVar[RankState]
+    RANK_STATE_READY: _ClassVar[RankState]
+    RANK_STATE_LOST: _ClassVar[RankState]
+
 class KVBlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KV_BLOCK_STATE_UNSPECIFIED: _ClassVar[KVBlockState]
@@ -25,6 +32,10 @@ SERVICE_STATE_UNSPECIFIED: ServiceState
 SERVICE_STATE_SERVING: ServiceState
 SERVICE_STATE_NOT_SERVING: ServiceState
 SERVICE_STATE_UNREACHABLE: ServiceState
+RANK_STATE_UNSPECIFIED: RankState
+RANK_STATE_STARTING: RankState
+RANK_STATE_READY: RankState
+RANK_STATE_LOST: RankState
 KV_BLOCK_STATE_UNSPECIFIED: KVBlockState
 KV_BLOCK_STATE_FREE: KVBlockState
 KV_BLOCK_STATE_CACHED: KVBlockState
@@ -86,7 +97,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
-    __slots__ = ("service", "address", "state", "detail", "pid", "uptime_seconds", "tokenizer", "scheduler")
+    __slots__ = ("service", "address", "state", "detail", "pid", "uptime_seconds", "tokenizer", "scheduler", "executor")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +106,7 @@ class ServiceStatus(_message.Message):
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     service: str
     address: str
     state: ServiceState
@@ -103,7 +115,28 @@ class ServiceStatus(_message.Message):
     uptime_seconds: float
     tokenizer: TokenizerStatus
     scheduler: SchedulerStatus
-    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tokenizer: _Optional[_Union[TokenizerStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ...) -> None: ...
+    executor: ExecutorStatus
+    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tokenizer: _Optional[_Union[TokenizerStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., executor: _Optional[_Union[ExecutorStatus, _Mapping]] = ...) -> None: ...
+
+class ExecutorStatus(_message.Message):
+    __slots__ = ("ranks",)
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ...) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("rank", "stage", "state", "wait_seconds", "process")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    stage: int
+    state: RankState
+    wait_seconds: float
+    process: str
+    def __init__(self, rank: _Optional[int] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[RankState, str]] = ..., wait_seconds: _Optional[float] = ..., process: _Optional[str] = ...) -> None: ...
 
 class TokenizerStatus(_message.Message):
     __slots__ = ("num_clients", "num_requests", "time_to_first_token", "inter_token_latency")

@@ -80,7 +80,7 @@ class KVGroup(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ..., state_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages")
+    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages", "num_ranks", "decode_costs", "draft_seconds", "draft_bounds")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_INFO_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,10 @@ class DescribeResponse(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FAILED_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_COSTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     model_info: _common_pb2.ModelInfo
     block_size: int
@@ -111,7 +115,27 @@ class DescribeResponse(_message.Message):
     weights: Weights
     predecessor_failed: bool
     pipeline_stages: int
-    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ...) -> None: ...
+    num_ranks: int
+    decode_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
+    draft_seconds: float
+    draft_bounds: _containers.RepeatedCompositeFieldContainer[DraftBound]
+    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_seconds: _Optional[float] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ...) -> None: ...
+
+class StepCost(_message.Message):
+    __slots__ = ("num_tokens", "seconds")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    seconds: float
+    def __init__(self, num_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class DraftBound(_message.Message):
+    __slots__ = ("num_requests", "max_draft_tokens")
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    max_draft_tokens: int
+    def __init__(self, num_requests: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("first", "ids")

@@ -65,11 +65,13 @@ class RankCommand(_message.Message):
     def __init__(self, step: _Optional[_Union[_executor_pb2.StepRequest, _Mapping]] = ..., reset: _Optional[bool] = ..., load: _Optional[_Union[_executor_pb2.Weights, _Mapping]] = ..., install: _Optional[bool] = ..., drop: _Optional[bool] = ..., end: _Optional[bool] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("alive", "ready", "failed")
+    __slots__ = ("alive", "ready", "failed", "refused")
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     alive: bool
     ready: bool
     failed: str
-    def __init__(self, alive: _Optional[bool] = ..., ready: _Optional[bool] = ..., failed: _Optional[str] = ...) -> None: ...
+    refused: str
+    def __init__(self, alive: _Optional[bool] = ..., ready: _Optional[bool] = ..., failed: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...

@@ -90,17 +90,21 @@ class GetLoadResponse(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., num_executors: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[ExecutorLoad, _Mapping]]] = ...) -> None: ...
 
 class ExecutorLoad(_message.Message):
-    __slots__ = ("name", "num_running", "max_num_seqs", "num_blocks", "num_free_blocks", "is_leaving")
+    __slots__ = ("name", "num_running", "max_num_seqs", "num_blocks", "num_free_blocks", "is_leaving", "num_ranks", "pipeline_stages")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_running: int
     max_num_seqs: int
     num_blocks: int
     num_free_blocks: int
     is_leaving: bool
-    def __init__(self, name: _Optional[str] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
+    num_ranks: int
+    pipeline_stages: int
+    def __init__(self, name: _Optional[str] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., is_leaving: _Optional[bool] = ..., num_ranks: _Optional[int] = ..., pipeline_stages: _Optional[int] = ...) -> None: ...

@@ -29,6 +29,7 @@ from pagewire.services.executor.layers.weights import (
     stored_parts,
 )
 from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 _MAX_EXPERTS = 4096
 _TILE = 16  # what sizes of an expert must be multiples of; with quantized weights on CUDA it is more
@@ -240,7 +241,7 @@ class RoutedMLP:
         gate_up = dict.fromkeys(config.gate_up, size)
         self.gate_up = ExpertsLinear(config, config.hidden_size, gate_up, placement, outputs=share)
         self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement, inputs=share)
-        self.ranks = placement.tensor
+        self.ranks = placement.tensor  # that sum
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.num_experts = config.num_experts
         self.correction_bias = (
@@ -268,6 +269,14 @@ class RoutedMLP:
         inner = self.activation(self.gate_up(hidden, order, starts))
         combined = ops.combine_experts(self.down(inner, order, starts), weights)
         return combined if self.ranks.size == 1 else self.ranks.all_reduce(combined)
+
+    @property
+    def summing_ranks(self) -> Communicator | None:
+        """As of `sums.Summed`."""
+        return None if self.ranks.size == 1 else self.ranks
+
+    def leave_sum(self) -> None:
+        self.ranks = ALONE
 
     def leaves(self) -> Iterator[Linear | ExpertsLinear | CorrectionBias]:
         yield from (self.router, self.gate_up, self.down)

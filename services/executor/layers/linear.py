@@ -95,6 +95,15 @@ class Linear:
     def parts(self) -> tuple[PackedWeight, ...]:
         return self.weight.parts if isinstance(self.weight, Stacked) else (self.weight,)
 
+    @property
+    def summing_ranks(self) -> Communicator | None:
+        """As of `sums.Summed`."""
+        return self._exchange.ranks if self._exchange is not None and self._exchange.sums else None
+
+    def leave_sum(self) -> None:
+        assert self._exchange is not None
+        self._exchange.leaves_sum = True
+
     def install(self, parts: Sequence[PackedWeight]) -> None:
         self.weight = parts[0] if len(parts) == 1 else Stacked(parts)
 
@@ -117,19 +126,21 @@ class Linear:
 class Exchange:
     """What ranks tell each other for a product of which each has a share of the weight."""
 
-    __slots__ = ("gathers_inputs", "num_outputs", "ranks", "share", "sums")
+    __slots__ = ("gathers_inputs", "leaves_sum", "num_outputs", "ranks", "share", "sums")
 
     def __init__(self, ranks: Communicator, *, gathers_inputs: bool = False, sums: bool = False) -> None:
         """sums: the ranks' outputs; otherwise they are put side by side, `share` of each, and `num_outputs` taken."""
         self.ranks = ranks
         self.gathers_inputs = gathers_inputs
         self.sums = sums
+        self.leaves_sum = False  # to whoever adds this to other outputs
         self.num_outputs = 0
         self.share = 0
 
     def __call__(self, weight: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.sums:
-            return self.ranks.all_reduce(weight(x, bias if self.ranks.rank == 0 else None))
+            part = weight(x, bias if self.ranks.rank == 0 else None)
+            return part if self.leaves_sum else self.ranks.all_reduce(part)
         if self.gathers_inputs:
             x = self.ranks.all_gather(x)
         return self.gathered(weight(x, bias))

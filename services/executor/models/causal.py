@@ -10,7 +10,10 @@ from torch import Tensor
 
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.mlp import MLP
 from pagewire.services.executor.layers.norm import LayerNorm, RMSNorm
+from pagewire.services.executor.layers.self_attention import SelfAttention
+from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.step_context import StepContext
@@ -132,21 +135,20 @@ class PreNormLayer:
 class ParallelLayer:
     """Attention and feed-forward, both of the stream as it enters the layer."""
 
-    __slots__ = ("attention", "mlp", "mlp_norm", "norm")
+    __slots__ = ("attention", "mlp", "mlp_norm", "norm", "sum")
 
-    def __init__(
-        self, norm: LayerNorm, attention: Attention, mlp: FeedForward, mlp_norm: LayerNorm | None = None
-    ) -> None:
+    def __init__(self, norm: LayerNorm, attention: SelfAttention, mlp: MLP, mlp_norm: LayerNorm | None = None) -> None:
         """mlp_norm: None: both halves have the same norm."""
         self.norm = norm
         self.attention = attention
         self.mlp = mlp
         self.mlp_norm = mlp_norm
+        self.sum = JointSum(attention.o, mlp.down)
 
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         normed = self.norm.add(hidden, residual)
         output = self.attention(normed, context)
-        return output.add_(self.mlp(normed if self.mlp_norm is None else self.mlp_norm(residual)))
+        return self.sum(output.add_(self.mlp(normed if self.mlp_norm is None else self.mlp_norm(residual))))
 
     def leaves(self) -> Iterator[Leaf]:
         yield self.norm

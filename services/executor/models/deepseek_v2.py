@@ -15,6 +15,7 @@ from pagewire.services.executor.layers.latent_attention import LatentAttention, 
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError, decoder_config, optional, required
 from pagewire.services.executor.models.architecture import DECODER_NAMES, EXPERTS_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import Attention, DecoderLayer, DecoderModel, FeedForward
@@ -99,17 +100,18 @@ def _temperature(rope: RopeConfig) -> float:
 class DeepseekMLP:
     """`routed(x) + shared(x)`"""
 
-    __slots__ = ("routed", "shared")
+    __slots__ = ("routed", "shared", "sum")
 
     def __init__(self, config: DeepseekConfig, placement: Placement) -> None:
         self.routed = RoutedMLP(config.experts, placement)
         shared = replace(config, intermediate_size=config.shared_size)
         self.shared = GatedMLP(shared, placement.within("shared_experts")) if config.shared_size else None
+        self.sum = None if self.shared is None else JointSum(self.routed, self.shared.down)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
         routed = self.routed(hidden)
-        return routed if self.shared is None else routed + self.shared(hidden)
+        return routed if self.shared is None or self.sum is None else self.sum(routed + self.shared(hidden))
 
     def leaves(self) -> Iterator[Leaf]:
         yield from self.routed.leaves()

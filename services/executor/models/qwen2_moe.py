@@ -13,6 +13,7 @@ from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP, 
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows, required
 from pagewire.services.executor.models.architecture import (
     DECODER_NAMES,
@@ -65,17 +66,18 @@ def _windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
 class SharedExpertMLP:
     """`routed(x) + sigmoid(gate(x)) * shared(x)`"""
 
-    __slots__ = ("gate", "routed", "shared")
+    __slots__ = ("gate", "routed", "shared", "sum")
 
     def __init__(self, config: Qwen2MoeConfig, placement: Placement) -> None:
         self.routed = RoutedMLP(config.experts, placement)
         shared = replace(config, intermediate_size=config.shared_size)
         self.shared = GatedMLP(shared, placement.within("shared_expert"))
         self.gate = Linear(config.hidden_size, {"shared_expert_gate": 1}, placement, bias=False)
+        self.sum = JointSum(self.routed, self.shared.down)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
-        return torch.addcmul(self.routed(hidden), self.gate(hidden).sigmoid(), self.shared(hidden))
+        return self.sum(torch.addcmul(self.routed(hidden), self.gate(hidden).sigmoid(), self.shared(hidden)))
 
     def leaves(self) -> Iterator[Leaf]:
         yield from self.routed.leaves()

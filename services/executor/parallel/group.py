@@ -70,7 +70,8 @@ class Group:
     size: int = 1
     world: Communicator = ALONE  # of all ranks
     tensor: Communicator = ALONE  # of those that have parts of the same layers
-    loading: Communicator = ALONE  # the same ones, for weights that are read while steps go on
+    loading: Communicator = ALONE  # of all ranks, for weights that are read while steps go on
+    loading_tensor: Communicator = ALONE  # as `tensor`, likewise
     num_local: int = 1  # ranks that share this machine
     failure: Failure = field(default_factory=Failure)
     stage: Stage = WHOLE  # which it is, of how many
@@ -87,6 +88,10 @@ class Group:
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers. Raises RankLost."""
         return min(self.of_all(number))
+
+    def all_have(self, has: bool) -> bool:
+        """Whether it is true of all ranks. Raises RankLost."""
+        return self.least(int(has)) == 1
 
     def check_same(self, what: str, text: str) -> None:
         """Raises StartupError if ranks differ in the text, RankLost."""

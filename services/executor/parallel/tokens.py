@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.kernels import ops
+from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.parallel.communicator import Communicator
 from pagewire.services.executor.parallel.group import LEADER, Group
 from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.sampler import sample_tokens
+from pagewire.v1.common_pb2 import SamplingParams
 
 
 class Tokens(Protocol):
@@ -22,6 +24,9 @@ class Tokens(Protocol):
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
     ) -> Tensor:
         """As `sampler.sample_tokens`. May be recorded, or captured."""
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        """Of a request that the leader samples by these."""
 
     def tell(self, sampled: Tensor, num_sampled: int) -> None:
         """sampled int64 [at most num_sampled] was drawn in another way, in a step in which others call `sample` with
@@ -35,6 +40,9 @@ class _OwnTokens:
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
     ) -> Tensor:
         return sample_tokens(logits, rows, columns, token_ids, offsets)
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        return params
 
     def tell(self, sampled: Tensor, num_sampled: int) -> None:
         pass
@@ -55,8 +63,19 @@ class LeadersTokens:
         sampled = sample_tokens(logits, rows, columns, token_ids, offsets)
         return self._world.broadcast(sampled, self._world.rank)
 
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        return params
+
     def tell(self, sampled: Tensor, num_sampled: int) -> None:
         self._world.broadcast(F.pad(sampled, (0, num_sampled - len(sampled))), self._world.rank)
+
+
+def followers_sampling(params: SamplingParams) -> SamplingParams:
+    """What a rank that draws no token needs of a request's: log probabilities of prompts all compute together."""
+    needed = SamplingParams(temperature=0)
+    if params.HasField("prompt_logprobs"):
+        needed.prompt_logprobs = params.prompt_logprobs
+    return needed
 
 
 def tokens_of(group: Group, max_samples: int, device: torch.device) -> Tokens:
@@ -93,6 +112,9 @@ class FollowersTokens:
                 self._num_gained[:num_sampled],
             )
         return sampled
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        return with_defaults(followers_sampling(params))
 
     def tell(self, sampled: Tensor, num_sampled: int) -> None:
         raise AssertionError("only the leader samples")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
@@ -29,9 +30,12 @@ from pagewire.services.executor.ranks.formation import (
 )
 from pagewire.services.executor.ranks.link import Link, connect, introduce
 from pagewire.services.executor.ranks.piping import pipes_of, take_ends
+from pagewire.services.executor.ranks.tls_link import followers_link
 from pagewire.services.executor.replacement import LoadedWeights, load_weights
+from pagewire.services.executor.runner import Begun
 from pagewire.services.executor.startup import start_runner
 from pagewire.services.executor.step import StepOutput
+from pagewire.tls import why_unavailable
 from pagewire.v1.executor_pb2 import StepRequest, Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankReport
 from pagewire.watchdog import BEAT_S
@@ -87,7 +91,7 @@ class Follower:
     def run(self) -> None:
         """Raises StartupError, RankLost, and whatever a broken device raises."""
         config = self._config
-        link = connect(config.leader, self._gives_up)
+        link = connect(config.leader, self._gives_up, partial(followers_link, config))
         try:
             answer, descriptor = introduce(link, secret_of(config), config.rank, common_flags(config))
             self._link = link
@@ -101,7 +105,9 @@ class Follower:
                 group = group_with_torch(config, config.rank, find_store(answer.store), failure)
             self._serve(link, group)
         except (EOFError, OSError) as error:
-            raise StartupError(f"the leader has gone: {error}") from error
+            is_new = self._link is None and not link.is_local
+            cause = (is_new and why_unavailable(config.leader, str(error))) or error
+            raise StartupError(f"the leader has gone: {cause}") from error
 
     def _serve(self, link: Link, group: Group) -> None:
         try:
@@ -141,7 +147,18 @@ class Follower:
             self._has_ended = True
 
     def _execute(self, request: StepRequest, runner: ModelRunner) -> None:
-        self._pending.append(runner.execute(convert.step_from_proto(request, runner.model.config.vocab_size)))
+        step, begun = convert.step_from_proto(request, runner.model.config.vocab_size), Begun()
+        try:
+            self._pending.append(runner.execute(step, begun))
+        except Exception as error:
+            if (
+                begun.is_true or self._config.pipeline_parallel_size > 1
+            ):  # with stages, the steps behind it are under way
+                raise
+            logger.exception("this rank cannot do a step")
+            assert self._link is not None
+            self._link.send(RankReport(refused=f"{type(error).__name__}: {error}"))
+            return
         if len(self._pending) > _MOST_PENDING:
             self._pending.popleft().wait()  # by which rows learn how many drafts were right
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
+from pagewire.services.executor import stats
 from pagewire.services.executor.parallel.group import Failure, Group
 from pagewire.services.executor.parallel.pipe import Pipes
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
@@ -16,6 +17,7 @@ from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.parallel.torch_distributed import TorchCommunicator
 from pagewire.services.executor.ranks.link import host_of, is_local
 from pagewire.services.executor.ranks.piping import pipes_through_torch
+from pagewire.services.executor.ranks.tls_link import has_tls
 from pagewire.services.executor.startup import resolve_device
 
 # What each rank may have its own of. Of the model it is the weights that are compared, once they are read.
@@ -27,7 +29,8 @@ _OWN_FLAGS = frozenset(
         *("model", "revision", "download_dir", "weights_cache", "num_threads", "cpu_share"),
     }
 )
-_WORLD, _LOADING, _TENSOR = range(3)  # channels in shared memory; of _TENSOR one for each stage
+# Channels in shared memory; of _TENSOR one for each stage, and then one more for each, for weights that are read.
+_WORLD, _LOADING, _TENSOR = range(3)
 
 
 def common_flags(config: ExecutorConfig) -> dict[str, str]:
@@ -41,10 +44,10 @@ def common_flags(config: ExecutorConfig) -> dict[str, str]:
 
 def secret_of(config: ExecutorConfig) -> str:
     """Raises StartupError if anybody on the network could join."""
-    if config.group_secret is None and not is_local(config.leader):
+    if config.group_secret is None and not is_local(config.leader) and not has_tls(config):
         raise StartupError(
-            f"--leader {config.leader}: give all ranks the same --group-secret (PAGEWIRE_GROUP_SECRET), so that nobody "
-            "else can join"
+            f"--leader {config.leader}: give all ranks the same --group-secret (PAGEWIRE_GROUP_SECRET), or "
+            "certificates (--ssl-certfile, --ssl-ca-certs), so that nobody else can join"
         )
     return config.group_secret or ""
 
@@ -62,23 +65,31 @@ def stage_of_rank(config: ExecutorConfig, rank: int) -> Stage:
 
 def make_memory(config: ExecutorConfig, descriptor: int | None = None) -> SharedMemory:
     """descriptor: of what the leader has made."""
-    sizes = [config.num_ranks] * 2 + [config.tensor_parallel_size] * config.pipeline_parallel_size
+    sizes = [config.num_ranks] * 2 + [config.tensor_parallel_size] * (2 * config.pipeline_parallel_size)
     return SharedMemory(sizes, descriptor)
 
 
 def group_with_memory(config: ExecutorConfig, rank: int, memory: SharedMemory, failure: Failure, pipes: Pipes) -> Group:
-    stage = stage_of_rank(config, rank)
+    stage, place = stage_of_rank(config, rank), rank % config.tensor_parallel_size
     return Group(
         rank,
         config.num_ranks,
         world=memory.channel(_WORLD, rank),
-        tensor=memory.channel(_TENSOR + stage.index, rank % config.tensor_parallel_size),
+        tensor=memory.channel(_TENSOR + stage.index, place),
         loading=memory.channel(_LOADING, rank),
+        loading_tensor=memory.channel(_TENSOR + stage.count + stage.index, place),
         num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
         stage=stage,
         pipes=pipes,
     )
+
+
+def waited(config: ExecutorConfig, memory: SharedMemory, rank: int) -> float:
+    """Seconds that any rank has waited for others, within steps."""
+    stage = stage_of_rank(config, rank)
+    channels = (memory.channel(_WORLD, rank), memory.channel(_TENSOR + stage.index, rank % config.tensor_parallel_size))
+    return sum(channel.waited for channel in channels) + stats.stage_waits[stage.index]
 
 
 def make_store(config: ExecutorConfig) -> dist.TCPStore:
@@ -100,14 +111,16 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
     dist.init_process_group("nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=config.num_ranks)
     assert dist.group.WORLD is not None
     world, tensor = TorchCommunicator(dist.group.WORLD), config.tensor_parallel_size
+    stages = [list(range(first, first + tensor)) for first in range(0, config.num_ranks, tensor)]
     # Every rank makes all of them, in the same order.
-    of_stages = [dist.new_group(list(range(first, first + tensor))) for first in range(0, config.num_ranks, tensor)]
+    of_stages, loading_of_stages = [dist.new_group(stage) for stage in stages], [*map(dist.new_group, stages)]
     return Group(
         rank,
         config.num_ranks,
         world=world,
         tensor=TorchCommunicator(of_stages[rank // tensor]),
         loading=TorchCommunicator(dist.new_group()),  # of a thread of its own
+        loading_tensor=TorchCommunicator(loading_of_stages[rank // tensor]),
         num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
         stage=stage_of_rank(config, rank),

@@ -8,10 +8,9 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pagewire import followers
 from pagewire.config import ExecutorConfig
@@ -19,7 +18,6 @@ from pagewire.errors import StartupError
 from pagewire.followers import ending
 from pagewire.services.executor import stats
 from pagewire.services.executor.parallel.group import Failure, Group, RankLost
-from pagewire.services.executor.parallel.shared_memory import Channel
 from pagewire.services.executor.ranks import link as links
 from pagewire.services.executor.ranks.formation import (
     common_flags,
@@ -29,9 +27,15 @@ from pagewire.services.executor.ranks.formation import (
     make_store,
     secret_of,
     shares_memory,
+    stage_of_rank,
+    waited,
 )
 from pagewire.services.executor.ranks.link import Link, Refused
+from pagewire.services.executor.ranks.member import REFUSAL_S, Member
 from pagewire.services.executor.ranks.piping import give_ends, make_ends, pipes_of
+from pagewire.services.executor.ranks.tls_link import leaders_link
+from pagewire.tls import failed_handshake
+from pagewire.v1.admin_pb2 import RankState, ServiceStatus
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankHello, RankReport
 from pagewire.watchdog import BEAT_S, Silence
@@ -41,17 +45,6 @@ logger = logging.getLogger(__name__)
 _HANDSHAKE_S = 10.0
 _LOOK_EVERY_S = 0.2
 _END_S = 3.0  # for followers to end by themselves
-_EXIT_CODE_S = 1.0  # for a process whose connection is gone to have ended
-
-
-@dataclass
-class _Follower:
-    rank: int
-    process: subprocess.Popen[bytes] | None  # None: somebody else has started it
-    link: Link | None = None
-    name: str = ""  # for the log
-    is_ready: bool = False
-    failed: str = ""  # why, by its own words
 
 
 class Leader:
@@ -72,9 +65,10 @@ class Leader:
         self._ends = make_ends(config) if self._memory is not None else {}
         self.failure = Failure(self._memory)
         processes = {} if self._local is None else self._local.processes
-        self._followers = {rank: _Follower(rank, processes.get(rank)) for rank in range(1, config.num_ranks)}
+        self._followers = {rank: Member(rank, processes.get(rank)) for rank in range(1, config.num_ranks)}
         self._changed = threading.Condition()
         self._stopping = False
+        self._is_ready = False  # and all others are
         self._was_killed = False  # a rank, by somebody else
 
     def start(self) -> None:
@@ -94,8 +88,7 @@ class Leader:
         if self._memory is not None:
             pipes = pipes_of(self._ends, 0, self._config)
             group = group_with_memory(self._config, 0, self._memory, self.failure, pipes)
-            channels = [channel for channel in (group.world, group.tensor) if isinstance(channel, Channel)]
-            stats.RANK_WAIT_SECONDS.set_function(lambda: sum(channel.waited for channel in channels))
+            stats.RANK_WAIT_SECONDS.set_function(lambda: self._waited(0) or 0.0)
             return group
         assert self._store is not None
         return group_with_torch(self._config, 0, self._store, self.failure)
@@ -107,6 +100,7 @@ class Leader:
                 self.check_start()
                 self._changed.wait(_LOOK_EVERY_S)
         stats.RANKS.set(1 + len(self._followers))
+        self._is_ready = True
 
     def send(self, command: RankCommand) -> None:
         """To all followers. Raises RankLost."""
@@ -120,6 +114,22 @@ class Leader:
                 self._lost(follower, "the connection to it broke")
                 self.failure.check()
 
+    def all_refuse(self) -> None:
+        """This rank cannot do the step that it has told; returns once all others have found the same. Raises RankLost
+        if one of them can."""
+        others = self._followers.values()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.failure.reason is not None or all(other.refused for other in others), REFUSAL_S
+            )
+            for other in others:
+                if not other.refused:
+                    self.failure.set(
+                        f"rank {other.rank} of the executor can do a step that rank 0 cannot", in_a_step=True
+                    )
+                other.refused = ""
+        self.failure.check()
+
     def load(self, weights: Weights) -> None:
         self.send(RankCommand(load=weights))
 
@@ -129,6 +139,20 @@ class Leader:
     def drop(self) -> None:
         with contextlib.suppress(RankLost):  # the device thread notices
             self.send(RankCommand(drop=True))
+
+    def describe(self, status: ServiceStatus, with_kv_maps: bool) -> None:
+        """Fills in what ranks there are. On any thread."""
+        own = RankState.RANK_STATE_READY if self._is_ready else RankState.RANK_STATE_STARTING
+        ranks = [(0, own, f"process {os.getpid()} on {socket.gethostname()}")]
+        ranks += [(rank, follower.state, follower.name) for rank, follower in self._followers.items()]
+        for rank, state, process in ranks:
+            stage = stage_of_rank(self._config, rank).index
+            waited = self._waited(rank)
+            status.executor.ranks.add(rank=rank, stage=stage, state=state, wait_seconds=waited, process=process)
+
+    def _waited(self, rank: int) -> float | None:
+        """Seconds that a rank has waited for others."""
+        return None if self._memory is None else waited(self._config, self._memory, rank)
 
     def stop(self) -> None:
         """Ends the followers."""
@@ -159,7 +183,7 @@ class Leader:
                 self._raise_reason(follower)
                 raise StartupError(f"rank {follower.rank} ended while it started ({ending(code)}): see its log above")
 
-    def _raise_reason(self, follower: _Follower) -> None:
+    def _raise_reason(self, follower: Member) -> None:
         if follower.failed:
             raise StartupError(f"rank {follower.rank} cannot start: {follower.failed}")
 
@@ -182,8 +206,8 @@ class Leader:
 
     def _let_in(self, sock: socket.socket) -> None:
         sock.settimeout(_HANDSHAKE_S)
-        link = Link(sock)
         try:
+            link = leaders_link(self._config, sock)
             hello = links.let_in(link, self._secret, common_flags(self._config), self._config.num_ranks)
             follower = self._followers[hello.rank]
             with self._changed:
@@ -199,7 +223,8 @@ class Leader:
             with contextlib.suppress(OSError):
                 links.refuse(link, str(refusal))
         except (EOFError, OSError) as error:
-            logger.warning("somebody connected at %s and is no rank: %s", self._config.leader, error)
+            cause = failed_handshake(str(error)) or error
+            logger.warning("somebody connected at %s and is no rank: %s", self._config.leader, cause)
         else:
             logger.info("rank %d is there: %s", follower.rank, follower.name)
             threading.Thread(target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True).start()
@@ -210,7 +235,7 @@ class Leader:
         links.welcome(link, self._secret, hello, store, descriptor)
         give_ends(link, self._ends, hello.rank)
 
-    def _listen(self, follower: _Follower) -> None:
+    def _listen(self, follower: Member) -> None:
         """Until the follower has gone."""
         link, timeout = follower.link, self._config.hang_timeout
         assert link is not None
@@ -221,6 +246,7 @@ class Leader:
                 if link.has_something(silence.step):
                     silence.broken()
                     self._take(follower, link.receive(RankReport))
+                    self._check_refusal(follower)
                 elif timeout and follower.is_ready and silence.lasts():
                     self._was_killed = True  # as who is stopped is by the supervisor
                     self._lost(
@@ -233,27 +259,31 @@ class Leader:
         except (EOFError, OSError):
             self._lost(follower, self._how_it_ended(follower))
 
-    def _take(self, follower: _Follower, report: RankReport) -> None:
+    def _take(self, follower: Member, report: RankReport) -> None:
         with self._changed:
-            if report.WhichOneof("report") == "failed":
-                follower.failed = report.failed
-            elif report.WhichOneof("report") == "ready":
-                follower.is_ready = True
+            follower.take(report)
             self._changed.notify_all()
 
-    def _how_it_ended(self, follower: _Follower) -> str:
+    def _check_refusal(self, follower: Member) -> None:
+        """Ends the group if this rank has begun a step that the follower cannot do."""
+        with self._changed:
+            is_alone = follower.refuses_alone
+            if is_alone:
+                follower.failed = follower.refused
+        if is_alone:
+            self._lost(follower, f"failed: {follower.failed}")
+
+    def _how_it_ended(self, follower: Member) -> str:
         if follower.failed:
             return f"failed: {follower.failed}"
-        code = None
-        if follower.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = follower.process.wait(_EXIT_CODE_S)
+        code = follower.exit_code()
         if code in (-signal.SIGKILL, -signal.SIGTERM):
             self._was_killed = True
         return "ended" if code is None else f"ended ({ending(code)})"
 
-    def _lost(self, follower: _Follower, how: str) -> None:
+    def _lost(self, follower: Member, how: str) -> None:
         reason = f"rank {follower.rank} of the executor ({follower.name}) {how}"
+        follower.is_lost = True
         in_a_step = bool(follower.failed)
         if self._stopping or not self.failure.set(reason, in_a_step=in_a_step):
             return

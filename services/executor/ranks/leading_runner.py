@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,13 +15,16 @@ from pagewire.services.executor.parallel.group import REASON_S, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.pooling import Pooling
 from pagewire.services.executor.ranks.leader import Leader
-from pagewire.services.executor.runner import Runner
+from pagewire.services.executor.runner import Begun, Runner
 from pagewire.services.executor.step import Step, StepOutput
 from pagewire.v1.rank_link_pb2 import RankCommand
 
+logger = logging.getLogger(__name__)
+
 
 class LeadingRunner:
-    """A `Runner`. All of it raises RankLost once a rank is lost."""
+    """A `Runner`. All of it raises RankLost once a rank is lost, or if some ranks can do a step and others cannot. What
+    else it raises is so on all ranks: they go on with the next step after a reset, as a lone executor does."""
 
     def __init__(self, runner: Runner, leader: Leader, group: Group, tells: bool = True) -> None:
         """tells: it tells the followers; else they know already (`ahead.py`)."""
@@ -30,14 +34,30 @@ class LeadingRunner:
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         if self._tells:
             self._leader.send(RankCommand(step=convert.step_to_proto(step)))
+        begun = Begun(launching)
         try:
-            output = self._runner.execute(step, launching)
+            output = self._runner.execute(step, begun)
         except PeerLost as error:
             self._leader.failure.set(f"another stage has gone: {error}", after=REASON_S)
             self._group.check()
             raise
+        except Exception as error:
+            if self._tells:
+                self._agree_on(error, begun.is_true)
+            raise
         self._group.check()
         return output
+
+    def _agree_on(self, error: Exception, has_begun: bool) -> None:
+        """Returns if no rank can do the step. Raises RankLost otherwise: some of them wait for this one."""
+        if not has_begun:
+            self._leader.all_refuse()
+            return
+        self._group.check()  # maybe that is the cause
+        logger.error("a step failed", exc_info=error)
+        reason = f"rank 0 of the executor failed: {type(error).__name__}: {error}"
+        self._leader.failure.set(reason, in_a_step=True)
+        self._group.check()
 
     def reset(self) -> None:
         if self._tells:

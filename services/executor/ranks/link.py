@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
@@ -22,6 +22,7 @@ _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 27  # of a frame: more than a step has, which comes over gRPC (`rpc.MAX_MESSAGE_BYTES`)
 _UNIX = "unix:"
 _CONNECT_EVERY_S = 0.1
+_CLOSED = "the other end has closed the connection"
 
 
 class _Message(Protocol):
@@ -40,7 +41,8 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._sending = threading.Lock()
-        if sock.family != socket.AF_UNIX:
+        self.is_local = sock.family == socket.AF_UNIX
+        if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: _Message, descriptor: int | None = None) -> None:
@@ -52,34 +54,45 @@ class Link:
         """What `frame_of` has made."""
         with self._sending:
             if descriptor is None:
-                self._socket.sendall(frame)
+                self._send_bytes(frame)
             else:
                 sent = socket.send_fds(self._socket, [frame], [descriptor])
                 self._socket.sendall(frame[sent:])
 
     def receive(self, kind: type[M]) -> M:
         """The next message. Raises EOFError once the other end has gone, OSError."""
-        return self.receive_with_descriptor(kind)[0]
+        return self._message(kind, self._exactly(_LENGTH.size))
 
     def receive_with_descriptor(self, kind: type[M]) -> tuple[M, int | None]:
+        """As `receive`, of one that may have come with a descriptor; over a unix socket."""
         head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 1)
-        head += self._exactly(_LENGTH.size - len(head), is_first=not head)
+        if not head:
+            raise EOFError(_CLOSED)
+        message = self._message(kind, head + self._exactly(_LENGTH.size - len(head)))
+        return message, descriptors[0] if descriptors else None
+
+    def _message(self, kind: type[M], head: bytes) -> M:
         (length,) = _LENGTH.unpack(head)
         if length > _MOST_BYTES:
             raise EOFError(f"a frame of {length} bytes: the other end is none of Pagewire's")
-        return kind.FromString(self._exactly(length)), descriptors[0] if descriptors else None
+        return kind.FromString(self._exactly(length))
 
-    def _exactly(self, count: int, is_first: bool = False) -> bytes:
-        if is_first:
-            raise EOFError("the other end has closed the connection")
+    def _exactly(self, count: int) -> bytes:
         data = bytearray(count)
         view = memoryview(data)
         while view:
-            received = self._socket.recv_into(view)
+            received = self._receive_into(view)
             if not received:
-                raise EOFError("the other end has closed the connection")
+                raise EOFError(_CLOSED)
             view = view[received:]
         return bytes(data)
+
+    def _send_bytes(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def _receive_into(self, view: memoryview) -> int:
+        """How many bytes; 0: the other end has closed."""
+        return self._socket.recv_into(view)
 
     def has_something(self, timeout: float) -> bool:
         """Whether there is something to receive, or the other end has gone, within so many seconds."""
@@ -129,13 +142,14 @@ def listen(address: str) -> socket.socket:
         ) from error
 
 
-def connect(address: str, gives_up: threading.Event) -> Link:
-    """Waits until the leader is there. Raises StartupError for an address that is none, or once `gives_up` is set."""
+def connect(address: str, gives_up: threading.Event, secured: Callable[[socket.socket], Link] = Link) -> Link:
+    """Waits until the leader is there. secured: makes a link of what is connected over TCP. Raises StartupError for an
+    address that is none, or once `gives_up` is set, and what `secured` raises."""
     target = None if address.startswith(_UNIX) else _host_and_port(address)
     while not gives_up.wait(_CONNECT_EVERY_S):
         try:
             if target is not None:
-                return Link(socket.create_connection(target))
+                return secured(socket.create_connection(target))
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(address.removeprefix(_UNIX))
             return Link(sock)
@@ -206,7 +220,9 @@ def introduce(link: Link, secret: str, rank: int, flags: Mapping[str, str]) -> t
         host=socket.gethostname(),
     )
     link.send(hello)
-    answer, descriptor = link.receive_with_descriptor(RankWelcome)
+    answer, descriptor = (
+        link.receive_with_descriptor(RankWelcome) if link.is_local else (link.receive(RankWelcome), None)
+    )
     if answer.refusal:
         raise StartupError(f"the leader refuses rank {rank}: {answer.refusal}")
     if not hmac.compare_digest(answer.proof, _proof(secret, nonce, 0)):

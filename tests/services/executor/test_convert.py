@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from pagewire.services.executor.convert import describe_response, first_weights, result_to_proto, step_from_proto
+from pagewire.services.executor.decode_costs import DecodeCosts
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.services.executor.step import InvalidStep
+from pagewire.services.scheduler.convert import to_executor_info
 from pagewire.v1.common_pb2 import SamplingParams
 from pagewire.v1.executor_pb2 import Blocks, NewRequest, StepRequest, StepResult
 from tests.services.executor.drafting import KnownTexts
@@ -96,3 +98,12 @@ def test_describe_tells_how_much_is_drafted(model: DecoderModel) -> None:
     runner = ModelRunner(model, LIMITS, 8, CPU, proposer=KnownTexts([], 1.0, max_draft_tokens=5))
     info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, runner.max_draft_tokens)
     assert describe_response(info, first_weights(info)).max_draft_tokens == 5
+
+
+def test_describe_tells_what_the_scheduler_decides_drafts_by(model: DecoderModel) -> None:
+    costs = DecodeCosts(((1, 0.5), (4, 0.75)), 0.125)
+    info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, 5, costs, ((8, 2), (16, 0)))
+    told = to_executor_info(describe_response(info, first_weights(info)))
+    assert told.decode_costs == costs.steps
+    assert told.draft_seconds == costs.draft_seconds
+    assert told.draft_bounds == info.draft_bounds

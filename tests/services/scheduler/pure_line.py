@@ -33,6 +33,8 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         max_num_batched_tokens=executor.max_num_batched_tokens,
         max_draft_tokens=executor.max_draft_tokens,
         pipeline_stages=executor.pipeline_stages,
+        decode_costs=executor.decode_costs,
+        draft_bounds=executor.draft_bounds,
         weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
     )
 

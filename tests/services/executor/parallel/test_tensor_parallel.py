@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
@@ -82,6 +83,35 @@ def assert_equal_on_ranks(path: Path, size: int, **options: Any) -> None:
 def test_greedy_tokens(tmp_path: Path, family: str, size: int, changes: dict[str, Any]) -> None:
     save_tiny(tmp_path, family, **changes)
     assert_equal_on_ranks(tmp_path, size)
+
+
+class Counting:
+    """A communicator that counts its sums."""
+
+    def __init__(self, ranks: Communicator) -> None:
+        self.rank, self.size, self._ranks = ranks.rank, ranks.size, ranks
+        self.all_gather, self.broadcast = ranks.all_gather, ranks.broadcast
+        self.num_sums = 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self.num_sums += 1
+        return self._ranks.all_reduce(x)
+
+
+@pytest.mark.parametrize(
+    ("family", "sums"), [("Llama", 2), ("Cohere", 1), ("GPTNeoX", 1), ("Qwen2Moe", 2), ("DeepseekV2", 2)]
+)
+def test_what_is_added_is_summed_once(tmp_path: Path, family: str, sums: int) -> None:
+    """Of attention and feed-forward side by side, and of shared experts beside routed ones."""
+    size, changes = next((size, changes) for name, size, changes in CASES if name == family)
+    save_tiny(tmp_path, family, num_hidden_layers=3, **changes)
+
+    def num_sums(ranks: Communicator) -> int:
+        counting = Counting(ranks)
+        alone(load(tmp_path, tensor=counting), PROMPTS[0], 1)
+        return counting.num_sums
+
+    assert on_ranks(size, num_sums) == [1 + 3 * sums] * size  # the embedding is summed, too
 
 
 @pytest.mark.parametrize(

@@ -4,43 +4,77 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.services.executor.ranks import link as links
+from pagewire.services.executor.ranks.formation import secret_of
 from pagewire.services.executor.ranks.link import Link, Refused
-from pagewire.v1.rank_link_pb2 import RankCommand, RankReport, RankWelcome
+from pagewire.services.executor.ranks.tls_link import followers_link, leaders_link
+from pagewire.v1.rank_link_pb2 import RankChallenge, RankCommand, RankReport, RankWelcome
+from tests.certificates import Authority
+from tests.e2e.line import free_port
 
 FLAGS = {"--dtype": "float32", "--block-size": "16"}
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls(authority: Authority) -> dict[str, Any]:
+    return dict(authority.issue("ranks").flags)
+
+
+@pytest.fixture(params=["unix", "tcp", "tls"])
+def config(request: pytest.FixtureRequest) -> Iterator[ExecutorConfig]:
+    """Of all ranks."""
     if request.param == "unix":
         with tempfile.TemporaryDirectory(prefix="pw-") as directory:
-            yield f"unix:{directory}/leader.sock"
+            yield ExecutorConfig(leader=f"unix:{directory}/leader.sock")
         return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    yield f"127.0.0.1:{port}"
+    tls = request.getfixturevalue("tls") if request.param == "tls" else {}
+    yield ExecutorConfig(leader=f"127.0.0.1:{free_port()}", **tls)
 
 
-@pytest.fixture
-def ends(address: str) -> Iterator[tuple[Link, Link]]:
-    """The leader's and the follower's."""
-    with links.listen(address) as listening, ThreadPoolExecutor(1) as pool:
-        connecting = pool.submit(links.connect, address, threading.Event())
+@contextmanager
+def connected(leaders: ExecutorConfig, followers: ExecutorConfig) -> Iterator[tuple[Link, Link]]:
+    """The leader's end and the follower's. Raises what the follower raises."""
+    with links.listen(leaders.leader) as listening, ThreadPoolExecutor(1) as pool:
+        secured = partial(followers_link, followers)
+        connecting = pool.submit(links.connect, followers.leader, threading.Event(), secured)
         sock, _ = listening.accept()
-        leader, follower = Link(sock), connecting.result()
+        sock.settimeout(10)
+        try:
+            leader = leaders_link(leaders, sock)
+        except OSError:
+            sock.close()
+            connecting.result()
+            raise
+        follower = connecting.result()
     yield leader, follower
     leader.close()
     follower.close()
+
+
+@pytest.fixture
+def ends(config: ExecutorConfig) -> Iterator[tuple[Link, Link]]:
+    with connected(config, config) as ends:
+        yield ends
 
 
 def join(
@@ -104,6 +138,57 @@ def test_frames_arrive_whole_and_in_order(ends: tuple[Link, Link]) -> None:
     assert leader.has_gone(5) and leader.has_something(5)
     with pytest.raises(EOFError):
         leader.receive(RankReport)
+
+
+def test_who_waits_is_sent_to_and_sends(ends: tuple[Link, Link]) -> None:
+    """The leader's device thread sends steps while another one waits for signs of life."""
+    leader, follower = ends
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(leader.receive, RankReport), pool.submit(follower.receive, RankCommand)
+        leader.send(RankCommand(reset=True))
+        assert waiting[1].result(10).reset
+        follower.send(RankReport(alive=True))
+        assert waiting[0].result(10).alive
+    leader.send(RankCommand(reset=True))
+    leader.send(RankCommand(end=True))
+    assert follower.receive(RankCommand).reset
+    assert follower.has_something(10) and follower.receive(RankCommand).end
+
+
+def test_who_shows_no_certificate_of_the_ca_is_not_let_in(tls: dict[str, Any], tmp_path: Path) -> None:
+    """Without TLS 1.3's answer a client does not know yet that it was refused: that comes with its first message."""
+    leaders = ExecutorConfig(leader=f"127.0.0.1:{free_port()}", **tls)
+    other: dict[str, Any] = Authority(tmp_path, "other").issue("stranger").flags
+    followers = replace(leaders, **other | {"ssl_ca_certs": tls["ssl_ca_certs"]})
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"), connected(leaders, followers):
+        pass
+
+
+def test_who_expects_tls_of_a_leader_without_it_is_told(tls: dict[str, Any]) -> None:
+    leaders = ExecutorConfig(leader=f"127.0.0.1:{free_port()}")
+    with links.listen(leaders.leader) as listening, ThreadPoolExecutor(1) as pool:
+        secured = partial(followers_link, replace(leaders, **tls))
+        connecting = pool.submit(links.connect, leaders.leader, threading.Event(), secured)
+        sock, _ = listening.accept()
+        Link(sock).send(RankChallenge(nonce=b"n"))
+        with pytest.raises(StartupError, match="it speaks no TLS"):
+            connecting.result(10)
+        sock.close()
+
+
+def test_the_leader_has_to_be_whom_the_address_names(authority: Authority) -> None:
+    elsewhere: dict[str, Any] = authority.issue("elsewhere", "DNS:example.org").flags
+    leaders = ExecutorConfig(leader=f"127.0.0.1:{free_port()}", **elsewhere)
+    with pytest.raises(StartupError, match="its certificate is "), connected(leaders, leaders):
+        pass
+
+
+def test_over_tcp_something_has_to_be_proved(tls: dict[str, Any]) -> None:
+    config = ExecutorConfig(leader="10.0.0.1:50060")
+    with pytest.raises(StartupError, match=r"--group-secret .* or certificates"):
+        secret_of(config)
+    assert secret_of(replace(config, **tls)) == ""
+    assert secret_of(replace(config, leader="unix:/leader.sock")) == ""
 
 
 def test_what_is_no_frame_ends_the_link(ends: tuple[Link, Link]) -> None:

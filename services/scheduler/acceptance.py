@@ -1,0 +1,91 @@
+"""How many of its drafts a request accepts: learned from its own steps, and from those of its tenant's other requests
+as long as it has few.
+
+Of each position the share of accepted drafts is known among those whose predecessors were accepted, as the mean of a
+beta distribution with forgotten counts: (accepted + weight * prior) / (tried + weight). The product of the first j is
+the chance that draft j counts. Where an executor drafts only what it finds, that is apart: what is not found costs
+nothing, and says nothing about what is.
+"""
+
+from collections.abc import Sequence
+
+# What is believed of nobody: better than most texts, so that it is tried.
+_FIRST_PRIOR = 0.7
+_WEIGHT = 3.0  # of a prior, in observations
+# What is left of an observation after the next one: a text changes within some steps, what a tenant asks for slowly.
+_KEPT, _KEPT_OF_SHARED = 0.8, 0.99
+# Observations of the others after which a request looks at them again.
+_STALE_AFTER = 32
+_KEPT_OF_STALE = 0.5
+# Chances that differ by less are the same: fewer cases to decide between.
+_GRAIN = 64
+
+
+class Acceptance:
+    """Of one request, or of a tenant's."""
+
+    __slots__ = ("_accepted", "_asked", "_chances", "_found", "_kept", "_shared", "_shared_seen", "_tried", "num_seen")
+
+    def __init__(self, max_drafts: int, shared: "Acceptance | None" = None) -> None:
+        """max_drafts: of a step. shared: that of others, for a request; it learns what the request does."""
+        self._shared = shared
+        self._kept = _KEPT_OF_SHARED if shared is None else _KEPT
+        self._accepted = [0.0] * max_drafts  # by position
+        self._tried = [0.0] * max_drafts
+        self._asked = self._found = 0.0  # drafts that were wanted, and that there were
+        self._chances: list[float] | None = None
+        self._shared_seen = 0
+        self.num_seen = 0  # steps that were learned from
+
+    def learn(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
+        """A step wanted so many drafts of it, had so many, and accepted the first so many of these."""
+        if self._shared is not None:
+            self._shared.learn(num_asked, num_drafted, num_accepted)
+        kept = self._kept
+        self.num_seen += 1
+        self._chances = None
+        self._asked = self._asked * kept + num_asked
+        self._found = self._found * kept + num_drafted
+        if not num_drafted:
+            return
+        self._forget(kept)
+        for i in range(min(num_accepted + 1, num_drafted)):  # what follows a refused one was not tried
+            self._tried[i] += 1.0
+        for i in range(num_accepted):
+            self._accepted[i] += 1.0
+
+    def _forget(self, kept: float) -> None:
+        self._tried = [count * kept for count in self._tried]
+        self._accepted = [count * kept for count in self._accepted]
+
+    @property
+    def share_found(self) -> float:
+        """Of the drafts that are asked for, those that there are."""
+        prior = 1.0 if self._shared is None else self._shared.share_found
+        drafts = _WEIGHT * len(self._tried)
+        return (self._found + drafts * prior) / (self._asked + drafts)
+
+    def chances(self) -> Sequence[float]:
+        """Falling: [j] = the chance that draft j counts, if there is one."""
+        shared = self._shared
+        is_stale = shared is not None and shared.num_seen - self._shared_seen >= _STALE_AFTER
+        if is_stale and self._chances is not None:
+            self._forget(_KEPT_OF_STALE)  # it was not tried while others were: it may be like them by now
+        if self._chances is None or is_stale:
+            chance, chances = 1.0, []
+            for share in self._shares():
+                chance *= share
+                chances.append(round(chance * _GRAIN) / _GRAIN)
+            self._chances = chances
+            self._shared_seen = 0 if shared is None else shared.num_seen
+        return self._chances
+
+    def _shares(self) -> list[float]:
+        """By position, of those tried there."""
+        shares = list[float]()
+        priors = None if self._shared is None else self._shared._shares()
+        for i, (accepted, tried) in enumerate(zip(self._accepted, self._tried, strict=True)):
+            # Of the shared ones: a position like the one before it, until more is known.
+            prior = priors[i] if priors is not None else shares[-1] if shares else _FIRST_PRIOR
+            shares.append((accepted + _WEIGHT * prior) / (tried + _WEIGHT))
+        return shares

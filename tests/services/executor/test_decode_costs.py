@@ -1,0 +1,45 @@
+"""What an executor tells of its steps' costs."""
+
+import itertools
+
+import pytest
+
+from pagewire.services.executor.decode_costs import measure
+from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.parallel.group import ALONE_GROUP
+
+
+class TimedRunner:
+    """Its steps take a second, a tenth for each token, and half a second for each draft."""
+
+    limits = Limits(16, 256, 512, 16)
+    max_draft_tokens = 4
+
+    def __init__(self, scale: float) -> None:
+        self.now, self.scale = 0.0, scale
+        self.sizes = list[int]()
+
+    def uniform_run(self, shape: BatchShape) -> None:
+        drafts = shape.max_query_len - 1
+        is_first = shape.num_tokens not in self.sizes
+        self.sizes.append(shape.num_tokens)
+        self.now += self.scale * (1 + 0.1 * shape.num_tokens + 0.5 * drafts + 5 * is_first)
+
+
+def test_sizes_are_measured_once_they_are_warm() -> None:
+    runner = TimedRunner(0.001)
+    costs = measure(runner, ALONE_GROUP, lambda: runner.now)  # type: ignore[arg-type]
+    assert [size for size, _ in costs.steps] == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert [seconds for _, seconds in costs.steps] == pytest.approx(
+        [0.001 + 0.0001 * size for size, _ in costs.steps], rel=1e-6
+    )
+    assert costs.draft_seconds == pytest.approx(0.0005, rel=1e-6)
+
+
+def test_a_slow_model_is_measured_at_few_sizes() -> None:
+    runner = TimedRunner(1.0)
+    costs = measure(runner, ALONE_GROUP, lambda: runner.now)  # type: ignore[arg-type]
+    assert [size for size, _ in costs.steps] == [1, 2]
+    assert costs.draft_seconds == pytest.approx(0.5, rel=0.1)
+    assert [size for size, _ in itertools.groupby(runner.sizes)] == [1, 2, 5]

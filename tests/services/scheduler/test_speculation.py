@@ -1,0 +1,250 @@
+"""How many tokens steps draft, by what texts accept and what steps cost, where both are stated."""
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import cache, partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.services.scheduler.acceptance import Acceptance
+from pagewire.services.scheduler.draft_costs import DraftCosts
+from pagewire.services.scheduler.executor_info import ExecutorInfo
+from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.speculation import Plan, Speculation
+from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.v1.common_pb2 import SamplingParams
+from tests.fakes import FakeExecutor
+from tests.services.scheduler.pure_line import PureLine
+
+MOST = 6
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+# Seconds of a step of so many tokens.
+Curve = Callable[[float], float]
+# The chance of a draft behind so many tokens of a text.
+Chance = Callable[[int], float]
+
+
+def memory_bound(num_tokens: float) -> float:
+    """A jump to the second token, then little for each, up to many."""
+    return 0.010 + (0.0015 if num_tokens > 1 else 0.0) + 0.0005 * num_tokens + 0.001 * max(0.0, num_tokens - 48)
+
+
+def compute_bound(num_tokens: float) -> float:
+    return 0.002 + 0.004 * num_tokens
+
+
+def changing(num_tokens: int) -> float:
+    """Quotes and text of its own in turns."""
+    return 0.95 if num_tokens // 100 % 2 else 0.02
+
+
+def any_text(chance: float) -> Chance:
+    return lambda num_tokens: chance
+
+
+def executor_info(curve: Curve, bounds: tuple[tuple[int, int], ...] = ()) -> ExecutorInfo:
+    costs = tuple((size, curve(size)) for size in SIZES)
+    return ExecutorInfo(
+        *(1, "fake", 1 << 20, 1000, frozenset(), 20, (), 16, 64, 2048, MOST), decode_costs=costs, draft_bounds=bounds
+    )
+
+
+def decoding(request_id: int) -> Request:
+    """A request that has its prompt."""
+    request = Request(request_id, [1], SamplingParams())
+    request.max_num_tokens = 1 << 20
+    return request
+
+
+def rate(
+    curve: Curve,
+    chance: Chance,
+    num_streams: int,
+    *,
+    constant: int | None = None,
+    num_tokens: int = 4000,
+    slower: float = 1.0,
+    noise: float = 0.0,
+    share_found: float = 1.0,
+) -> float:
+    """Tokens per second with two steps in flight. constant: drafts of each request in each step; None: as is decided.
+
+    slower: steps with drafts take so many times what was measured. noise: of all steps' times. share_found: of the
+    requests in a step, those for which there are drafts."""
+    speculation, draw, noise_draw = Speculation(executor_info(curve)), random.Random(3), random.Random(4)
+    requests, lengths = [decoding(i) for i in range(num_streams)], [0] * num_streams
+    seconds, in_flight = 0.0, deque[ScheduledStep]()
+    while sum(lengths) < num_tokens:
+        while len(in_flight) < 2:
+            plan = speculation.plan(requests) if constant is None else Plan(otherwise=constant)
+            step = ScheduledStep(1, sampled=requests)
+            step.drafts_of = {i: drafts for i, request in enumerate(requests) if (drafts := plan.of(request))}
+            step.work.num_decodes = num_streams + sum(step.drafts_of.values())
+            in_flight.append(step)
+        step = in_flight.popleft()
+        drafted = [step.drafts_of.get(i, 0) * (draw.random() < share_found) for i in range(num_streams)]
+        gains = list[int]()
+        for i, count in enumerate(drafted):
+            right = itertools.takewhile(lambda _, i=i: draw.random() < chance(lengths[i]), range(count))  # type: ignore[misc]
+            gains.append(1 + sum(1 for _ in right))
+            lengths[i] += gains[-1]
+        took = curve(num_streams + sum(drafted)) * (slower if any(drafted) else 1.0)
+        took *= noise_draw.uniform(1 - noise, 1 + noise)
+        seconds += took
+        if constant is None:
+            speculation.learn(step, StepResult(1, [], gains, [], num_drafted=drafted), took)
+    return sum(lengths) / seconds
+
+
+@cache
+def constants(curve: Curve, chance: float, num_streams: int) -> list[float]:
+    return [rate(curve, any_text(chance), num_streams, constant=number) for number in range(MOST + 1)]
+
+
+@pytest.mark.parametrize("num_streams", [1, 8, 32])
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("curve", [memory_bound, compute_bound])
+def test_it_is_as_fast_as_the_best_constant_number(curve: Curve, chance: float, num_streams: int) -> None:
+    assert rate(curve, any_text(chance), num_streams) >= 0.97 * max(constants(curve, chance, num_streams))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    chance=st.floats(0, 1),
+    num_streams=st.sampled_from([1, 2, 5, 16]),
+    jump=st.floats(0, 1),
+    per_token=st.floats(0, 1.2),
+    slower=st.floats(0.9, 1.6),
+    noise=st.sampled_from([0.0, 0.3]),
+    share_found=st.sampled_from([1.0, 0.3]),
+)
+def test_it_never_costs_much(
+    chance: float, num_streams: int, jump: float, per_token: float, slower: float, noise: float, share_found: float
+) -> None:
+    """Whatever is accepted and whatever steps cost, also where that is not what was measured."""
+
+    def curve(num_tokens: float) -> float:
+        return 0.01 * (1 + jump * (num_tokens > 1) + per_token * (num_tokens - 1))
+
+    measure = partial(rate, curve, any_text(chance), num_streams, slower=slower, noise=noise, share_found=share_found)
+    assert measure() >= 0.97 * measure(constant=0)
+
+
+@pytest.mark.parametrize("num_streams", [1, 8])
+def test_it_follows_a_text_that_changes(num_streams: int) -> None:
+    decided = rate(memory_bound, changing, num_streams)
+    assert decided >= max(rate(memory_bound, changing, num_streams, constant=number) for number in range(MOST + 1))
+
+
+def test_what_is_not_found_costs_nothing_and_says_nothing() -> None:
+    """A request of which little is found is asked on, as it accepts what is."""
+    plain, decided = (
+        rate(memory_bound, any_text(0.95), 1, constant=constant, share_found=0.1) for constant in (0, None)
+    )
+    assert decided > 1.3 * plain
+
+
+def test_requests_of_one_step_have_different_numbers() -> None:
+    speculation, requests = Speculation(executor_info(memory_bound)), [decoding(i) for i in range(2)]
+    for _ in range(40):
+        plan = speculation.plan(requests)
+        drafts = [plan.of(request) for request in requests]
+        step = ScheduledStep(1, sampled=requests, drafts_of={i: count for i, count in enumerate(drafts) if count})
+        step.work.num_decodes = 2 + sum(drafts)
+        speculation.learn(
+            step, StepResult(1, [], [1 + drafts[0], 1], [], num_drafted=drafts), memory_bound(step.work.num_decodes)
+        )
+    plan = speculation.plan(requests)
+    assert plan.of(requests[0]) == MOST
+    assert plan.of(requests[1]) <= 2
+
+
+def test_another_tenants_texts_do_not_count() -> None:
+    speculation = Speculation(executor_info(memory_bound))
+    refusing, accepting = Request(1, [1], SamplingParams(), tenant="a"), Request(2, [1], SamplingParams(), tenant="b")
+    for request in (refusing, accepting):
+        request.max_num_tokens = 1 << 20
+        for _ in range(20):
+            drafts = max(1, speculation.plan([request]).of(request))
+            step = ScheduledStep(1, sampled=[request], drafts_of={0: drafts})
+            step.work.num_decodes = 1 + drafts
+            gain = 1 if request is refusing else 1 + drafts
+            speculation.learn(step, StepResult(1, [], [gain], [], num_drafted=[drafts]), memory_bound(1 + drafts))
+    newcomers = [Request(i, [1], SamplingParams(), tenant=tenant) for i, tenant in ((3, "a"), (4, "b"))]
+    for request in newcomers:
+        request.max_num_tokens = 1 << 20
+    plan = speculation.plan(newcomers)
+    assert plan.of(newcomers[1]) > 2 >= plan.of(newcomers[0])
+
+
+def test_flags_bound_drafts_by_load() -> None:
+    speculation = Speculation(executor_info(memory_bound, ((2, 1), (3, 0))))
+    requests = [decoding(i) for i in range(3)]
+    assert [max(map(speculation.plan(requests[:n]).of, requests)) for n in (1, 2, 3)] == [MOST, 1, 0]
+
+
+def test_an_executor_that_tells_no_costs_is_asked_for_all() -> None:
+    line = PureLine(FakeExecutor(max_draft_tokens=4, draw_gain=lambda most: 1))
+    line.add([1, 2, 3], max_tokens=40, ignore_eos=True)
+    line.run()
+    drafts = [max(step.drafts_of.values(), default=0) for step in line.steps]
+    assert max(drafts) == 4 and drafts.count(4) > 25
+
+
+def test_a_line_stops_drafting_what_is_refused_and_its_work_is_what_was_computed() -> None:
+    executor = FakeExecutor(num_blocks=1024, max_draft_tokens=MOST, draw_gain=lambda most: 1)
+    executor.decode_costs = executor_info(memory_bound).decode_costs
+    line = PureLine(executor)
+    line.add([1, 2, 3], max_tokens=300, ignore_eos=True)
+    line.run()
+    drafts = [sum(step.drafts_of.values()) for step in line.steps]
+    assert sum(drafts[:20]) > 0
+    assert sum(map(bool, drafts[100:])) < 0.15 * len(drafts[100:])
+
+
+def test_costs_lie_on_lines_between_what_was_measured() -> None:
+    costs = DraftCosts(((1, 0.010), (2, 0.012), (8, 0.018), (16, 0.034)), draft_seconds=0.003)
+    assert costs.plain(1) == pytest.approx(0.010)
+    assert costs.plain(5) == pytest.approx(0.015)
+    assert costs.plain(20) == pytest.approx(0.042)
+    assert costs.drafted(1, 4, 4) == pytest.approx(0.015 + 0.012)
+
+
+def test_costs_are_corrected_by_steps() -> None:
+    costs = DraftCosts(((1, 0.010), (8, 0.017)), draft_seconds=0.0)
+    for _ in range(100):
+        costs.learn(4, 0, 0, 2 * 0.013)  # contexts are long
+        costs.learn(4, 4, 2, 2 * 1.2 * 0.017)  # and drafts cost more than tokens do
+    assert costs.plain(4) == pytest.approx(2 * 0.013, rel=0.01)
+    assert costs.drafted(1, 7, 2) == pytest.approx(2 * 1.2 * 0.017, rel=0.01)
+
+
+def test_one_measured_size_is_enough_to_start_with() -> None:
+    assert DraftCosts(((1, 0.010),), 0.0).plain(8) == pytest.approx(0.010)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, MOST), st.floats(0, 1), st.floats(0, 1)), max_size=60))
+def test_chances_fall_and_are_chances(steps: list[tuple[int, float, float]]) -> None:
+    acceptance = Acceptance(MOST, Acceptance(MOST))
+    for asked, found, right in steps:
+        drafted = round(asked * found)
+        acceptance.learn(asked, drafted, round(drafted * right))
+    chances = list(acceptance.chances())
+    assert all(0 <= later <= earlier <= 1 for earlier, later in itertools.pairwise(chances))
+    assert 0 <= acceptance.share_found <= 1
+
+
+@pytest.mark.parametrize("chance", [0.2, 0.6, 0.95])
+def test_chances_are_found(chance: float) -> None:
+    draw, shared = random.Random(1), Acceptance(MOST)
+    for _ in range(300):
+        right = itertools.takewhile(lambda _: draw.random() < chance, range(MOST))
+        shared.learn(MOST, MOST, sum(1 for _ in right))
+    assert shared.chances()[0] == pytest.approx(chance, abs=0.1)
+    assert Acceptance(MOST, shared).chances() == shared.chances()  # of one of whom nothing is known
