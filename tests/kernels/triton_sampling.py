@@ -206,9 +206,9 @@ def lookup_case() -> None:
     texts += [[*range(1500), 7], [5, 7, 5, 7]]
     for longest, shortest in ((1, 1), (3, 2), (5, 5)):
         wanted = torch.randint(0, 17, (len(texts),), generator=generator).tolist()
-        actual, expected = lookup_args(texts, wanted), lookup_args(texts, wanted)
-        lookup.look_up_drafts(*actual[:5], longest, shortest)
-        reference.look_up_drafts(*expected[:5], longest, shortest)
+        actual, expected = (lookup_args(texts, wanted, longest, shortest) for _ in range(2))
+        lookup.look_up_drafts(*actual)
+        reference.look_up_drafts(*expected)
         for ours, theirs in zip(actual[:5], expected[:5], strict=True):
             assert torch.equal(ours, theirs)
 

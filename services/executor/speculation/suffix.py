@@ -48,8 +48,8 @@ class SuffixProposer:
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:
-        for request_id in step.finished_request_ids:
-            self._keep(self._requests.pop(request_id, None))
+        if step.new_requests:  # for whom alone it matters what others have left
+            self._keep_outputs(state)
         for request in step.new_requests:
             self._requests[request.request_id] = _Output.of(request)
         token_ids, num_tokens = state.token_ids.numpy(), state.columns.num_tokens.numpy()
@@ -79,8 +79,13 @@ class SuffixProposer:
         count = min(count, max(1, int(self._factor * length)))
         return vote(of_text, starts, count, self._min_probability)
 
-    def _keep(self, output: _Output | None) -> None:
-        if output is None or not output.tokens or not self._max_requests:
+    def _keep_outputs(self, state: RequestState) -> None:
+        """Of requests that have left. Steps that only free rows ask nobody for drafts."""
+        for request_id in [request_id for request_id in self._requests if request_id not in state]:
+            self._keep(self._requests.pop(request_id))
+
+    def _keep(self, output: _Output) -> None:
+        if not output.tokens or not self._max_requests:
             return
         recent = self._recent.setdefault(output.domain, RecentOutputs(self._max_requests))
         self._recent.move_to_end(output.domain)
