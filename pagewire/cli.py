@@ -113,7 +113,7 @@ def _service(name: str, argv: list[str]) -> int:
         return gateways.run(settings)
     process.spare_grpc_threads()
     process.raise_descriptor_limit()
-    if isinstance(settings, config.ExecutorConfig):
+    if name == "executor" and isinstance(settings, config.ExecutorConfig):
         from pagewire import followers
 
         followers.start(settings)

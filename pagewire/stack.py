@@ -201,7 +201,6 @@ def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> 
     addresses = directory / _ADDRESSES
     if not Path(given.model).expanduser().exists():  # one that each node finds for itself
         config = replace(config, model=given.model, revision=given.revision)
-    # The ranks of an executor are on one node, started there by itself.
     part = config.part(
         RayExecutorsConfig, address_file=str(addresses), metrics_port=None, distributed_executor_backend="mp"
     )

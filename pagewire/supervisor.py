@@ -264,7 +264,10 @@ class Supervisor:
         finally:
             for task in waits:
                 task.cancel()
-        on_ready()
+        try:
+            on_ready()
+        except Exception:  # nobody waits for this task
+            logger.exception("all services are ready, but this could not be said")
 
 
 def _drain(pipe: int) -> bool:

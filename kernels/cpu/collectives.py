@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.channel import channel_bytes
+from pagewire.kernels.channel import SLOT_BYTES, channel_bytes
 from pagewire.kernels.cpu.library import I, L, P, bind, dtype_code, threads_for
 
-__all__ = ["all_gather", "all_reduce", "broadcast"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast"]
 
 _all_reduce = bind("all_reduce", I, P, L, P, I, I, I)
 _all_gather = bind("all_gather", P, P, L, L, P, I, I, I)
+_all_to_all = bind("all_to_all", P, L, P, P, P, I, I, I)
 _broadcast = bind("broadcast", P, L, I, P, I, I, I)
 
 
@@ -31,6 +32,23 @@ def all_gather(x: Tensor, channel: Tensor, rank: int, size: int) -> Tensor:
         *(channel.data_ptr(), rank, size, threads_for(out.numel())),
     )
     return out
+
+
+def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: int, size: int) -> None:
+    _check(x, channel, rank, size)
+    row_bytes = x.shape[1] * x.element_size()
+    if not 0 < row_bytes <= SLOT_BYTES:
+        raise ValueError(f"all_to_all takes rows of 1 to {SLOT_BYTES} bytes, not {row_bytes}")
+    if rows.dtype is not torch.int32 or starts.dtype is not torch.int32 or starts.shape != (size * size + 1,):
+        raise ValueError(
+            f"all_to_all takes int32 rows and starts [{size * size + 1}], not {rows.dtype} and {starts.dtype} "
+            f"{list(starts.shape)}"
+        )
+    rows, starts = rows.contiguous(), starts.contiguous()
+    _all_to_all(
+        *(x.data_ptr(), row_bytes, rows.data_ptr(), starts.data_ptr()),
+        *(channel.data_ptr(), rank, size, threads_for(x.numel())),
+    )
 
 
 def broadcast(x: Tensor, root: int, channel: Tensor, rank: int, size: int) -> None:

@@ -20,6 +20,7 @@ from pagewire.kernels.reference import (
     add_rms_norm,
     all_gather,
     all_reduce,
+    all_to_all,
     broadcast,
     causal_conv,
     clamped_swiglu,
@@ -54,6 +55,7 @@ __all__ = [
     "add_rms_norm",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "apply_penalties",
     "broadcast",
     "causal_conv",
@@ -211,6 +213,22 @@ def grouped_linear(
         codes, scales, offsets, codebook, permutation, shape, bits, group_size, zero_point
     )
     return F.linear(x, weight.to(x.dtype), bias)
+
+
+def rough_grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    form = (out_features, bits, group_size, zero_point)
+    return grouped_linear(x, codes, scales, offsets, None, permutation, bias, *form)
 
 
 def grouped_embedding(

@@ -10,7 +10,7 @@ from functools import partial
 from pagewire.kernels.cpu import sampling
 from pagewire.kernels.cpu.accept_tokens import accept_tokens
 from pagewire.kernels.cpu.attention import paged_attention, rotary_store_kv, store_kv
-from pagewire.kernels.cpu.collectives import all_gather, all_reduce, broadcast
+from pagewire.kernels.cpu.collectives import all_gather, all_reduce, all_to_all, broadcast
 from pagewire.kernels.cpu.elementwise import (
     add_layer_norm,
     add_rms_norm,
@@ -33,7 +33,7 @@ from pagewire.kernels.cpu.experts import (
     sort_by_expert,
 )
 from pagewire.kernels.cpu.fallback import fp8_experts_linear, fp8_linear, int8_linear
-from pagewire.kernels.cpu.grouped import grouped_embedding, grouped_linear
+from pagewire.kernels.cpu.grouped import grouped_embedding, grouped_linear, rough_grouped_linear
 from pagewire.kernels.cpu.latent import head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.cpu.linear import linear
 from pagewire.kernels.cpu.lookup import look_up_drafts
@@ -50,6 +50,7 @@ __all__ = [
     "add_rms_norm",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "apply_penalties",
     "broadcast",
     "causal_conv",
@@ -82,6 +83,7 @@ __all__ = [
     "rotary_store_kv",
     "rotary_store_latent",
     "rotate",
+    "rough_grouped_linear",
     "route_experts",
     "sample_tokens",
     "silu_and_mul",

@@ -15,7 +15,7 @@ Callers import this package and call `ops.<op>`; its arguments are flat because 
 from __future__ import annotations
 
 from pagewire.kernels.ops.attention import MAX_HEAD_DIM, paged_attention, rotary_store_kv, store_kv
-from pagewire.kernels.ops.collectives import all_gather, all_reduce, broadcast
+from pagewire.kernels.ops.collectives import all_gather, all_reduce, all_to_all, broadcast
 from pagewire.kernels.ops.definition import DEFINITIONS, Definition
 from pagewire.kernels.ops.elementwise import (
     add_layer_norm,
@@ -49,6 +49,7 @@ from pagewire.kernels.ops.products import (
     linear,
     packed_embedding,
     packed_linear,
+    rough_grouped_linear,
 )
 from pagewire.kernels.ops.sampling import (
     MAX_DRAFTS,
@@ -84,6 +85,7 @@ __all__ = [
     "add_rms_norm",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "apply_penalties",
     "broadcast",
     "causal_conv",
@@ -117,6 +119,7 @@ __all__ = [
     "rotary_store_kv",
     "rotary_store_latent",
     "rotate",
+    "rough_grouped_linear",
     "route_experts",
     "sample_tokens",
     "silu_and_mul",

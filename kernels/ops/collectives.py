@@ -31,6 +31,19 @@ def all_gather(x: Tensor, channel: Tensor, rank: int, size: int) -> Tensor:
 
 
 @op(cuda=None, mutates=("x", "channel"))
+def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: int, size: int) -> None:
+    """Row rows[i] of x goes from rank s to the same row of rank d, for i in [starts[d * size + s], the next start).
+
+    No shape depends on how many rows go where, and only those that do are read and written.
+
+    x        [n, k] of any dtype, contiguous, of the same shape on all ranks, a row of at most SLOT_BYTES
+    rows     int32 [at least starts[-1]], the same on all ranks; who receives a row sends it to nobody
+    starts   int32 [size * size + 1], rising, the same on all ranks; what a rank has for itself stays
+    channel  uint8 [channel_bytes(size)]
+    """
+
+
+@op(cuda=None, mutates=("x", "channel"))
 def broadcast(x: Tensor, root: int, channel: Tensor, rank: int, size: int) -> None:
     """x: that of rank `root`.
 

@@ -100,5 +100,8 @@ def fp8_experts_linear(
 
 @op(cuda="experts.combine")
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
-    """y [P, N], weights fp32 [T, k] -> [T, N]: the sum of each token's pairs, weighted; summed up in fp32."""
+    """y [P, N], weights fp32 [T, k] -> [T, N]: the sum of each token's pairs, weighted; summed up in fp32.
+
+    A pair that counts 0 is not read: it may have been left out of products.
+    """
     return y.new_empty((weights.shape[0], y.shape[1]))

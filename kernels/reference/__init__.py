@@ -14,7 +14,7 @@ from pagewire.kernels.reference.attention import (
     store_kv,
     visible,
 )
-from pagewire.kernels.reference.collectives import all_gather, all_reduce, broadcast
+from pagewire.kernels.reference.collectives import all_gather, all_reduce, all_to_all, broadcast
 from pagewire.kernels.reference.elementwise import (
     add_layer_norm,
     add_rms_norm,
@@ -57,6 +57,7 @@ __all__ = [
     "add_rms_norm",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "apply_penalties",
     "broadcast",
     "causal_conv",

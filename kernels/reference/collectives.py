@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagewire.kernels.channel import LINE_BYTES, SLOT_BYTES, channel_ended, slots_start
 
-_SUM, _GATHER, _COPY = 1, 2, 3
+_EXCHANGE, _SUM, _GATHER, _COPY = range(4)
 _LOOK_EVERY_S = 2e-5
 
 
@@ -39,6 +39,32 @@ def broadcast(x: Tensor, root: int, channel: Tensor, rank: int, size: int) -> No
             part.copy_(given)
 
 
+def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: int, size: int) -> None:
+    bounds, places = starts.tolist(), rows.long()
+    meaning = sum((index + 1) * start for index, start in enumerate(bounds)) * 4 + _EXCHANGE
+
+    def sent(by: int) -> list[tuple[int, Tensor]]:
+        """(to whom, which rows), in this order"""
+        edges = ((to, to * size + by) for to in range(size) if to != by)
+        return [(to, places[bounds[edge] : bounds[edge + 1]]) for to, edge in edges]
+
+    of_all = [sent(by) for by in range(size)]
+    counts = [sum(len(chosen) for _, chosen in of_one) for of_one in of_all]
+    most = SLOT_BYTES // max(1, x[:1].nbytes)
+    for begin in range(0, max(counts), most):
+        parts = [torch.cat([chosen for _, chosen in of_one])[begin : begin + most] for of_one in of_all]
+        turn = _begin(x[parts[rank]], meaning, memory := _Channel(channel, rank, size))
+        if turn is None:
+            return
+        for by, chosen in enumerate(parts):
+            receivers = torch.cat([torch.full_like(part, to) for to, part in of_all[by]])[begin : begin + most]
+            if not bool((own := receivers == rank).any()):
+                continue
+            if (given := _given(by, turn, x.dtype, x[chosen].nbytes, memory)) is None:
+                return
+            x[chosen[own]] = given.view(len(chosen), -1)[own]
+
+
 class _Channel:
     def __init__(self, channel: Tensor, rank: int, size: int) -> None:
         self.memory, self.rank, self.size = channel, rank, size
@@ -58,18 +84,30 @@ class _Channel:
 
 def _exchange(part: Tensor, kind: int, roots: range | list[int], channel: _Channel) -> Iterator[Tensor]:
     """One turn: what each of the roots gives. Nothing, or less, if the group ends."""
+    gives = channel.rank in roots
+    turn = _begin(part if gives else part[:0], part.nbytes * 4 + kind, channel)
+    for root in roots:
+        if turn is None or (given := _given(root, turn, part.dtype, part.nbytes, channel)) is None:
+            return
+        yield given
+
+
+def _begin(part: Tensor, meaning: int, channel: _Channel) -> int | None:
+    """Gives the others `part` in the next turn, which is returned. None: the group has ended."""
     rank, turn = channel.rank, int(channel.turns[channel.rank]) + 1
     if not all(channel.wait(peer, turn - 1) for peer in range(channel.size)):
-        return
-    own = channel.slots[rank, turn % 2, : part.nbytes].view(part.dtype)
-    if rank in roots:
-        own.copy_(part)
-    channel.meanings[rank, turn % 2] = part.nbytes * 4 + kind
+        return None
+    channel.slots[rank, turn % 2, : part.nbytes].view(part.dtype).copy_(part.view(-1))
+    channel.meanings[rank, turn % 2] = meaning
     channel.turns[rank] = turn
-    for root in roots:
-        if not channel.wait(root, turn):
-            return
-        if channel.meanings[root, turn % 2] != channel.meanings[rank, turn % 2]:
-            channel.memory[:4].view(torch.int32).fill_(2)
-            return
-        yield channel.slots[root, turn % 2, : part.nbytes].view(part.dtype)
+    return turn
+
+
+def _given(root: int, turn: int, dtype: torch.dtype, num_bytes: int, channel: _Channel) -> Tensor | None:
+    """What the root gives in this turn. None: the group has ended, or does now, as it does something else."""
+    if not channel.wait(root, turn):
+        return None
+    if channel.meanings[root, turn % 2] != channel.meanings[channel.rank, turn % 2]:
+        channel.memory[:4].view(torch.int32).fill_(2)
+        return None
+    return channel.slots[root, turn % 2, :num_bytes].view(dtype)

@@ -79,4 +79,5 @@ def fp8_experts_linear(
 
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
     pairs = y.float().unflatten(0, weights.shape)
-    return (pairs * weights[:, :, None]).sum(dim=1).to(y.dtype)
+    counted = weights[:, :, None]
+    return torch.where(counted == 0, 0, pairs * counted).sum(dim=1).to(y.dtype)

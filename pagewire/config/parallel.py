@@ -16,6 +16,12 @@ class ParallelConfig:
         valid=Range(minimum=1, maximum=1024),
         short="tp",
     )
+    enable_expert_parallel: bool = flag(
+        False,
+        "with --tensor-parallel-size, of a model with experts: each device has whole ones, some of them, instead of a "
+        "part of every one",
+        group="executor",
+    )
     pipeline_parallel_size: int = flag(
         1,
         "stages that the layers are divided into, each with devices of its own (--tensor-parallel-size), which compute "

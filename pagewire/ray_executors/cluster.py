@@ -68,15 +68,18 @@ def _check_reachable(address: str) -> None:
 
 
 def demand(config: RayExecutorsConfig, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What Ray keeps for each executor, all of it on one node: `num_gpus`, `num_cpus`.
+    """What Ray keeps for each actor, which has an executor or, where that has stages, one of them, all of it on one
+    node: `num_gpus`, `num_cpus`.
 
-    nodes: as ray.nodes() has them. On a CPU, each rank of an executor has as many cores as --num-threads says, else an
-    executor its share of the smallest node's.
+    nodes: as ray.nodes() has them. On a CPU, each rank has as many cores as --num-threads says, else an actor its share
+    of the smallest node's.
     """
     resources = [node["Resources"] for node in nodes if node["Alive"]]
+    ranks = config.tensor_parallel_size
     if config.device == "cuda" or (config.device == "auto" and any(one.get("GPU") for one in resources)):
-        return {"num_gpus": config.num_ranks, "num_cpus": config.num_ranks}
+        return {"num_gpus": ranks, "num_cpus": ranks}
     cores = [int(one["CPU"]) for one in resources if one.get("CPU", 0) >= 1]
-    share = min(cores, default=1) // math.ceil(config.data_parallel_size / max(1, len(cores)))
-    each = config.num_threads or max(1, share // config.num_ranks)
-    return {"num_gpus": 0, "num_cpus": each * config.num_ranks}
+    actors = config.data_parallel_size * config.pipeline_parallel_size
+    share = min(cores, default=1) // math.ceil(actors / max(1, len(cores)))
+    each = config.num_threads or max(1, share // ranks)
+    return {"num_gpus": 0, "num_cpus": each * ranks}

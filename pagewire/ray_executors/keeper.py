@@ -3,14 +3,18 @@
 import asyncio
 import logging
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pagewire.errors import StartupError
-from pagewire.ray_executors.actor import ExecutorActor, Spec
+from pagewire.ray_executors.actor import ExecutorActor, Spec, Whereabouts
 from pagewire.ray_executors.addresses import AddressFile
 from pagewire.supervisor import STILL_WAITING_S
 
@@ -20,29 +24,48 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 10.0
 
 
 class Keeper:
-    """One executor. Ray starts its actor again, here or on another node; what is left to do is to notice where."""
+    """One executor: an actor, which Ray starts again, here or on another node, so that what is left to do is to notice
+    where; or an actor for each stage, and all of them anew when one is lost."""
 
-    def __init__(self, spec: Spec, demand: dict[str, float], file: AddressFile) -> None:
-        self._spec = spec
+    def __init__(self, specs: Sequence[Spec], demand: dict[str, float], file: AddressFile) -> None:
+        """specs: of its actors, the leader's first. demand: of each."""
+        self._specs = specs
+        self._name = specs[0].name
         self._demand = demand
         self._file = file
-        self._actor = self._create()
+        self._create()
 
-    def _create(self) -> Any:
-        options: dict[str, Any] = {
-            "name": self._spec.name,
-            "max_restarts": -1,
-            # The executors of one stack are on as many nodes as there are: what one node can do to them is then least.
-            "scheduling_strategy": "SPREAD",
-            **self._demand,
-        }
-        return ray.remote(ExecutorActor).options(**options).remote(self._spec)
+    def _create(self) -> None:
+        count = len(self._specs)
+        self._bundles: PlacementGroup | None = None
+        options: dict[str, Any] = {"max_restarts": -1, **self._demand}
+        # Executors are on as many nodes as there are: what one node can do to them is then least.
+        places: list[Any] = ["SPREAD"]
+        if count > 1:
+            # Each stage is on one node, and all on one if it has room.
+            bundle = {"CPU": self._demand["num_cpus"], "GPU": self._demand["num_gpus"]}
+            self._bundles = placement_group([bundle] * count, strategy="PACK")
+            options["max_restarts"] = 0
+            places = [PlacementGroupSchedulingStrategy(self._bundles, index) for index in range(count)]
+        self._actors: list[Any] = [
+            ray.remote(ExecutorActor)
+            .options(name=_name_of(spec, count), scheduling_strategy=place, **options)
+            .remote(spec)
+            for spec, place in zip(self._specs, places, strict=True)
+        ]
+
+    def _destroy(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._bundles is not None:
+            remove_placement_group(self._bundles)
 
     async def keep(self) -> None:
         """Until stop(). Raises StartupError if the executor cannot run, and none has yet."""
         backoff = _MIN_BACKOFF_S
         while True:
             began = time.monotonic()
+            is_new = False
             try:
                 await self._live()
                 return
@@ -50,44 +73,66 @@ class Keeper:
                 if not self._file.was_used:
                     raise
                 # The node may be to blame, as others could; the executor has told there why.
-                logger.warning("%s cannot start where it is: trying again", self._spec.name)
+                logger.warning("%s cannot start where it is: trying again", self._name)
+                is_new = self._bundles is not None
             except ActorUnavailableError:
-                logger.warning("%s is lost: Ray looks for it, or starts it again", self._spec.name)
+                logger.warning("%s is lost: Ray looks for it, or starts it again", self._name)
             except ActorDiedError as error:
-                # For good: nobody but Ray itself, or somebody with `ray.kill`, does that.
+                # One alone is dead for good: nobody but Ray itself, or somebody with `ray.kill`, does that.
                 if not self._file.was_used:
-                    raise StartupError(f"{self._spec.name} cannot be run on the cluster: {_cause(error)}") from error
-                logger.warning("%s is dead (%s): making another", self._spec.name, _cause(error))
-                self._actor = self._create()
+                    raise StartupError(f"{self._name} cannot be run on the cluster: {_cause(error)}") from error
+                logger.warning("%s is dead (%s): making another", self._name, _cause(error))
+                is_new = True
             finally:
-                self._file.remove(self._spec.name)
+                self._file.remove(self._name)
+            if is_new:
+                self._destroy()
+                self._create()
             if time.monotonic() - began > _MAX_BACKOFF_S:
                 backoff = _MIN_BACKOFF_S
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
     async def _live(self) -> None:
-        """One life of the actor. Raises RayActorError at its end, StartupError if its executor cannot start."""
-        finding = asyncio.ensure_future(self._actor.address.remote())
-        while not (await asyncio.wait({finding}, timeout=STILL_WAITING_S))[0]:
-            logger.warning("%s waits for a node of the Ray cluster with %s", self._spec.name, _said(self._demand))
-        address = finding.result()
-        logger.info("%s is at %s", self._spec.name, address)
-        running = asyncio.ensure_future(self._actor.run.remote())
-        ready = asyncio.ensure_future(self._actor.ready.remote())
+        """One life of its actors. Raises RayActorError at its end, StartupError if the executor cannot start."""
+        leader, *others = self._actors
+        found = await self._find()
+        logger.info("%s is at %s", self._name, found[0].address)
+        meeting, share = "", 1.0
+        if others:
+            neighbours = Counter(one.machine for one in found)
+            meeting = await leader.meeting_point.remote(len(neighbours) == 1)
+            share = 1 / (max(neighbours.values()) * self._specs[0].config.tensor_parallel_size)
+        running = asyncio.gather(*(actor.run.remote(meeting, share) for actor in self._actors))
+        ready = asyncio.ensure_future(leader.ready.remote())
         await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             ready.result()
-            self._file.put(self._spec.name, address)
+            self._file.put(self._name, found[0].address)
+            for other in others:
+                other.started.remote()
         await asyncio.wait({running})
         ready.cancel()
         running.result()
 
+    async def _find(self) -> list[Whereabouts]:
+        """Where its actors are, once they are somewhere."""
+        finding = asyncio.gather(*(actor.whereabouts.remote() for actor in self._actors))
+        while not (await asyncio.wait({finding}, timeout=STILL_WAITING_S))[0]:
+            what = f"{len(self._actors)} times " if self._bundles is not None else ""
+            logger.warning("%s waits for room in the Ray cluster: %s%s", self._name, what, _said(self._demand))
+        return finding.result()
+
     async def stop(self, timeout: float) -> None:
         """Has it drain, and ends it after `timeout` seconds."""
+        stopping = asyncio.gather(*(actor.stop.remote() for actor in self._actors))
         with suppress(RayActorError, TimeoutError):
-            await asyncio.wait_for(asyncio.ensure_future(self._actor.stop.remote()), timeout)
-        ray.kill(self._actor)
+            await asyncio.wait_for(stopping, timeout)
+        self._destroy()
+
+
+def _name_of(spec: Spec, count: int) -> str:
+    return spec.name if count == 1 else f"{spec.name}-stage-{count - 1 - spec.place}"
 
 
 def _said(demand: dict[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,27 +30,37 @@ async def serve(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> No
     file = AddressFile(Path(config.address_file))
     await asyncio.to_thread(cluster.connect, config)
     try:
-        await _keep([Keeper(spec, demand, file) for spec, demand in plan(config, command)], config)
+        await _keep([Keeper(specs, demand, file) for specs, demand in plan(config, command)], config)
     finally:
         await asyncio.to_thread(ray.shutdown)
 
 
-def plan(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> list[tuple[Spec, dict[str, float]]]:
-    """What each executor is, and what it needs."""
+def plan(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> list[tuple[list[Spec], dict[str, float]]]:
+    """What the actors of each executor are, and what each of them needs."""
     demand = cluster.demand(config, ray.nodes())
     executor = ExecutorConfig(**{one.name: getattr(config, one.name) for one in fields(ExecutorConfig)})
     if not demand["num_gpus"]:
-        executor = replace(executor, num_threads=int(demand["num_cpus"]) // config.num_ranks)
-    count = config.data_parallel_size
-    names = ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
+        executor = replace(executor, num_threads=int(demand["num_cpus"]) // config.tensor_parallel_size)
+    count, stages = config.data_parallel_size, config.pipeline_parallel_size
+    executor = replace(
+        executor,
+        metrics_port=None,
+        cpu_share=1 / count,
+        distributed_executor_backend="mp" if stages == 1 else "external",  # who starts the ranks: the leader, or actors
+    )
     common: dict[str, Any] = {
-        "config": replace(executor, metrics_port=None, cpu_share=1 / count),
         "node": ray.get_runtime_context().get_node_id(),
         "user": os.geteuid(),
         "command": command,
         "environment": {name: os.environ[name] for name in _FORWARDED if name in os.environ},
     }
-    return [(Spec(name=name, **common), demand) for name in names]
+
+    def specs(name: str) -> list[Spec]:
+        own = replace(executor, group_secret=None if stages == 1 else secrets.token_hex(32))
+        return [Spec(name=name, place=place, config=own, **common) for place in range(stages)]
+
+    names = ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
+    return [(specs(name), demand) for name in names]
 
 
 async def _keep(keepers: list[Keeper], config: RayExecutorsConfig) -> None:

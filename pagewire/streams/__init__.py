@@ -6,6 +6,8 @@ which sends from an `Outbox`: outputs of a request that were not sent yet are me
 own requests only, and never takes memory without bound.
 """
 
+from pagewire.streams.balancing import Affinity
+from pagewire.streams.draining import Draining
 from pagewire.streams.link import MAX_BACKOFF_S, BidiCall, Link, LinkOwner, OpenCall
 from pagewire.streams.outbox import Outbox
 from pagewire.streams.peer import Peer
@@ -15,7 +17,9 @@ from pagewire.streams.session import Session
 
 __all__ = [
     "MAX_BACKOFF_S",
+    "Affinity",
     "BidiCall",
+    "Draining",
     "Link",
     "LinkOwner",
     "LinkedRequest",

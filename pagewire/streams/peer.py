@@ -13,8 +13,17 @@ from pagewire.streams.pings import Pings
 
 logger = logging.getLogger(__name__)
 
+
+class Response(Protocol):
+    """A message of the other side."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is to end, as a greeting says."""
+
+
 Out = TypeVar("Out")
-In = TypeVar("In")
+In = TypeVar("In", bound=Response)
 
 
 class PeerOwner(Protocol):
@@ -56,6 +65,7 @@ class Peer(Generic[Out, In]):
         self.channel = channel
         self.is_listed = True
         self.is_up = False  # it has spoken on the present stream
+        self.is_draining = False  # and said that it is to end
         self.unsent: dict[int, Any] = {}  # requests that the stream has not carried, by number
         self.aborts: list[int] = []
         self.num_requests = 0  # that are here
@@ -119,11 +129,14 @@ class Peer(Generic[Out, In]):
             self._owner.check_greeting(self, message)
             self.is_up = True
             self._owner.on_up(self)
+        if message.draining and not self.is_draining:
+            self.is_draining = True
+            logger.info("%s drains: others get what is new, if there are any", self.address)
         self._owner.on_response(message)
 
     def on_disconnect(self, reason: str) -> None:
         if self.is_up:
-            self.is_up = False
+            self.is_up = self.is_draining = False
             self.unsent.clear()
             self.aborts.clear()
             self.num_requests = 0

@@ -12,9 +12,9 @@ import grpc
 
 from pagewire.discovery import Discovery, Listed
 from pagewire.rpc import RpcError
-from pagewire.streams.balancing import choose
+from pagewire.streams.balancing import Affinity, Popularity, choose, preferred_of
 from pagewire.streams.link import MAX_BACKOFF_S, OpenCall
-from pagewire.streams.peer import Peer
+from pagewire.streams.peer import Peer, Response
 from pagewire.streams.peer_list import PeerList
 from pagewire.streams.pings import Pings
 
@@ -39,7 +39,7 @@ class LinkedRequest(ABC):
         self.was_sent = False  # another side may have let it in
         # time.monotonic() when the stream broke under it, until there is output again.
         self.lost_at: float | None = None
-        self.affinity = b""  # of requests that had better be at the same peer
+        self.affinity: Affinity | None = None  # of requests that had better be at the same peer
         self.peer: Any = None  # that has it; None: it waits for one
 
     @abstractmethod
@@ -53,7 +53,7 @@ class LinkedRequest(ABC):
 
 R = TypeVar("R", bound=LinkedRequest)
 Out = TypeVar("Out")
-In = TypeVar("In")
+In = TypeVar("In", bound=Response)
 
 
 class ResubmittingLink(ABC, Generic[R, Out, In]):
@@ -61,7 +61,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
 
     When a stream breaks, its requests are submitted again, to another peer or, where none is up, to the first that is;
     those that have waited for recovery_timeout seconds, without a stream that lasts, end with UNAVAILABLE. A peer that
-    leaves the list gets no new requests, unless there is no other, and is left when it has none.
+    drains or leaves the list gets no new requests, unless there is no other. The latter is left when it has none.
 
     A subclass builds the messages and reads them.
     """
@@ -81,6 +81,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         self.peers: list[Peer[Out, In]] = self._list.peers  # changes in place
         self._numbers = itertools.count(1)
         self._live: dict[int, R] = {}
+        self._popularity = Popularity()
         self._idle = asyncio.Event()  # no request is live
         self._idle.set()
         self._away_since: float | None = time.monotonic()  # None = a peer is up
@@ -135,12 +136,11 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         """Returns when no request is live."""
         await self._idle.wait()
 
-    def choose(self, affinity: bytes = b"") -> Peer[Out, In] | None:
+    def choose(self, affinity: Affinity | None = None) -> Peer[Out, In] | None:
         """Whose a new request is; None: no peer is up."""
-        up = [peer for peer in self.peers if peer.is_up]
-        able = [peer for peer in up if peer.is_ready] or up
-        staying = [peer for peer in able if peer.is_listed] or able
-        return choose(staying, affinity) if staying else None
+        share = self._popularity.seen(affinity.beginning) if affinity else 0.0
+        preferred = preferred_of(self.peers)
+        return choose(preferred, affinity, share) if preferred else None
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

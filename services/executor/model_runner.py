@@ -109,6 +109,7 @@ class ModelRunner:
         """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
         self.reset()
         self._images.forget_embeddings()
+        self._proposer.on_other_weights()
 
     @property
     def model(self) -> Model:

@@ -14,7 +14,7 @@ import torch
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.services.executor import kv_cache, memory, memory_profile
-from pagewire.services.executor.cuda_graphs import Steps
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.fault_injection import FaultyRunner, parse_faults
 from pagewire.services.executor.image_inputs import VisionModel
 from pagewire.services.executor.limits import Limits
@@ -31,6 +31,8 @@ from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pipeline import OneStage, stage_in
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.speculation.build import make_proposer
+from pagewire.services.executor.speculation.draft_steps import Target
+from pagewire.services.executor.speculation.drafters import load_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,17 @@ class Setup:
         return Speculation.of(self.config)
 
     @cached_property
+    def drafter(self) -> Model | None:
+        """The model that drafts, if one does."""
+        return load_drafter(self.speculation, self.config, self.model, self.limits, self.device, self.group)
+
+    def _drafted_for(self, num_blocks: int, limits: Limits) -> Target:
+        def steps() -> Steps:
+            return _recorded_steps(limits, self.pooling) if self.record_steps else CudaGraphs()
+
+        return Target(self.model, limits, num_blocks, self.device, self.config.attention_split_size, steps)
+
+    @cached_property
     def stage(self) -> OneStage:
         """What every runner does as one."""
         return stage_in(self.group, self.model, self.limits, self.device)
@@ -74,7 +87,9 @@ class Setup:
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
             tokens=tokens_of(self.group, limits.max_num_seqs, self.device),
             stage=self.stage,
-            proposer=make_proposer(self.speculation, self.pooling, self.device, self.group),
+            proposer=make_proposer(
+                self.speculation, self.pooling, self.group, self._drafted_for(num_blocks, limits), self.drafter
+            ),
         )
 
 

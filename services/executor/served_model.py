@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
 from pagewire.services.executor import kv_cache
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
@@ -42,6 +43,11 @@ def load_served(
 
     Raises StartupError, also for what does not fit into memory, or ModelLoadError.
     """
+    if config.enable_expert_parallel and config.tensor_parallel_size == 1:
+        raise StartupError(
+            "--enable-expert-parallel divides experts among devices, and --tensor-parallel-size is 1: say how many "
+            "devices there are, or leave it out"
+        )
     overrides = parse_overrides(config.hf_overrides)
     model = load_model(
         path,
@@ -56,6 +62,7 @@ def load_served(
         seed=config.seed,
         hf_overrides=overrides,
         tensor=tensor,
+        whole_experts=config.enable_expert_parallel,
         stage=stage,
         progress=progress,
     )

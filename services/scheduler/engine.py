@@ -34,6 +34,7 @@ from pagewire.services.scheduler.rollout import Rollout
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.wakes import Wakes
+from pagewire.streams import Draining
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Engine:
         )
         self._delivery = Delivery(self.scheduler, self._entrance, self._expiry, self._stats, self._wake_after_end)
         self.availability = Availability(config, self._on_given_up)
+        self.draining = Draining()
         self._last_request_id = 0
 
     # -- clients -----------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ async def serve(config: SchedulerConfig) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()  # a defect ends the process, loudly; its supervisor starts it again
+    engine.draining.begin()
     drained = engine.drained if told.result() else None
     await asyncio.gather(*(server.stop(drained) for server in servers))
     await rpc.cancel(tasks)

@@ -23,10 +23,13 @@ class TokenizerSession(
         super().__init__()
         self._engine = engine
         engine.availability.on_model_change.add(self._greet_again)
+        engine.draining.on_begin.add(self._greet_again)
 
     async def greet(self) -> SchedulerLinkServiceConnectResponse:
         info = await self._engine.availability.wait_for_model()
-        return SchedulerLinkServiceConnectResponse(hello=convert.from_info(info))
+        return SchedulerLinkServiceConnectResponse(
+            hello=convert.from_info(info), draining=self._engine.draining.has_begun
+        )
 
     def on_message(self, message: SchedulerLinkServiceConnectRequest) -> None:
         for submission in message.requests:
@@ -47,6 +50,7 @@ class TokenizerSession(
 
     def close(self) -> None:
         self._engine.availability.on_model_change.discard(self._greet_again)
+        self._engine.draining.on_begin.discard(self._greet_again)
         if self._live:
             self._engine.rollout.on_client_lost()
         super().close()

@@ -9,6 +9,7 @@ from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.text_output import TextDelta, TextOutput, UnreadOutput, unread_error
 from pagewire.streams import Session
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission, NumberedResponse
+from pagewire.v1.inference_pb2 import GenerateResponse
 
 
 class ClientSession(Session[GenerateSubmission, UnreadOutput, ConnectRequest, ConnectResponse]):
@@ -17,7 +18,15 @@ class ClientSession(Session[GenerateSubmission, UnreadOutput, ConnectRequest, Co
         self._generator = generator
 
     async def greet(self) -> ConnectResponse:
-        return ConnectResponse()
+        self._generator.draining.on_begin.add(self._greet_again)
+        return ConnectResponse(draining=self._generator.draining.has_begun)
+
+    def close(self) -> None:
+        self._generator.draining.on_begin.discard(self._greet_again)
+        super().close()
+
+    def _greet_again(self) -> None:
+        self.outbox.put(None, UnreadOutput(GenerateResponse()))
 
     def on_message(self, message: ConnectRequest) -> None:
         for submission in message.requests:

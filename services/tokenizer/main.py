@@ -65,6 +65,7 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, schedulers: Disco
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()  # a defect ends the process, loudly; its supervisor starts it again
+    generator.draining.begin()
     drained = generator.drained if told.result() else None
     await asyncio.gather(*(server.stop(drained) for server in servers))
     await rpc.cancel(tasks)

@@ -13,7 +13,7 @@ from pagewire import error_details
 from pagewire.discovery import Discovery, Listed
 from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
-from pagewire.streams import LinkedRequest, OpenCall, Peer, Pings, ResubmittingLink
+from pagewire.streams import Affinity, LinkedRequest, OpenCall, Peer, Pings, ResubmittingLink
 from pagewire.v1 import scheduler_link_pb2
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
@@ -64,8 +64,8 @@ class SubmittedRequest(LinkedRequest):
 
     __slots__ = ("deadline", "listener", "message", "received")
 
-    def __init__(self, message: TokenSubmission, listener: TokenListener, affinity: bytes = b"") -> None:
-        """Keeps the message and changes it. affinity: equal ones had better be at the same scheduler."""
+    def __init__(self, message: TokenSubmission, listener: TokenListener, affinity: Affinity | None = None) -> None:
+        """Keeps the message and changes it."""
         super().__init__()
         self.affinity = affinity
         self.message = message

@@ -38,6 +38,7 @@ from pagewire.services.tokenizer.text_requests import (
     token_submission,
 )
 from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
+from pagewire.streams import Draining
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
@@ -54,7 +55,7 @@ class LiveGeneration:
 
     def __init__(self, link: SchedulerLink, submission: GenerateSubmission, deliver: Deliver) -> None:
         self._link = link
-        self._affinity = affinity_of(submission) if len(link.peers) > 1 else b""
+        self._affinity = affinity_of(submission) if len(link.peers) > 1 else None
         self.request_id = submission.request.request_id
         self.tenant = submission.context.tenant
         self._deliver = deliver
@@ -127,6 +128,7 @@ class TextGenerator:
         # All that live, and some that have ended.
         self._generations: WeakSet[LiveGeneration | ComposedGeneration] = WeakSet()
         self._replaying = asyncio.Lock()
+        self.draining = Draining()
 
     @property
     def max_model_len(self) -> int:

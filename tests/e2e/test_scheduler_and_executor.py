@@ -13,7 +13,7 @@ import torch
 
 from pagewire import rpc
 from pagewire.config import SchedulerConfig
-from pagewire.discovery import Static
+from pagewire.discovery import Discovery, Static
 from pagewire.secure_rpc import NO_TLS
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo
@@ -51,12 +51,15 @@ class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
 
 
 @asynccontextmanager
-async def scheduler(directory: Path, name: str, *executors: str, **config: Any) -> AsyncIterator[Stub]:
+async def scheduler(
+    directory: Path, name: str, *executors: str, discovery: Discovery | None = None, **config: Any
+) -> AsyncIterator[Stub]:
+    """discovery: of the executors, in place of their addresses."""
     address = f"unix:{directory}/{name}.sock"
     settings = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0, **config)
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(rpc.channel(address))
-        engine = Engine(settings, Static(executors), NO_TLS.listed_channel)
+        engine = Engine(settings, discovery or Static(executors), NO_TLS.listed_channel)
         server = make_server(settings, engine)
         await server.start()
         working = [asyncio.create_task(engine.run()), asyncio.create_task(report_availability(engine, server))]

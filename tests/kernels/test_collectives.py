@@ -19,6 +19,7 @@ from pagewire.kernels import ops
 from pagewire.kernels.channel import channel_bytes, channel_ended, channel_turns, channel_waited, end_channel
 from pagewire.kernels.cpu import fallback, native
 from pagewire.kernels.cpu.recording import Memory, record
+from tests.kernels.routes import Routes
 
 implementations = pytest.mark.parametrize("cpu", [native, fallback], ids=["native", "fallback"])
 SLOT_ELEMENTS = 2**18  # of fp32
@@ -77,6 +78,23 @@ def test_all_gather_puts_columns_side_by_side(
     parts = [given_by(rank, shape, dtype) for rank in range(size)]
     for out in on_ranks(size, lambda rank: cpu.all_gather(parts[rank], channel, rank, size)):
         assert torch.equal(out, torch.cat(parts, dim=1))
+
+
+@implementations
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_all_to_all_takes_rows_where_they_belong(cpu: ModuleType, data: st.DataObject) -> None:
+    """Any number of rows between any two ranks, in one turn or in several."""
+    size = data.draw(st.integers(1, 4))
+    counts = data.draw(st.lists(st.integers(0, 40), min_size=size * size, max_size=size * size))
+    width = data.draw(st.sampled_from([1, 41, SLOT_ELEMENTS // 16 + 1]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int32]))
+    channel, routes = make_channel(size), Routes.of(counts, size)
+    parts = [given_by(rank, (routes.num_rows, width), dtype) for rank in range(size)]
+    expected = [routes.expected(rank, [part.clone() for part in parts]) for rank in range(size)]
+    on_ranks(size, lambda rank: cpu.all_to_all(parts[rank], routes.rows, routes.starts, channel, rank, size))
+    assert all(map(torch.equal, parts, expected))
+    assert not channel_ended(channel)
 
 
 @implementations
@@ -150,6 +168,15 @@ def test_ranks_that_do_not_do_the_same_end_the_group(cpu: ModuleType) -> None:
     assert channel_ended(channel)
 
 
+@implementations
+def test_ranks_that_expect_other_rows_end_the_group(cpu: ModuleType) -> None:
+    channel = make_channel(2)
+    routes = [Routes.of([0, 1 + rank, 2 - rank, 0], 2) for rank in range(2)]
+    x = torch.ones(3, 4)
+    on_ranks(2, lambda rank: cpu.all_to_all(x.clone(), routes[rank].rows, routes[rank].starts, channel, rank, 2))
+    assert channel_ended(channel)
+
+
 def test_time_in_which_a_rank_waits_is_counted() -> None:
     channel = make_channel(2)
     first = threading.Thread(target=native.all_reduce, args=(torch.ones(3), channel, 0, 2), daemon=True)
@@ -191,6 +218,35 @@ def test_recorded_steps_have_collectives() -> None:
         x = sum(native.silu_and_mul(given_by(seed + rank, (4, 64), torch.float32).repeat(1, 2)) for rank in range(2))
         assert isinstance(x, Tensor)
         assert torch.equal(first[seed], torch.cat([x, x], 1)) and torch.equal(second[seed], first[seed])
+
+
+def test_recorded_steps_send_other_rows_each_time() -> None:
+    channel, counts = make_channel(2), ([0, 2, 1, 0], [1, 0, 2, 0], [0, 0, 0, 3])
+    all_routes = [Routes.of(of_step, 2) for of_step in counts]
+    barrier = threading.Barrier(2)
+
+    def run(rank: int) -> list[Tensor]:
+        x, rows, starts = torch.zeros(3, 8), torch.zeros(3, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
+
+        def step() -> Tensor:
+            ops.all_to_all(x, rows, starts, channel, rank, 2)
+            return x
+
+        recorded = record(step, Memory())
+        results = []
+        for routes in all_routes:
+            x.copy_(given_by(rank, (3, 8), torch.float32))
+            rows.copy_(routes.rows)
+            starts.copy_(routes.starts)
+            barrier.wait()
+            recorded.replay()
+            results.append(x.clone())
+        return results
+
+    parts = [given_by(rank, (3, 8), torch.float32) for rank in range(2)]
+    for rank, results in enumerate(on_ranks(2, run)):
+        for routes, result in zip(all_routes, results, strict=True):
+            assert torch.equal(result, routes.expected(rank, parts))
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,20 @@ def test_grouped_products(cpu: ModuleType, num_tokens: int, form: str) -> None:
             packed.zero_point,
         )
         torch.testing.assert_close(actual, expected, atol=10 * TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@cpu
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_pairs_that_count_nothing_are_left_out(cpu: ModuleType, dtype: torch.dtype) -> None:
+    """Of experts 2 and 3 of 6: nobody has multiplied the other pairs."""
+    ids, weights = torch.tensor([[0, 2], [3, 5], [1, 0]], dtype=torch.int32), torch.rand(3, 2)
+    x, weight = torch.randn(3, 32).to(dtype), torch.randn(2 * 16, 32).to(dtype)
+    order, starts = cpu.sort_by_expert(ids, 6)
+    pairs = torch.full((6, 16), float("nan"), dtype=dtype)
+    products = cpu.experts_linear(x, weight, None, order, starts[2:5])
+    pairs[[1, 2]] = products[[1, 2]]
+    expected = torch.stack([weights[0, 1] * (weight[:16].float() @ x[0].float()), torch.zeros(16), torch.zeros(16)])
+    expected[1] = weights[1, 0] * (weight[16:].float() @ x[1].float())
+    own = torch.where((ids >= 2) & (ids < 4), weights, 0)
+    combined = cpu.combine_experts(pairs, own)
+    torch.testing.assert_close(combined.float(), expected, atol=10 * TOLERANCES[dtype], rtol=TOLERANCES[dtype])

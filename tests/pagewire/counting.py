@@ -12,7 +12,7 @@ from pagewire import rpc
 from pagewire.discovery import Discovery, Static
 from pagewire.rpc import RpcError
 from pagewire.secure_rpc import NO_TLS
-from pagewire.streams import LinkedRequest, OpenCall, Pings, ResubmittingLink, Session
+from pagewire.streams import Draining, LinkedRequest, OpenCall, Pings, ResubmittingLink, Session
 from pagewire.v1 import common_pb2, inference_link_pb2, inference_link_pb2_grpc
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -36,9 +36,11 @@ class Tokens:
 class CountingSession(Session[GenerateSubmission, Tokens, ConnectRequest, ConnectResponse]):
     """Answers {token_ids: [start, count]} with start, start + 1, ..., one token per step()."""
 
-    def __init__(self, may_greet: asyncio.Event) -> None:
+    def __init__(self, may_greet: asyncio.Event, draining: Draining | None = None) -> None:
         super().__init__()
         self._may_greet = may_greet
+        self._draining = draining or Draining()
+        self._draining.on_begin.add(self._greet_again)
         self.left: dict[int, list[int]] = {}  # number -> tokens to come
         self.begun: list[GenerateSubmission] = []
         self.num_greetings = 0
@@ -46,7 +48,10 @@ class CountingSession(Session[GenerateSubmission, Tokens, ConnectRequest, Connec
     async def greet(self) -> ConnectResponse:
         await self._may_greet.wait()
         self.num_greetings += 1
-        return ConnectResponse()
+        return ConnectResponse(draining=self._draining.has_begun)
+
+    def _greet_again(self) -> None:
+        self.outbox.put(None, Tokens([]))
 
     def on_message(self, message: ConnectRequest) -> None:
         assert self.num_greetings, "something was sent before the greeting"
@@ -92,6 +97,7 @@ class CountingService(inference_link_pb2_grpc.InferenceLinkServiceServicer):
     breaks: list[int] = field(default_factory=list)
     running: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: no tokens
     may_greet: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: no stream comes up
+    draining: Draining = field(default_factory=Draining)
     sessions: list[CountingSession] = field(default_factory=list)
     errors: list[RpcError] = field(default_factory=list)  # of clients that broke the contract
 
@@ -118,7 +124,7 @@ class CountingService(inference_link_pb2_grpc.InferenceLinkServiceServicer):
                 pass_moment()
                 yield message
 
-        session = CountingSession(self.may_greet)
+        session = CountingSession(self.may_greet, self.draining)
         self.sessions.append(session)
         stepper = asyncio.create_task(self._step(session))
         try:

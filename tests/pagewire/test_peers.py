@@ -3,8 +3,7 @@
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -14,93 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.discovery import Listed, Static
-from pagewire.streams import balancing, resubmitting_link
+from pagewire.discovery import Static
+from pagewire.streams import Affinity, resubmitting_link
 from pagewire.streams import link as link_module
-from tests.pagewire.counting import CountedRequest, CountingLink, CountingService, linked, serving
+from tests.pagewire.counting import CountedRequest, CountingService, linked, serving
+from tests.pagewire.peer_line import Line, assert_complete, paused, submit, up
 from tests.pagewire.test_streams import eventually
+
+ONE = Affinity(b"one", b"one")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def impatient() -> Iterator[None]:
     with mock.patch.multiple(link_module, FIRST_BACKOFF_S=0.002, MAX_BACKOFF_S=0.01):
         yield
-
-
-class Told:
-    """Whatever a test says is there."""
-
-    def __init__(self, *addresses: str) -> None:
-        self._lists: asyncio.Queue[Sequence[Listed]] = asyncio.Queue()
-        self.tell(*addresses)
-
-    def tell(self, *addresses: str) -> None:
-        self._lists.put_nowait([Listed(address) for address in addresses])
-
-    async def lists(self) -> AsyncIterator[Sequence[Listed]]:
-        while True:
-            yield await self._lists.get()
-
-
-class Line:
-    """Services by number, each of which can be ended and started."""
-
-    def __init__(self, directory: Path, *services: CountingService) -> None:
-        self.directory, self.services = directory, services
-        self.told = Told(*map(self.address, range(len(services))))
-        self._running: dict[int, AsyncExitStack] = {}
-
-    def address(self, number: int) -> str:
-        return f"unix:{self.directory}/s{number}.sock"
-
-    async def start(self, number: int) -> None:
-        self._running[number] = stack = AsyncExitStack()
-        await stack.enter_async_context(serving(self.directory, self.services[number], f"s{number}"))
-
-    async def kill(self, number: int) -> None:
-        await self._running.pop(number).aclose()
-
-    @property
-    def num_live(self) -> list[int]:
-        return [service.num_live for service in self.services]
-
-    @asynccontextmanager
-    async def running(self, *numbers: int, recovery_timeout: float = 20.0) -> AsyncIterator[CountingLink]:
-        """numbers: of those that are started at first; without any, all."""
-        for number in numbers or range(len(self.services)):
-            await self.start(number)
-        try:
-            async with linked(self.directory, recovery_timeout, self.told) as link:
-                yield link
-        finally:
-            for number in list(self._running):
-                await self.kill(number)
-
-
-def submit(link: CountingLink, count: int, length: int = 5, affinity: bytes = b"") -> list[CountedRequest]:
-    requests = [CountedRequest(1000 * number, length) for number in range(count)]
-    for request in requests:
-        request.affinity = affinity
-        link.submit(request)
-    return requests
-
-
-def assert_complete(requests: Sequence[CountedRequest], *services: CountingService) -> None:
-    for request in requests:
-        assert request.error is None and request.received == request.expected
-    for service in services:
-        assert not service.errors
-
-
-def paused(count: int) -> list[CountingService]:
-    services = [CountingService() for _ in range(count)]
-    for service in services:
-        service.running.clear()
-    return services
-
-
-async def up(link: CountingLink, count: int) -> None:
-    await eventually(lambda: sum(peer.is_up for peer in link.peers) == count)
 
 
 # Who gets what.
@@ -127,23 +53,11 @@ async def test_those_of_a_conversation_are_at_one_service_up_to_its_share(tmp_pa
     line = Line(tmp_path, *paused(2))
     async with line.running() as link:
         await up(link, 2)
-        submit(link, 8, affinity=b"one")
+        submit(link, 8, affinity=ONE)
         await eventually(lambda: sorted(line.num_live) == [0, 8])
-        submit(link, 24, affinity=b"one")
+        submit(link, 24, affinity=ONE)
         await eventually(lambda: sum(line.num_live) == 32)
         assert max(line.num_live) <= 1.25 * 33 / 2
-
-
-@given(keys=st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=200), count=st.integers(1, 6))
-def test_a_peer_that_goes_moves_its_own_requests_only_and_nobody_has_too_many(keys: list[bytes], count: int) -> None:
-    peers = [SimpleNamespace(address=f"10.0.0.{number}:1", load=0, last_choice=0) for number in range(count)]
-    before = {key: balancing.choose(peers, key) for key in keys}
-    if count > 1:
-        after = {key: balancing.choose(peers[1:], key) for key in keys}
-        assert all(after[key] is before[key] for key in keys if before[key] is not peers[0])
-    for key in keys:
-        balancing.choose(peers, key).load += 1
-    assert max(peer.load for peer in peers) <= max(8, 1.25 * (len(keys) + 1) / count + 1)
 
 
 # Who breaks.
@@ -290,6 +204,35 @@ async def test_requests_leave_one_that_is_not_ready_if_another_is(
         await asyncio.sleep(0.1)
         assert line.num_live == [0, 8], "none is ready: they wait where they are"
         line.services[1].running.set()
+        await asyncio.wait_for(link.drained(), 10)
+    assert_complete(requests, *line.services)
+
+
+async def test_one_that_drains_ends_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
+    line = Line(tmp_path, *paused(2))
+    async with line.running() as link:
+        await up(link, 2)
+        requests = submit(link, 4)
+        await eventually(lambda: line.num_live == [2, 2])
+        line.services[0].draining.begin()
+        await eventually(lambda: link.peers[0].is_draining)
+        requests += [*submit(link, 4), *submit(link, 4, affinity=ONE)]
+        await eventually(lambda: line.num_live == [2, 10])
+        line.services[1].draining.begin()
+        await eventually(lambda: link.peers[1].is_draining)
+        requests += submit(link, 4)
+        await eventually(lambda: line.num_live == [6, 10])
+        # A successor of the first.
+        line.services[0].running.set()
+        await eventually(lambda: line.num_live == [0, 10])
+        await line.kill(0)
+        line.services[0] = paused(1)[0]
+        await line.start(0)
+        await eventually(lambda: link.peers[0].is_up and not link.peers[0].is_draining)
+        requests += submit(link, 4)
+        await eventually(lambda: line.num_live == [4, 10])
+        for service in line.services:
+            service.running.set()
         await asyncio.wait_for(link.drained(), 10)
     assert_complete(requests, *line.services)
 

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from pagewire.supervisor import Supervisor
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -96,6 +99,22 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
     assert "restarting it in 0.4 s" in stack.output
     stack.process.terminate()
     assert stack.process.wait(60) == 0
+
+
+async def test_what_cannot_be_said_of_services_that_are_ready_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def announce() -> None:
+        raise BrokenPipeError("nobody reads the banner")
+
+    supervisor = Supervisor([], shutdown_timeout=1, takes_signals=False)
+    running = asyncio.create_task(supervisor.run(announce))
+    async with asyncio.timeout(10):
+        while not caplog.records:  # noqa: ASYNC110 - what a task does
+            await asyncio.sleep(0.01)
+    supervisor.stop()
+    assert await running == 0
+    (record,) = caplog.records
+    assert "all services are ready" in caplog.text and "nobody reads the banner" in caplog.text
+    assert record.levelname == "ERROR"
 
 
 def test_deaths_far_apart_do_not_add_up(stack: Stack) -> None:

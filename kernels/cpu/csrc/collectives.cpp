@@ -119,7 +119,7 @@ struct Channel {
     }
 };
 
-enum Kind : int64_t { SUM = 1, GATHER = 2, COPY = 3 };
+enum Kind : int64_t { EXCHANGE = 0, SUM = 1, GATHER = 2, COPY = 3 };
 
 int64_t meaning_of(Kind kind, int64_t bytes) { return bytes * 4 + kind; }
 
@@ -188,6 +188,74 @@ bool copy_from(Channel& channel, int root, char* x, int64_t bytes, int threads) 
     return true;
 }
 
+// Which rows go from rank to rank; what a rank sends is in the order of those that receive it.
+struct Routes {
+    const int32_t *rows, *starts;  // as of all_to_all
+    int size;
+
+    int64_t count(int from, int to) const {
+        const int edge = to * size + from;
+        return from == to ? 0 : starts[edge + 1] - starts[edge];
+    }
+
+    // Rows that `from` sends to ranks below `to`.
+    int64_t before(int from, int to) const {
+        int64_t total = 0;
+        for (int below = 0; below < to; below++) total += count(from, below);
+        return total;
+    }
+
+    int64_t most() const {
+        int64_t most = 0;
+        for (int from = 0; from < size; from++) most = std::max(most, before(from, size));
+        return most;
+    }
+
+    // Equal, but for strange chance, where ranks mean the same.
+    int64_t meaning() const {
+        int64_t sum = 0;
+        for (int i = 0; i <= size * size; i++) sum += (i + 1) * (int64_t)starts[i];
+        return sum * 4 + EXCHANGE;
+    }
+
+    // function(row, place) of those from `from` to `to` whose place among all that `from` sends is in [begin, end).
+    template <class F>
+    void each(int from, int to, int64_t begin, int64_t end, int64_t row_bytes, int threads, F&& function) const {
+        const int64_t first = before(from, to), stop = std::min(end, first + count(from, to));
+        const int64_t start = std::max(begin, first), per_chunk = std::max<int64_t>(1, CHUNK / row_bytes);
+        if (start >= stop) return;
+        const int32_t* const chosen = rows + starts[to * size + from] - first;
+        parallel::for_each(threads, (stop - start + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
+            const int64_t from_place = start + chunk * per_chunk, to_place = std::min(stop, from_place + per_chunk);
+            for (int64_t place = from_place; place < to_place; place++) function((int64_t)chosen[place], place);
+        });
+    }
+};
+
+// Of what each rank sends, rows [begin, end).
+bool exchange(Channel& channel, const Routes& routes, char* x, int64_t row, int64_t begin, int64_t end, int threads) {
+    uint32_t turn;
+    const int64_t meaning = routes.meaning();
+    if (!channel.enter(turn)) return false;
+    const int rank = channel.rank;
+    char* const own = channel.slot(rank, turn);
+    for (int to = 0; to < channel.size; to++)
+        routes.each(rank, to, begin, end, row, threads, [&](int64_t index, int64_t place) {
+            std::memcpy(own + (place - begin) * row, x + index * row, row);
+        });
+    channel.begin(turn, meaning);
+    for (int from = 0; from < channel.size; from++) {
+        const int64_t first = routes.before(from, rank), stop = first + routes.count(from, rank);
+        if (first >= std::min(end, stop) || stop <= begin) continue;
+        if (!channel.arrived(from, turn, meaning)) return false;
+        const char* const slot = channel.slot(from, turn);
+        routes.each(from, rank, begin, end, row, threads, [&](int64_t index, int64_t place) {
+            std::memcpy(x + index * row, slot + (place - begin) * row, row);
+        });
+    }
+    return true;
+}
+
 }  // namespace
 
 extern "C" {
@@ -213,6 +281,16 @@ void pagewire_all_gather(const void* x, void* out, int64_t row, int64_t bytes, v
     }
 }
 
+// x: rows of `row` bytes; rows, starts: as of the op
+void pagewire_all_to_all(void* x, int64_t row, const int32_t* rows, const int32_t* starts, void* memory, int rank,
+                         int size, int threads) {
+    Channel channel(memory, rank, size);
+    const Routes routes = {rows, starts, size};
+    const int64_t most = routes.most(), per_turn = SLOT_BYTES / row;
+    for (int64_t begin = 0; begin < most; begin += per_turn)
+        if (!exchange(channel, routes, (char*)x, row, begin, begin + per_turn, threads)) return;
+}
+
 // x: `bytes`, in place
 void pagewire_broadcast(void* x, int64_t bytes, int root, void* memory, int rank, int size, int threads) {
     Channel channel(memory, rank, size);
@@ -223,4 +301,5 @@ void pagewire_broadcast(void* x, int64_t bytes, int root, void* memory, int rank
 
 PAGEWIRE_REPLAYABLE(all_reduce)
 PAGEWIRE_REPLAYABLE(all_gather)
+PAGEWIRE_REPLAYABLE(all_to_all)
 PAGEWIRE_REPLAYABLE(broadcast)

@@ -251,8 +251,10 @@ void pagewire_combine_experts(int dtype, const void* y, const float* weights, vo
             const T* const rows = (const T*)y + token * top_k * size;
             for (int64_t i = 0; i < size; i += REGISTER_LANES) {
                 f32_register sum = {};
-                for (int j = 0; j < top_k; j++)
-                    sum += load_register(rows + j * size + i, (int)(size - i)) * weights[token * top_k + j];
+                for (int j = 0; j < top_k; j++) {
+                    const float weight = weights[token * top_k + j];
+                    if (weight != 0) sum += load_register(rows + j * size + i, (int)(size - i)) * weight;
+                }
                 store_register((T*)result + token * size + i, sum, (int)(size - i));
             }
         });

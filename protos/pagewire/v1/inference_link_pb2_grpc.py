@@ -47,8 +47,8 @@ class InferenceLinkServiceServicer:
     """
 
     def Connect(self, request_iterator, context):
-        """Many requests over one long-lived stream. The first response is empty and sent at once; the client sends nothing
-        before it has come.
+        """Many requests over one long-lived stream. The first response is sent at once, with nothing but perhaps `draining` in
+        it; the client sends nothing before it has come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

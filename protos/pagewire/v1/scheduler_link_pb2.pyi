@@ -35,7 +35,7 @@ class SchedulerLinkServiceConnectRequest(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[TokenSubmission, _Mapping]]] = ..., abort_request_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SchedulerLinkServiceConnectResponse(_message.Message):
-    __slots__ = ("hello", "request_ids", "num_tokens", "token_ids", "finish_reasons", "cached_tokens", "stop_token_ids", "logprobs", "errors", "vectors", "prompt_logprobs", "weights_versions")
+    __slots__ = ("hello", "request_ids", "num_tokens", "token_ids", "finish_reasons", "cached_tokens", "stop_token_ids", "logprobs", "errors", "vectors", "prompt_logprobs", "weights_versions", "draining")
     class StopTokenIdsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class SchedulerLinkServiceConnectResponse(_message.Message):
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.ModelInfo
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -102,4 +103,5 @@ class SchedulerLinkServiceConnectResponse(_message.Message):
     vectors: _containers.MessageMap[int, _common_pb2.Vector]
     prompt_logprobs: _containers.MessageMap[int, _common_pb2.Logprobs]
     weights_versions: _containers.ScalarMap[int, str]
-    def __init__(self, hello: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_common_pb2.FinishReason, str]]] = ..., cached_tokens: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Mapping[int, int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., weights_versions: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, hello: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_common_pb2.FinishReason, str]]] = ..., cached_tokens: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Mapping[int, int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., weights_versions: _Optional[_Mapping[int, str]] = ..., draining: _Optional[bool] = ...) -> None: ...

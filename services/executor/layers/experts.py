@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
@@ -18,6 +17,7 @@ from pagewire.kernels.quantized.packed import TILES
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.routing import CorrectionBias, Router, Routing
 from pagewire.services.executor.layers.shares import even_share
 from pagewire.services.executor.layers.weight_format import WeightOnly, input_unit, output_unit
 from pagewire.services.executor.layers.weights import (
@@ -28,6 +28,7 @@ from pagewire.services.executor.layers.weights import (
     Shard,
     stored_parts,
 )
+from pagewire.services.executor.layers.whole_experts import WholeExperts, own_experts
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
@@ -50,23 +51,6 @@ class ClampedSwiglu:
 
     def __call__(self, x: Tensor) -> Tensor:
         return ops.clamped_swiglu(x, self.alpha, self.limit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Routing:
-    """Which experts a token goes to, and what they count: `ops.route_experts` of a linear layer's outputs."""
-
-    top_k: int
-    router: str = "gate"  # the checkpoint's name of that layer
-    bias: bool = False  # of that layer
-    in_fp32: bool = False  # that layer, whatever the model's dtype is
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
-    normalize: bool = False  # weights of a token's experts sum to 1
-    scale: float = 1.0  # of the weights
-    num_groups: int = 1  # of neighbouring experts, of which `topk_groups` are eligible
-    topk_groups: int = 1
-    group_best: int = 1  # a group is as good as the sum of so many of its best: 1 (DeepSeek-V2) or 2 (V3)
-    correction_bias: str | None = None  # the checkpoint's name of what is added to scores when experts are chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +119,19 @@ class ExpertsLinear:
         outputs: range | None = None,
         inputs: range | None = None,
     ) -> None:
-        """outputs, inputs: of each expert's projections, what the rank has; None: all."""
+        """outputs, inputs: of each expert's projections, what the rank has; None: all. Of the experts it has its own
+        where the placement says so, else all."""
+        experts = range(config.num_experts)
+        if placement.whole_experts:
+            experts = own_experts(config.num_experts, placement.tensor)
         rows = None if outputs is None else indices(outputs)
         self.shards = tuple(
             Shard(expert.name(name), size, in_features, found and WeightOnly(found), config.bias, rows, inputs)
-            for expert in (placement.within(f"experts.{i}") for i in range(config.num_experts))
+            for expert in (placement.within(f"experts.{i}") for i in experts)
             for name, size in shards.items()
             for found in [expert.format(name)]
         )
-        self.num_experts = config.num_experts
+        self.num_experts = len(experts)
         sizes = sum(shard.num_outputs for shard in self.shards), self.shards[0].num_inputs
         self.weight: PackedWeight = (
             Dense(placement.empty(*sizes)) if all(shard.format is None for shard in self.shards) else NotLoaded(*sizes)
@@ -197,51 +185,25 @@ class ExpertsLinear:
         return stored_parts(self.shards)
 
 
-class CorrectionBias:
-    """What is added to the scores of experts to choose among them, so that all are used about equally; in fp32."""
-
-    __slots__ = ("name", "tensor")
-
-    def __init__(self, name: str, num_experts: int, placement: Placement) -> None:
-        self.name = placement.name(name)
-        self.tensor = torch.empty(num_experts, dtype=torch.float32, device=placement.device)
-
-    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        yield self.name, self.tensor
-
-
-class Router(Linear):
-    """The linear layer that says which experts a token prefers."""
-
-    __slots__ = ("dtype",)
-
-    def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
-        routing = config.routing
-        self.dtype = torch.float32 if routing.in_fp32 else placement.dtype
-        placement = replace(placement, dtype=self.dtype)
-        super().__init__(config.hidden_size, {routing.router: config.num_experts}, placement, bias=routing.bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return super().__call__(x.to(self.dtype))
-
-    def install(self, parts: Sequence[PackedWeight]) -> None:
-        super().install([Dense(part.tensor.to(self.dtype)) if isinstance(part, Dense) else part for part in parts])
-
-
 class RoutedMLP:
     """A feed-forward block: `sum of weight_e * down_e(act(gate_e(x)) * up_e(x))` over the experts e of each token x."""
 
-    __slots__ = ("activation", "correction_bias", "down", "gate_up", "num_experts", "ranks", "router", "routing")
+    __slots__ = (
+        *("activation", "correction_bias", "down", "gate_up", "num_experts", "ranks", "router", "routing"),
+        "whole",
+    )
 
     def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
         """placement: of the module whose parts router and experts are, e.g. model.layers.0.mlp"""
         size, routing, activation = config.intermediate_size, config.routing, config.activation
-        self.router = Router(config, placement)
-        share = _share(config, placement) if placement.tensor.size > 1 else None
+        self.router = Router(routing, config.num_experts, config.hidden_size, placement)
+        ranks, whole = placement.tensor, placement.whole_experts
+        share = _share(config, placement) if ranks.size > 1 and not whole else None
+        self.whole = WholeExperts(config.num_experts, routing.top_k, ranks, placement.device) if whole else None
         gate_up = dict.fromkeys(config.gate_up, size)
         self.gate_up = ExpertsLinear(config, config.hidden_size, gate_up, placement, outputs=share)
         self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement, inputs=share)
-        self.ranks = placement.tensor  # that sum
+        self.ranks = ranks  # that sum
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.num_experts = config.num_experts
         self.correction_bias = (
@@ -266,14 +228,22 @@ class RoutedMLP:
             routing.group_best,
         )
         order, starts = ops.sort_by_expert(ids, self.num_experts)
+        if self.whole is not None:
+            starts = self.whole.own_starts(starts)
         inner = self.activation(self.gate_up(hidden, order, starts))
-        combined = ops.combine_experts(self.down(inner, order, starts), weights)
+        pairs = self.down(inner, order, starts)
+        if self.whole is not None:
+            if self.whole.exchanges(len(ids)):
+                return self.whole.exchanged(pairs, ids, weights)
+            weights = self.whole.own_weights(ids, weights)
+        combined = ops.combine_experts(pairs, weights)
         return combined if self.ranks.size == 1 else self.ranks.all_reduce(combined)
 
     @property
     def summing_ranks(self) -> Communicator | None:
         """As of `sums.Summed`."""
-        return None if self.ranks.size == 1 else self.ranks
+        sums = self.ranks.size > 1 and (self.whole is None or self.whole.least_exchanged is None)
+        return self.ranks if sums else None
 
     def leave_sum(self) -> None:
         self.ranks = ALONE

@@ -21,6 +21,7 @@ class Placement:
     quantization: Quantization | None = None
     prefix: str = ""
     tensor: Communicator = ALONE  # with the ranks that have the other parts of each layer
+    whole_experts: bool = False  # of the ranks each has some experts, whole; else a part of every one
     stage: Stage = WHOLE  # which layers are here
 
     def within(self, module: str) -> Placement:

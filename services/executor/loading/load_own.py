@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagewire.process import usable_cores
 from pagewire.services.executor import memory
+from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading import weights_report
@@ -55,12 +56,13 @@ def load_own(
     weights_cache: str | None,
     fp8_kv_cache: bool = False,
     tensor: Communicator = ALONE,
+    whole_experts: bool = False,
     stage: Stage = WHOLE,
     progress: Progress,
 ) -> OwnModel:
     """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's. fp8_kv_cache: it will
-    have one, which a layer that cannot refuses with ModelLoadError. tensor: as of `Placement`. stage: of how many; its
-    layers are chosen here."""
+    have one, which a layer that cannot refuses with ModelLoadError. tensor, whole_experts: as of `Placement`. stage: of
+    how many; its layers are chosen here."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -68,7 +70,7 @@ def load_own(
     check_requested(quantization, found)
     dequantize = quantization == "none"
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
-    placement = Placement(config.dtype, device, found, tensor=tensor)
+    placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts)
     nowhere = replace(placement, device=torch.device("meta"))
     shapes = _make(checkpoint, config, length, nowhere)
     if tensor.size > 1 and shapes.unsplit is not None:
@@ -83,10 +85,16 @@ def load_own(
     for layer in shapes.attention_layers if fp8_kv_cache else ():
         layer.kv_scales = torch.ones(0)
         layer.kv_spec()
-    stored = 0 if weights is None else check_tensors(checkpoint.path, weights, shapes)
+    whole = shapes
+    if whole_experts:
+        _check_experts(checkpoint, shapes)
+        # The checkpoint has all of them.
+        whole = _make(checkpoint, config, length, replace(nowhere, tensor=ALONE, whole_experts=False))
+    stored = 0 if weights is None else check_tensors(checkpoint.path, weights, whole)
     cache_order = [layer.kv_spec() for layer in shapes.caching_layers] if stage.count > 1 else []
     if stage.count > 1:
-        placement = replace(placement, stage=stage_of(shapes, stage))
+        placement = replace(placement, stage=stage_of(whole, stage))
+    if stage.count > 1 or whole_experts:
         shapes = _make(checkpoint, config, length, replace(placement, device=torch.device("meta")))
         stored = 0 if weights is None else _quantized_bytes(weights, shapes)
     memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
@@ -103,6 +111,7 @@ def load_own(
             dequantize=dequantize,
             overrides=checkpoint.overrides,
             tensor=tensor,
+            whole_experts=whole_experts,
             stage=placement.stage,
         )
     if cache is None or not cache.load(model, filler.num_threads, progress):
@@ -125,6 +134,14 @@ def _make(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: P
         return ARCHITECTURES[checkpoint.architecture].model(config, length, placement)
     except ModelLoadError as error:
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
+
+
+def _check_experts(checkpoint: Checkpoint, model: OwnModel) -> None:
+    if not any(isinstance(leaf, ExpertsLinear) for leaf in model.leaves()):
+        raise ModelLoadError(
+            f"{checkpoint.path}: --enable-expert-parallel: {checkpoint.architecture} has no experts; leave it out, "
+            "--tensor-parallel-size alone divides its layers"
+        )
 
 
 @dataclass(frozen=True)

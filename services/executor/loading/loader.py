@@ -41,6 +41,7 @@ def load_model(
     seed: int = 0,
     hf_overrides: Mapping[str, Any] | None = None,
     tensor: Communicator = ALONE,
+    whole_experts: bool = False,
     stage: Stage = WHOLE,
     progress: Progress | None = None,
 ) -> Model:
@@ -52,8 +53,9 @@ def load_model(
     default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
     checkpoint's if it has them, else 1. quantization: None runs weights as they are stored, a method insists on it,
     "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: put over the
-    keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, stage: which of its
-    layers, of how many parts; both of our own models only. progress is called with the fraction done and what was read.
+    keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, of which each has
+    whole experts if whole_experts; stage: which of its layers, of how many parts; of our own models only. progress is
+    called with the fraction done and what was read.
 
     Raises ModelLoadError with the cause and the remedy.
     """
@@ -89,6 +91,7 @@ def load_model(
             weights_cache=weights_cache,
             fp8_kv_cache=kv_scales,
             tensor=tensor,
+            whole_experts=whole_experts,
             stage=stage,
             progress=progress,
         )

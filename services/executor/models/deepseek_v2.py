@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP, Routing
+from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP
 from pagewire.services.executor.layers.latent_attention import LatentAttention, LatentConfig
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError, decoder_config, optional, required
 from pagewire.services.executor.models.architecture import DECODER_NAMES, EXPERTS_NAMES, Architecture, GgufForm

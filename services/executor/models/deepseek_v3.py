@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.layers.experts import Routing
+from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.model_config import ModelLoadError, optional, required
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.deepseek_v2 import (

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.layers.experts import ClampedSwiglu, ExpertsConfig, RoutedMLP, Routing
+from pagewire.services.executor.layers.experts import ClampedSwiglu, ExpertsConfig, RoutedMLP
 from pagewire.services.executor.layers.heads import heads_of
 from pagewire.services.executor.layers.paged_attention import Sinks
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.model_config import DecoderConfig, decoder_config, layer_windows, optional, required
 from pagewire.services.executor.models.architecture import (

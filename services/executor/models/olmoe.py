@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP, Routing
+from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
+from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError, optional
 from pagewire.services.executor.models.architecture import (
     DECODER_NAMES,

@@ -23,6 +23,11 @@ class Communicator(Protocol):
     def all_gather(self, x: Tensor) -> Tensor:
         """x [n, k] of each rank -> [n, size * k], in the order of ranks"""
 
+    def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
+        """Row rows[i] of x [n, k] goes from rank s to the same row of rank d's x, for i in
+        [starts[d * size + s], starts[d * size + s + 1]): int32 [any], int32 [size * size + 1], the same on all ranks.
+        """
+
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         """Rank root's x; the others give one of its shape and dtype, which may be overwritten."""
 
@@ -38,6 +43,9 @@ class _Alone:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x
+
+    def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
+        pass
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         return x

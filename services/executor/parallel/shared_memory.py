@@ -61,6 +61,9 @@ class Channel:
     def all_gather(self, x: Tensor) -> Tensor:
         return ops.all_gather(x, self._memory, self.rank, self.size)
 
+    def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
+        ops.all_to_all(x, rows, starts, self._memory, self.rank, self.size)
+
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         x = x.contiguous()
         ops.broadcast(x, root, self._memory, self.rank, self.size)

@@ -12,6 +12,8 @@ _groups: list[dist.ProcessGroup] = []
 # The same, by its name in torch 2.13 and before that.
 _all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+_all_to_all_single: Callable[..., object] = dist.all_to_all_single
+
 # Ops, so that a recorded step has them like any other of torch's; they know their group by its index.
 _library = torch.library.Library("pagewire_ranks", "DEF")
 
@@ -24,6 +26,22 @@ def _all_gather(parts: Tensor, x: Tensor, group: int) -> None:
     _all_gather_single(parts, x, group=_groups[group])
 
 
+def _all_to_all(x: Tensor, rows: Tensor, starts: Tensor, group: int) -> None:
+    """On CUDA the host waits for `starts`."""
+    size, rank = _groups[group].size(), _groups[group].rank()
+    bounds = starts.tolist()
+
+    def between(to: int, by: int) -> Tensor:
+        edge = to * size + by
+        return rows[bounds[edge] : bounds[edge + 1] if to != by else bounds[edge]]
+
+    sent, received = [between(to, rank) for to in range(size)], [between(rank, by) for by in range(size)]
+    arrived = x.new_empty(sum(map(len, received)), x.shape[1])
+    counts = [len(part) for part in received], [len(part) for part in sent]
+    _all_to_all_single(arrived, x[torch.cat(sent)], *counts, group=_groups[group])
+    x[torch.cat(received)] = arrived
+
+
 def _broadcast(x: Tensor, root: int, group: int) -> None:
     dist.broadcast(x, group=_groups[group], group_src=root)
 
@@ -31,6 +49,7 @@ def _broadcast(x: Tensor, root: int, group: int) -> None:
 for _schema, _function in (
     ("all_reduce(Tensor(a!) x, int group) -> ()", _all_reduce),
     ("all_gather(Tensor(a!) parts, Tensor x, int group) -> ()", _all_gather),
+    ("all_to_all(Tensor(a!) x, Tensor rows, Tensor starts, int group) -> ()", _all_to_all),
     ("broadcast(Tensor(a!) x, int root, int group) -> ()", _broadcast),
 ):
     _library.define(_schema)
@@ -61,6 +80,10 @@ class TorchCommunicator:
         parts = torch.empty((self.size * rows, columns), dtype=x.dtype, device=x.device)
         _ops.all_gather.default(parts, x.contiguous(), self._index)
         return parts.view(self.size, rows, columns).transpose(0, 1).reshape(rows, self.size * columns)
+
+    def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
+        """Not to be captured: the host waits for `starts`."""
+        _ops.all_to_all.default(x, rows, starts, self._index)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         x = x.contiguous()

@@ -45,6 +45,8 @@ class SuffixProposer:
         self._requests: dict[int, _Output] = {}  # by id
         self._recent: OrderedDict[int, RecentOutputs] = OrderedDict()  # by domain, the last one used last
 
+    def on_other_weights(self) -> None: ...
+
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:

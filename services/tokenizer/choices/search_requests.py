@@ -145,7 +145,7 @@ class _Steps:
             temperature=1, max_tokens=1, seed=0, logprobs=num_logprobs, priority=prepared.params.priority
         )
         self._traceparent = traceparent
-        self._affinity = affinity_of(submission) if len(link.peers) > 1 else b""
+        self._affinity = affinity_of(submission) if len(link.peers) > 1 else None
         self.num_cached_tokens = 0  # of the prompt, when it was first seen
         self.weights_versions: set[str] = set()  # of the weights that have answered
         self._has_begun = False

@@ -1,4 +1,4 @@
-"""Two fake executors on a Ray cluster: python -m tests.pagewire.ray_executors.keep_fakes HEAD ADDRESS-FILE"""
+"""Fake executors on a Ray cluster: python -m tests.pagewire.ray_executors.keep_fakes HEAD ADDRESS-FILE COUNT STAGES"""
 
 import sys
 
@@ -7,9 +7,15 @@ from pagewire.config import RayExecutorsConfig
 from pagewire.ray_executors import main
 
 if __name__ == "__main__":
-    head, path = sys.argv[1:]
+    head, path, count, stages = sys.argv[1:]
     config = RayExecutorsConfig(
-        ray_address=head, address_file=path, data_parallel_size=2, device="cpu", num_threads=1, shutdown_timeout=1
+        ray_address=head,
+        address_file=path,
+        data_parallel_size=int(count),
+        pipeline_parallel_size=int(stages),
+        device="cpu",
+        num_threads=1,
+        shutdown_timeout=1,
     )
     logs.setup("ray", config)
-    rpc.run(main.serve(config, ("-m", "tests.e2e.fake_executor", "LISTEN", "1", "0.01")))
+    rpc.run(main.serve(config, ("-m", "tests.pagewire.ray_executors.fake_rank", "LISTEN")))

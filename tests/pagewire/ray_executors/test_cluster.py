@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pagewire import health
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'pagewire[ray]'")
 REPOSITORY = Path(__file__).parents[3]
+FAKE_RANK = "tests.pagewire.ray_executors.fake_rank"
 NODE: dict[str, Any] = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
@@ -66,25 +68,31 @@ def executor_at(address: str) -> psutil.Process:
     """The executor's process; its parent is the actor's."""
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if "tests.e2e.fake_executor" in line and any(part.endswith(address) for part in line):
+        if FAKE_RANK in line and any(part.endswith(address) for part in line):
             return process
     raise AssertionError(f"nobody listens on {address}")
 
 
-@pytest.fixture(scope="module")
-def kept(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    directory = tmp_path_factory.mktemp("ray")
+@contextmanager
+def keeping(cluster: Any, directory: Path, count: int, stages: int = 1) -> Iterator[Kept]:
     file, log = directory / "executors.txt", directory / "log"
-    command = [sys.executable, "-m", "tests.pagewire.ray_executors.keep_fakes", cluster.address, str(file)]
+    command = [sys.executable, "-m", "tests.pagewire.ray_executors.keep_fakes"]
+    command += [cluster.address, str(file), str(count), str(stages)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     kept = Kept(process, file, log)
     try:
-        kept.wait(lambda: kept.all_serve(2))
+        kept.wait(lambda: kept.all_serve(count))
         yield kept
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def kept(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    with keeping(cluster, tmp_path_factory.mktemp("ray"), 2) as kept:
+        yield kept
 
 
 def test_an_executor_that_dies_comes_back_where_it_was(kept: Kept) -> None:
@@ -128,3 +136,27 @@ def test_all_of_it_ends_with_the_process_that_keeps_it(kept: Kept) -> None:
     psutil.wait_procs(executors, timeout=10)
     assert not any(executor.is_running() for executor in executors)
     assert not kept.addresses
+
+
+def test_an_executor_with_stages_on_two_nodes_is_replaced_as_a_whole(cluster: Any, tmp_path: Path) -> None:
+    with keeping(cluster, tmp_path, 1, stages=2) as kept:
+        leader, other = stages_of(kept)
+        before = kept.addresses
+        assert leader[1].ppid() != other[1].ppid(), "each stage is on a node of its own"
+        other[1].send_signal(signal.SIGKILL)
+        psutil.wait_procs([leader[0], other[0]], timeout=30)
+        assert not leader[0].is_running() and not other[0].is_running()
+        kept.wait(lambda: kept.addresses != before and kept.all_serve(1))
+        assert not {leader[1], other[1]} & {actor for _, actor in stages_of(kept)}
+        kept.process.send_signal(signal.SIGTERM)
+        assert kept.process.wait(60) == 0
+
+
+def stages_of(kept: Kept) -> list[tuple[psutil.Process, psutil.Process]]:
+    """The leader and its actor, and those of the other stage."""
+    leader = executor_at(kept.addresses[0])
+    found = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-2:] == [FAKE_RANK, ""]]
+    (other,) = found
+    actors = leader.parent(), other.parent()
+    assert actors[0] is not None and actors[1] is not None
+    return [(leader, actors[0]), (other, actors[1])]

@@ -24,13 +24,20 @@ def nodes(*resources: dict[str, float]) -> list[dict[str, Any]]:
         ({"tensor_parallel_size": 2}, nodes({"CPU": 8}), {"num_gpus": 0, "num_cpus": 8}),
         ({"tensor_parallel_size": 2, "num_threads": 3}, nodes({"CPU": 8}), {"num_gpus": 0, "num_cpus": 6}),
         ({"tensor_parallel_size": 4}, nodes({"CPU": 8, "GPU": 8}), {"num_gpus": 4, "num_cpus": 4}),
+        ({"pipeline_parallel_size": 2}, nodes({"CPU": 8}), {"num_gpus": 0, "num_cpus": 4}),
+        ({"pipeline_parallel_size": 2}, nodes({"CPU": 8}, {"CPU": 6}), {"num_gpus": 0, "num_cpus": 6}),
+        (
+            {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+            nodes({"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 4}),
+            {"num_gpus": 4, "num_cpus": 4},
+        ),
         ({}, [], {"num_gpus": 0, "num_cpus": 1}),
         ({}, nodes({"CPU": 8}, {"CPU": 8, "GPU": 1}), {"num_gpus": 1, "num_cpus": 1}),
         ({"device": "cpu"}, nodes({"CPU": 8, "GPU": 1}), {"num_gpus": 0, "num_cpus": 8}),
         ({"device": "cuda"}, nodes({"CPU": 8}), {"num_gpus": 1, "num_cpus": 1}),
     ],
 )
-def test_what_an_executor_needs(flags: Any, there: list[dict[str, Any]], expected: dict[str, float]) -> None:
+def test_what_an_actor_needs(flags: Any, there: list[dict[str, Any]], expected: dict[str, float]) -> None:
     assert demand(RayExecutorsConfig(**flags), there) == expected
 
 

@@ -65,10 +65,11 @@ class WeightsCache:
         dequantize: bool,
         overrides: Mapping[str, Any],
         tensor: Communicator = ALONE,
+        whole_experts: bool = False,
         stage: Stage = WHOLE,
     ) -> WeightsCache:
         """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config.
-        tensor, stage: of the placement; each rank has an entry of its own."""
+        tensor, whole_experts, stage: of the placement; each rank has an entry of its own."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
         choices: dict[str, Any] = {
@@ -79,6 +80,8 @@ class WeightsCache:
         }
         if tensor.size > 1:
             choices["rank"] = [tensor.rank, tensor.size]
+        if whole_experts:
+            choices["whole_experts"] = True
         if overrides:
             choices["overrides"] = dict(overrides)
         if stage.count > 1:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.layers.experts import Router
+from pagewire.services.executor.layers.routing import Router
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.deepseek_v2 import DeepseekModel

@@ -118,6 +118,9 @@ class _Rank:
     def all_gather(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
+        raise NotImplementedError
+
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         raise NotImplementedError
 

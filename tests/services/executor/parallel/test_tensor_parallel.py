@@ -72,9 +72,11 @@ def tokens_of(path: Path, ranks: Communicator = ALONE, **options: Any) -> list[l
     return [alone(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-def assert_equal_on_ranks(path: Path, size: int, **options: Any) -> None:
+def assert_equal_on_ranks(path: Path, size: int, *, whole_experts: bool = False, **options: Any) -> None:
+    """options: as for `load_model`, with whole_experts of the ranks alone."""
     expected = tokens_of(path, **options)
     assert len({token for tokens in expected for token in tokens}) > 2, "the model says something"
+    options["whole_experts"] = whole_experts
     for rank, tokens in enumerate(on_ranks(size, lambda ranks: tokens_of(path, ranks, **options))):
         assert tokens == expected, f"rank {rank}"
 

@@ -45,6 +45,13 @@ class ThreadCommunicator:
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._meeting.exchange(self.rank, x), dim=1)
 
+    def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
+        bounds = starts.tolist()
+        for by, theirs in enumerate(self._meeting.exchange(self.rank, x)):
+            edge = self.rank * self.size + by
+            chosen = rows[bounds[edge] : bounds[edge + 1]]
+            x[chosen] = theirs[chosen]
+
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         return self._meeting.exchange(self.rank, x)[root]
 

@@ -1,0 +1,61 @@
+"""Which experts the tokens of a layer go to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weights import Dense, PackedWeight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Which experts a token goes to, and what they count: `ops.route_experts` of a linear layer's outputs."""
+
+    top_k: int
+    router: str = "gate"  # the checkpoint's name of that layer
+    bias: bool = False  # of that layer
+    in_fp32: bool = False  # that layer, whatever the model's dtype is
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    normalize: bool = False  # weights of a token's experts sum to 1
+    scale: float = 1.0  # of the weights
+    num_groups: int = 1  # of neighbouring experts, of which `topk_groups` are eligible
+    topk_groups: int = 1
+    group_best: int = 1  # a group is as good as the sum of so many of its best: 1 (DeepSeek-V2) or 2 (V3)
+    correction_bias: str | None = None  # the checkpoint's name of what is added to scores when experts are chosen
+
+
+class CorrectionBias:
+    """What is added to the scores of experts to choose among them, so that all are used about equally; in fp32."""
+
+    __slots__ = ("name", "tensor")
+
+    def __init__(self, name: str, num_experts: int, placement: Placement) -> None:
+        self.name = placement.name(name)
+        self.tensor = torch.empty(num_experts, dtype=torch.float32, device=placement.device)
+
+    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
+        yield self.name, self.tensor
+
+
+class Router(Linear):
+    """The linear layer that says which experts a token prefers."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, routing: Routing, num_experts: int, hidden_size: int, placement: Placement) -> None:
+        self.dtype = torch.float32 if routing.in_fp32 else placement.dtype
+        placement = replace(placement, dtype=self.dtype)
+        super().__init__(hidden_size, {routing.router: num_experts}, placement, bias=routing.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x.to(self.dtype))
+
+    def install(self, parts: Sequence[PackedWeight]) -> None:
+        super().install([Dense(part.tensor.to(self.dtype)) if isinstance(part, Dense) else part for part in parts])

@@ -1,0 +1,14 @@
+"""A rank of a fake executor: python -m tests.pagewire.ray_executors.fake_rank ADDRESSES, none if it is no leader."""
+
+import signal
+import sys
+
+from pagewire import process
+from tests.e2e import fake_executor
+
+if __name__ == "__main__":
+    if sys.argv[1]:
+        fake_executor.main([sys.argv[1], "1", "0.01"])
+    else:
+        process.die_with_parent()
+        signal.sigwait({signal.SIGTERM})

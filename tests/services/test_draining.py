@@ -1,0 +1,47 @@
+"""A scheduler or tokenizer service that is to end says so on the streams that it has, and on new ones."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from pagewire.v1 import inference_pb2
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
+from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest
+from tests.services.scheduler.service_line import token_submission
+from tests.services.scheduler.test_service import make_line, output_of, prompt_of
+from tests.services.tokenizer.service_line import FakeScheduler, TokenizerLine
+
+
+async def read(call: Any) -> Any:
+    return await asyncio.wait_for(call.read(), 20)
+
+
+async def test_of_a_scheduler(tmp_path: Path) -> None:
+    async with make_line(tmp_path).running() as line:
+        call = line.link.Connect()
+        hello = (await read(call)).hello
+        line.engine.draining.begin()
+        told = await read(call)
+        assert told.draining and told.hello == hello
+        submission = token_submission(1, prompt_of(1), max_tokens=5)
+        await call.write(SchedulerLinkServiceConnectRequest(requests=[submission]))
+        tokens: list[int] = []
+        while len(tokens) < 5:
+            response = await read(call)
+            assert not response.draining
+            tokens += response.token_ids
+        assert tokens == output_of(1, 5), "where there is no other, requests come and are served"
+        assert (await read(line.link.Connect())).draining
+
+
+async def test_of_a_tokenizer_service(tmp_path: Path, smollm2_gguf: Path) -> None:
+    async with TokenizerLine(tmp_path, FakeScheduler(lambda request: [1, 2, 3]), smollm2_gguf).running() as line:
+        call = line.gateway_stub.Connect()
+        assert await read(call) == ConnectResponse()
+        line.generator.draining.begin()
+        assert await read(call) == ConnectResponse(draining=True)
+        request = inference_pb2.GenerateRequest(text="The sea", sampling_params={"max_tokens": 3})
+        await call.write(ConnectRequest(requests=[GenerateSubmission(number=1, request=request)]))
+        response = await read(call)
+        assert not response.draining and response.responses[0].number == 1
+        assert await read(line.gateway_stub.Connect()) == ConnectResponse(draining=True)
