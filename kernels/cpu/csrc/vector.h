@@ -76,8 +76,8 @@ static inline V load_raw(const void* p) {
     return v;
 }
 
-// x, as something that was computed: GCC would load it anew for each instruction that it is an operand of, and the loads
-// would take longer than the products.
+// x, as something that was computed: GCC would load it anew for each instruction that it is an operand of, and the
+// loads would take longer than the products.
 template <class V>
 [[gnu::always_inline]] static inline V in_register(V x) {
 #if defined(__AVX512F__)
