@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -130,7 +131,7 @@ def test_it_is_as_fast_as_the_best_constant_number(curve: Curve, chance: float, 
     noise=st.sampled_from([0.0, 0.3]),
     share_found=st.sampled_from([1.0, 0.3]),
 )
-def test_it_never_costs_much(chance: float, num_streams: int, jump: float, per_token: float, **others: float) -> None:
+def test_it_never_costs_much(chance: float, num_streams: int, jump: float, per_token: float, **others: Any) -> None:
     """Whatever is accepted and whatever steps cost, also where that is not what was measured."""
 
     def curve(num_tokens: float) -> float:
