@@ -34,6 +34,7 @@ Talk to a model:
   batch IN OUT       answer a file of requests, by a running stack or one of its own
   bench serve        latency and throughput under load
   bench sweep        the same against concurrency and prompt length
+  bench spec         what speculative decoding gains, by method and kind of text
   bench plot FILE    plot these curves
 
 Models and stacks on this machine:

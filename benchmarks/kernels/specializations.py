@@ -25,7 +25,7 @@ from pagewire.kernels.triton.attention import (
     rotate,
 )
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
-from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_groups, token_masks
+from pagewire.kernels.triton.sampling import drafts, logprobs, lookup, penalties, sampling, token_groups, token_masks
 from pagewire.kernels.triton.state_space import conv, gated_norm, scan
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.
@@ -191,4 +191,5 @@ def sampling_forms() -> Iterator[Specialization]:
         for has_drafts in (False, True):
             yield Specialization(*penalties.specialization(kernel, has_drafts))
     yield Specialization(*drafts.specialization())
+    yield Specialization(*lookup.specialization())
     yield Specialization(*token_masks.specialization())

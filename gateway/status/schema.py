@@ -82,7 +82,7 @@ class RankState(Body):
     rank: int  # from 0, the leader
     stage: int  # of a pipeline; 0 has the first layers
     state: Literal["starting", "ready", "lost"]
-    wait_seconds: float | None  # for others, within steps, since it began; null where ranks do not share memory
+    wait_seconds: float | None  # for others, since it began; null where ranks do not share memory
     process: str  # its id and host; "" for one that is awaited
 
 

@@ -34,6 +34,7 @@ from pagewire.kernels.reference import (
     latent_attention,
     layer_norm,
     linear,
+    look_up_drafts,
     mask_tokens,
     norm_add_rms_norm,
     rms_norm_,
@@ -76,6 +77,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "look_up_drafts",
     "mask_tokens",
     "norm_add_rms_norm",
     "packed_embedding",
@@ -211,6 +213,22 @@ def grouped_linear(
         codes, scales, offsets, codebook, permutation, shape, bits, group_size, zero_point
     )
     return F.linear(x, weight.to(x.dtype), bias)
+
+
+def rough_grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    form = (out_features, bits, group_size, zero_point)
+    return grouped_linear(x, codes, scales, offsets, None, permutation, bias, *form)
 
 
 def grouped_embedding(

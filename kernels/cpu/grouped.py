@@ -10,12 +10,13 @@ from torch import Tensor
 from pagewire.kernels.cpu.grouped_layout import shape_of
 from pagewire.kernels.cpu.library import I, L, P, bind, check_rows, dtype_code
 
-__all__ = ["grouped_embedding", "grouped_linear"]
+__all__ = ["grouped_embedding", "grouped_linear", "rough_grouped_linear"]
 
 # dtype of scales or offsets -> GroupKind (grouped.h)
 KINDS = {None: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
 
 _grouped_linear = bind("grouped_linear", I, P, P, *[I, P] * 2, *[P] * 4, *[L] * 3, I, L, I, I)
+_rough_grouped_linear = bind("rough_grouped_linear", I, P, P, *[I, P] * 2, *[P] * 3, *[L] * 3, I, L, I, I)
 _grouped_embedding = bind("grouped_embedding", I, P, L, P, *[I, P] * 2, P, P, *[L] * 2, I, L, I, I)
 
 
@@ -33,11 +34,7 @@ def grouped_linear(
     zero_point: int,
 ) -> Tensor:
     num_tokens, in_features = x.shape
-    if codes.shape != _codes_shape(out_features, in_features, group_size, bits):
-        raise ValueError(
-            f"grouped_linear: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
-            f"[{out_features}, {in_features}] in groups of {group_size}"
-        )
+    _check_codes("grouped_linear", codes, out_features, in_features, group_size, bits)
     dtype = x.dtype
     if bias is not None and bias.dtype is not dtype:
         bias = bias.to(dtype)
@@ -66,6 +63,47 @@ def grouped_linear(
     return out
 
 
+def rough_grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    num_tokens, in_features = x.shape
+    _check_codes("rough_grouped_linear", codes, out_features, in_features, group_size, bits)
+    dtype = x.dtype
+    if bias is not None and bias.dtype is not dtype:
+        bias = bias.to(dtype)
+    x = x.contiguous()
+    out = torch.empty((num_tokens, out_features), dtype=dtype)
+    _rough_grouped_linear(
+        dtype_code(x),
+        x.data_ptr(),
+        codes.data_ptr(),
+        KINDS[scales.dtype],
+        scales.data_ptr(),
+        KINDS[None if offsets is None else offsets.dtype],
+        None if offsets is None else offsets.data_ptr(),
+        None if permutation is None else permutation.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        in_features,
+        out_features,
+        bits,
+        group_size,
+        zero_point,
+        torch.get_num_threads(),
+    )
+    return out
+
+
 def grouped_embedding(
     token_ids: Tensor,
     codes: Tensor,
@@ -79,11 +117,7 @@ def grouped_embedding(
     zero_point: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    if codes.shape != _codes_shape(num_rows, row_size, group_size, bits):
-        raise ValueError(
-            f"grouped_embedding: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
-            f"[{num_rows}, {row_size}] in groups of {group_size}"
-        )
+    _check_codes("grouped_embedding", codes, num_rows, row_size, group_size, bits)
     check_rows("grouped_embedding", token_ids, num_rows)
     token_ids = token_ids.contiguous().long()
     out = torch.empty((*token_ids.shape, row_size), dtype=dtype)
@@ -111,3 +145,11 @@ def grouped_embedding(
 @cache
 def _codes_shape(num_outputs: int, num_inputs: int, group_size: int, bits: int) -> tuple[int, int, int, int]:
     return shape_of(num_outputs, num_inputs, group_size).codes_shape(bits)
+
+
+def _check_codes(op: str, codes: Tensor, num_outputs: int, num_inputs: int, group_size: int, bits: int) -> None:
+    if codes.shape != _codes_shape(num_outputs, num_inputs, group_size, bits):
+        raise ValueError(
+            f"{op}: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
+            f"[{num_outputs}, {num_inputs}] in groups of {group_size}"
+        )

@@ -33,9 +33,10 @@ from pagewire.kernels.cpu.experts import (
     sort_by_expert,
 )
 from pagewire.kernels.cpu.fallback import fp8_experts_linear, fp8_linear, int8_linear
-from pagewire.kernels.cpu.grouped import grouped_embedding, grouped_linear
+from pagewire.kernels.cpu.grouped import grouped_embedding, grouped_linear, rough_grouped_linear
 from pagewire.kernels.cpu.latent import head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.cpu.linear import linear
+from pagewire.kernels.cpu.lookup import look_up_drafts
 from pagewire.kernels.cpu.packed_linear import packed_embedding, packed_linear
 from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.cpu.state_space import causal_conv, gated_rms_norm, state_scan
@@ -71,6 +72,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "look_up_drafts",
     "mask_tokens",
     "norm_add_rms_norm",
     "packed_embedding",
@@ -81,6 +83,7 @@ __all__ = [
     "rotary_store_kv",
     "rotary_store_latent",
     "rotate",
+    "rough_grouped_linear",
     "route_experts",
     "sample_tokens",
     "silu_and_mul",

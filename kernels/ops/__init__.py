@@ -49,11 +49,14 @@ from pagewire.kernels.ops.products import (
     linear,
     packed_embedding,
     packed_linear,
+    rough_grouped_linear,
 )
 from pagewire.kernels.ops.sampling import (
+    MAX_DRAFTS,
     NOT_A_NUMBER,
     accept_tokens,
     apply_penalties,
+    look_up_drafts,
     mask_tokens,
     sample_tokens,
     token_logprobs,
@@ -70,6 +73,7 @@ from pagewire.kernels.ops.state_space import (
 __all__ = [
     "DEFINITIONS",
     "MAX_CONV_WIDTH",
+    "MAX_DRAFTS",
     "MAX_HEAD_DIM",
     "MAX_LATENT_DIM",
     "MAX_STATE_HEAD_DIM",
@@ -104,6 +108,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "look_up_drafts",
     "mask_tokens",
     "norm_add_rms_norm",
     "packed_embedding",
@@ -114,6 +119,7 @@ __all__ = [
     "rotary_store_kv",
     "rotary_store_latent",
     "rotate",
+    "rough_grouped_linear",
     "route_experts",
     "sample_tokens",
     "silu_and_mul",

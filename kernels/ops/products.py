@@ -48,6 +48,24 @@ def grouped_linear(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
+@op(cuda=None)
+def rough_grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    """As `grouped_linear`, of a weight without a codebook in a CPU's layout; x, of any dtype, may be rounded to 8 bits
+    per group. For drafts, which another product checks."""
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
 @op(cuda="products.grouped_linear")
 def grouped_embedding(
     token_ids: Tensor,

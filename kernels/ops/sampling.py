@@ -7,6 +7,8 @@ from torch import Tensor
 
 from pagewire.kernels.ops.definition import op
 
+# Most drafts of a row in one step.
+MAX_DRAFTS = 16
 NOT_A_NUMBER = -1  # in place of a token: the logits have NaN
 
 
@@ -74,6 +76,37 @@ def accept_tokens(
     num_gained           int64 [num_reqs], 1 to d + 1; 0 of padding and of requests that were not sampled
 
     Example: known [5, 7], drafts [9, 4, 4], sampled [9, 4, 8, 1]: known [5, 7, 9, 4, 8], 3 gained, 1 taken back.
+    """
+
+
+@op(cuda="sampling.lookup", mutates=("token_ids", "num_found"))
+def look_up_drafts(
+    rows: Tensor,
+    num_wanted: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_found: Tensor,
+    longest: int,
+    shortest: int,
+) -> None:
+    """Drafts what followed a row's last tokens where it had them before: n-grams, or prompt lookup.
+
+    Looks for the last `longest` tokens, or fewer, but no fewer than `shortest`; of the places with most tokens in
+    common, the latest counts. What runs into the end of the row goes on from that place, as a text that repeats itself
+    does. Where there is none, the last token is repeated.
+
+    Read:
+    rows         int32 [R], distinct
+    num_wanted   int32 [R], drafts for each, <= MAX_DRAFTS
+    num_tokens   int64 [max_num_seqs], >= 1
+    Changed:
+    token_ids    int32 [max_num_seqs, max_model_len]: drafts at [row, num_tokens[row] : num_tokens[row] + num_wanted]
+    Written:
+    num_found    int64 [R], num_wanted, or 0 where there is no such place
+
+    longest, shortest: 1 <= shortest <= longest
+
+    Example, 3 and 1: known [5, 7, 9, 2, 5, 7], 3 wanted: drafts [9, 2, 5]. Known [5, 7, 5, 7]: drafts [5, 7, 5].
     """
 
 

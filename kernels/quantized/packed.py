@@ -104,6 +104,25 @@ class PackedGrouped:
 
 
 @dataclass(frozen=True)
+class RoughGrouped(PackedGrouped):
+    """In the layout "cpu", without a codebook: its products may round what they multiply with to 8 bits."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.rough_grouped_linear(
+            x,
+            self.codes,
+            self.scales,
+            self.offsets,
+            self.permutation,
+            bias,
+            self.shape[0],
+            self.bits,
+            self.group_size,
+            self.zero_point,
+        )
+
+
+@dataclass(frozen=True)
 class _PackedBytes(ByteWeight):
     @property
     def nbytes(self) -> int:

@@ -43,6 +43,7 @@ from pagewire.kernels.reference.products import fp8_linear, grouped_embedding, g
 from pagewire.kernels.reference.sampling import (
     accept_tokens,
     apply_penalties,
+    look_up_drafts,
     mask_tokens,
     sample_tokens,
     token_logprobs,
@@ -78,6 +79,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "look_up_drafts",
     "mask_tokens",
     "near",
     "norm_add_rms_norm",

@@ -89,6 +89,29 @@ def accept_tokens(
         num_gained[b] = gained
 
 
+def look_up_drafts(
+    rows: Tensor,
+    num_wanted: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    num_found: Tensor,
+    longest: int,
+    shortest: int,
+) -> None:
+    for b, row in enumerate(rows.tolist()):
+        known, wanted = int(num_tokens[row]), int(num_wanted[b])
+        text = token_ids[row, :known].tolist()
+        start, found = known - 1, 0  # of what is repeated
+        for length in range(min(longest, known - 1), shortest - 1, -1):
+            places = [at for at in range(known - length) if text[at : at + length] == text[known - length :]]
+            if places:
+                start, found = places[-1] + length, wanted
+                break
+        for index in range(wanted):
+            token_ids[row, known + index] = text[start + index % (known - start)]
+        num_found[b] = found
+
+
 def _draw(scaled: Tensor, top_k: int, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     """A token id for the scaled logits [vocab_size] of one request."""
     keep = scaled >= scaled.max() + min_p.log()

@@ -1,4 +1,4 @@
-"""`pagewire bench serve | sweep | plot`. Each is imported when it runs."""
+"""`pagewire bench serve | sweep | spec | plot`. Each is imported when it runs."""
 
 import importlib
 import sys
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 _MODULES = {
     "serve": "pagewire.bench.serve",
     "sweep": "pagewire.bench.sweep",
+    "spec": "pagewire.bench.spec",
     "plot": "pagewire.bench.plot",
 }
 
@@ -15,6 +16,7 @@ usage: pagewire bench <command> [flags]
 
   serve      latency and throughput of a server under one load
   sweep      the same against concurrency, and time to first token against prompt length
+  spec       what speculative decoding gains: starts a server for each method, and compares
   plot FILE  plot these curves, for any number of servers
 
   pagewire bench <command> --help    flags of a command

@@ -61,6 +61,15 @@ KINDS = {
         "running requests",
         (Quantity("us_per_request", "scheduler's CPU time per request, µs", log=False, target=4.0),),
     ),
+    "speculation": Kind(
+        "draft_tokens",
+        "tokens drafted at once, at most",
+        (
+            Quantity("ratio", "output tokens per second, to those without drafts", log=False),
+            Quantity("output_tok_per_s", "output tokens per second", log=False),
+            Quantity("tokens_per_step", "tokens per step of a request", log=False),
+        ),
+    ),
     "model-size": Kind("parameters", "parameters", (Quantity("start_s", "start to first token, s", log=False),)),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from pagewire import flags
-from pagewire.bench import load, prompts, report
+from pagewire.bench import drafts, load, prompts, report
 from pagewire.bench.config import BenchConfig
 from pagewire.bench.http import Connection
 from pagewire.bench.request import body
@@ -40,10 +40,17 @@ async def _bench(config: BenchConfig) -> int:
         prompt_list = await _prompts(config, connection, model)
         for prompt in prompt_list[: config.warmup]:
             await load.must_answer(connection, config, model, prompt, config.output_len)
-    before = load.cpu_seconds()
-    records = await load.run(config, [body(config, model, p, config.output_len) for p in prompt_list[config.warmup :]])
-    summary = report.summarise(config, model, records, load.cpu_seconds() - before)
+        drafted_before = await drafts.read(connection)
+        before, bodies = load.cpu_seconds(), [body(config, model, p, config.output_len) for p in prompt_list]
+        records = await load.run(config, bodies[config.warmup :])
+        summary = report.summarise(config, model, records, load.cpu_seconds() - before)
+        drafted = await drafts.read(connection)
+    if drafted.num_tokens:  # since the server's start: it drafts
+        drafted = drafted.since(drafted_before)
+        summary |= {"speculation": drafted.figures()}
     print(report.table(summary))
+    if "speculation" in summary:
+        print(f"  {drafted.line()}")
     if config.json_out:
         report.write_json(Path(config.json_out), summary, records)
     return 0 if summary["completed"] else 1

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
@@ -21,6 +21,7 @@ MAX_BACKOFF_S = 2.0
 
 Out = TypeVar("Out", covariant=True)
 In = TypeVar("In", contravariant=True)
+T = TypeVar("T")
 
 
 class BidiCall(Protocol[In, Out]):
@@ -90,8 +91,7 @@ class Link(Generic[Request, Response]):
                 logger.debug("write to %s failed: %s", self._name, error)
             except asyncio.CancelledError:
                 # The reader may have ended the call under write(): then this task is not meant.
-                current = asyncio.current_task()
-                if current is None or current.cancelling():
+                if _is_cancelled():
                     raise
                 logger.debug("write to %s failed: the stream has ended", self._name)
 
@@ -119,17 +119,20 @@ class Link(Generic[Request, Response]):
         pinging: asyncio.Task[None] | None = None
         try:
             was_up = bool(await self._owner.on_connect(self.send))
-            while (message := await call.read()) is not grpc.aio.EOF:
+            if _is_cancelled():
+                raise asyncio.CancelledError
+            message = await _in_a_task(call.read())
+            while message is not grpc.aio.EOF:
                 was_up = self._was_heard = True
                 if pinging is None and self._pings is not None:
                     pinging = asyncio.create_task(self._break_if_silent(call, self._pings), name=f"{self._name} pings")
                 self._owner.on_message(message)
+                message = await call.read()
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         except asyncio.CancelledError:
             # A call that is cancelled under read() looks the same as this task being stopped.
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
+            if _is_cancelled():
                 raise
             reason = self._why_broken or "stream cancelled"
         except RpcError as error:
@@ -160,3 +163,20 @@ class Link(Generic[Request, Response]):
     def _has_heard(self) -> bool:
         was_heard, self._was_heard = self._was_heard, False
         return was_heard
+
+
+def _is_cancelled() -> bool:
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
+
+
+async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
+    """Its result. As long as a call is being made, gRPC may swallow the cancellation of whoever waits for it; that of a
+    task which waits for another one is never lost. Who has made the call cancels it, and so ends the other one."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
+        raise
+    return task.result()

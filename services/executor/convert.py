@@ -95,6 +95,7 @@ def _new_request_to_proto(request: NewRequest) -> executor_pb2.NewRequest:
         sampling_params=followers_sampling(request.sampling),
         yields_vector=request.yields_vector,
         second_text_start=request.second_text_start,
+        draft_domain=request.draft_domain,
         images=[
             common_pb2.PromptImage(
                 hash=image.hash,
@@ -127,6 +128,7 @@ def _new_request(message: executor_pb2.NewRequest, traceparent: str, vocab_size:
         traceparent=traceparent,
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
+        draft_domain=message.draft_domain,
         images=images,
         failure=failure,
     )

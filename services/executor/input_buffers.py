@@ -5,6 +5,8 @@ They are always in the same, which may be overwritten as soon as a step is launc
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,11 +15,19 @@ from pagewire.kernels import ops
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.row_columns import RowColumns
 from pagewire.services.executor.step import Step
 from pagewire.services.executor.step_context import StepContext, StepImages, Stream
 from pagewire.services.executor.upload import upload_into
 
 PADDING_ROW = -1
+
+
+class Rows(Protocol):
+    """What is gathered from: a `RequestState`, or its rows with other counts."""
+
+    token_ids: Tensor  # int32 [max_num_seqs, max_model_len]
+    columns: RowColumns
 
 
 class InputBuffers:
@@ -122,7 +132,7 @@ class InputBuffers:
     def gather(
         self,
         shape: BatchShape,
-        state: RequestState,
+        state: Rows,
         block_tables: BlockTables,
         block_size: int,
         split_size: int,

@@ -109,6 +109,7 @@ class ModelRunner:
         """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
         self.reset()
         self._images.forget_embeddings()
+        self._proposer.on_other_weights()
 
     @property
     def model(self) -> Model:
@@ -289,8 +290,8 @@ class ModelRunner:
             return False
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
-        if shape.is_uniform:
-            self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts=False))
+        if shape.is_uniform or shape.has_drafts_only:
+            self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, shape.has_drafts_only))
         return True
 
     def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:

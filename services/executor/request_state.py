@@ -66,6 +66,9 @@ class RequestState:
     def __len__(self) -> int:
         return len(self._row_of)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._row_of
+
     def admissions(self, rows: np.ndarray) -> np.ndarray:
         """int64 [n], how many requests each row has had"""
         return self._admissions[rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,13 @@ class RowColumns:
         for names, matrix in ((self.INTS, self._ints), (self.FLOATS, self._floats)):
             for name, column in zip(names, matrix, strict=True):
                 setattr(self, name, column)
+
+    def with_own_counts(self) -> RowColumns:
+        """The same columns, but for num_tokens and num_computed_tokens, which are new ones."""
+        other = copy.copy(self)
+        for name in ("num_tokens", "num_computed_tokens"):
+            setattr(other, name, torch.zeros_like(getattr(self, name)))
+        return other
 
     def fill(self, rows: np.ndarray, values: Sequence[dict[str, float]]) -> None:
         """values[i] are all columns of rows[i]."""

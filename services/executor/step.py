@@ -59,6 +59,7 @@ class NewRequest:
     failure: Failure | None = None  # why what is computed of it is worth nothing
     matcher: Matcher | None = None  # at its last token, if its tokens are restricted
     position_delta: int = 0  # see `StepContext.position_deltas`
+    draft_domain: int = 0  # what it generates may be drafted for others of the same
 
 
 @dataclass(frozen=True)

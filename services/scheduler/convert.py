@@ -190,6 +190,7 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
         sampling_params=new.sampling_params,
         yields_vector=new.yields_vector,
         second_text_start=new.second_text_start,
+        draft_domain=new.draft_domain,
         images=new.images.from_token(new.num_computed_tokens),
     )
 

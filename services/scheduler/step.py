@@ -35,6 +35,7 @@ class NewRequest:
     yields_vector: bool = False
     second_text_start: int = 0
     images: PromptImages = NO_IMAGES
+    draft_domain: int = 0  # of those who may find each other's blocks
 
     @classmethod
     def of(cls, request: Request) -> "NewRequest":
@@ -49,6 +50,7 @@ class NewRequest:
             request.yields_vector,
             request.second_text_start,
             request.images,
+            int.from_bytes(request.root_hash[:8]),
         )
 
 

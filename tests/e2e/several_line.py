@@ -14,8 +14,8 @@ class SeveralLine(ReplicatedLine):
     """Executors are fake ones."""
 
     def __init__(self, directory: Path, model: str, *, step_seconds: float) -> None:
-        super().__init__(directory, model, step_seconds=step_seconds, gateway=1, tokenizer=1, scheduler=1, executor=1)
-        self.timeouts["scheduler2"] = 1
+        super().__init__(directory, model, step_seconds=step_seconds, gateway=1, tokenizer=3, scheduler=3, executor=1)
+        self.timeouts["scheduler2"] = 3
 
     def address(self, service: str) -> str:
         return Line.address(self, service)

@@ -15,7 +15,7 @@ import torch
 
 from pagewire import rpc
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc, scheduler_pb2
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, executor_pb2, executor_pb2_grpc, scheduler_pb2
 from tests.e2e.conftest import short_directory
 from tests.e2e.line import free_port
 from tests.e2e.test_scheduler_and_executor import Stub, scheduler
@@ -156,6 +156,8 @@ async def test_a_poisonous_request_ends_alone(model: Path, expected: list[int], 
         begun = asyncio.Event()
         neighbour = asyncio.create_task(generate(stub, NUM_TOKENS, begun))
         await begun.wait()
+        (load,) = (await stub.GetLoad(scheduler_pb2.GetLoadRequest())).executors
+        assert (load.num_ranks, load.pipeline_stages) == (2, 1)
         with pytest.raises(grpc.aio.AioRpcError, match="a step failed: RuntimeError: injected"):
             await generate(stub, 20, token_ids=[poison])
         assert not neighbour.done()
@@ -163,6 +165,11 @@ async def test_a_poisonous_request_ends_alone(model: Path, expected: list[int], 
         with pytest.raises(grpc.aio.AioRpcError, match="unknown request 8: it has no row here"):
             await direct(executor, 5, request_id=8)
         assert await direct(executor, 20) == expected[:20], "after a step that broke the protocol"
+        async with rpc.channel(executor.address) as channel:
+            told = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
+        ranks = told.services[0].executor.ranks
+        assert [rank.state for rank in ranks] == [admin_pb2.RankState.RANK_STATE_READY] * 2
+        assert all(rank.wait_seconds > 0 for rank in ranks) and f"process {executor.follower} " in ranks[1].process
         assert not executor.endings
 
 

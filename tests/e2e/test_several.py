@@ -189,3 +189,59 @@ async def until_ready(http: httpx.AsyncClient, is_ready: bool) -> None:
     async with asyncio.timeout(20):
         while ((await http.get("/readyz")).status_code == 200) != is_ready:  # noqa: ASYNC110 - others' state
             await asyncio.sleep(0.05)
+
+
+async def test_one_that_drains_gets_nothing_new(several: SeveralLine) -> None:
+    async with ready(several) as http:
+        for service, clients in (("scheduler2", ("tokenizer", "tokenizer2")), ("tokenizer", ("gateway",))):
+            undisturbed = await complete(http, "The sea")
+            asked = [asyncio.create_task(complete(http, "The sea")) for _ in range(NUM_STREAMS)]
+            await until_running(several, NUM_STREAMS)
+            told = {client: several.log(client).count("drains:") for client in clients}
+            several.processes[service].terminate()
+            async with asyncio.timeout(10):
+                while any(several.log(one).count("drains:") == count for one, count in told.items()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            at_others = [asyncio.create_task(complete(http, "The sea", 600)) for _ in range(NUM_STREAMS)]
+            assert set(await asyncio.gather(*asked)) == {undisturbed}
+            # It had nothing to hand on: it ends before those, and before its time is up.
+            assert await asyncio.to_thread(several.processes[service].wait, 20) == 0
+            assert not any(task.done() for task in at_others)
+            assert "cut off, or goes on elsewhere" not in several.log(service)
+            for task in at_others:
+                task.cancel()
+            several.start(service)
+            await several.wait_ready(service)
+
+
+async def test_a_batch_and_grammars_go_on_whoever_dies(several: SeveralLine) -> None:
+    grammar = {"structured_outputs": {"regex": "[a-z ]+"}}
+    async with ready(several) as http:
+        bodies = [
+            {"model": "m", "prompt": f"{n} ships", "max_tokens": 30, "seed": 1, **(grammar if n % 2 else {})}
+            for n in range(24)
+        ]
+        answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
+        undisturbed = [answer.json()["choices"][0]["text"] for answer in answers]
+        lines = [
+            json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body})
+            for n, body in enumerate(bodies)
+        ]
+        file = {"file": ("in.jsonl", "\n".join(lines).encode())}
+        uploaded = (await http.post("/v1/files", files=file, data={"purpose": "batch"})).json()
+        asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = (await http.post("/v1/batches", json=asked)).json()
+        await until_running(several, NUM_STREAMS)
+        for service in ("tokenizer2", "scheduler"):
+            several.kill(service)
+        async with asyncio.timeout(30):
+            while batch["status"] not in ("completed", "failed"):
+                await asyncio.sleep(0.05)
+                batch = (await http.get(f"/v1/batches/{batch['id']}")).json()
+        assert batch["request_counts"] == {"total": 24, "completed": 24, "failed": 0}
+        content = (await http.get(f"/v1/files/{batch['output_file_id']}/content")).text
+        rows = {row["custom_id"]: row["response"]["body"] for row in map(json.loads, content.splitlines())}
+        assert [rows[str(n)]["choices"][0]["text"] for n in range(24)] == undisturbed
+        for service in ("tokenizer2", "scheduler"):
+            several.start(service)
+        await several.wait_ready("tokenizer2", "scheduler")

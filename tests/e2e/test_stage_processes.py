@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from tests.certificates import Authority
 from tests.e2e.line import free_port
 from tests.e2e.test_ranks import NUM_TOKENS, expected, generate, model, running, sockets, until_gone
 
@@ -27,12 +28,17 @@ async def test_requests_go_on_when_a_stage_is_killed(model: Path, expected: list
         assert "rank 1 of the executor" in executor.log
 
 
-async def test_stages_on_other_machines_meet_over_tcp(model: Path, expected: list[int], sockets: Path) -> None:
+async def test_stages_on_other_machines_meet_over_tcp(
+    model: Path, expected: list[int], sockets: Path, tmp_path: Path
+) -> None:
+    """Two processes each, which show each other certificates."""
     external = ["--distributed-executor-backend", "external", "--leader", f"127.0.0.1:{free_port()}"]
-    external += ["--group-secret", "s", "--model", str(model), *STAGES]
+    external += ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--model", str(model)]
+    for name, path in Authority(tmp_path).issue("ranks").flags.items():
+        external += [f"--{name.replace('_', '-')}", path]
     async with running(sockets, *external) as (executor, stub), asyncio.timeout(100):
-        follower = await executor._start("--rank", "1")
+        followers = [await executor._start("--rank", str(rank)) for rank in (1, 2, 3)]
         found = await asyncio.gather(*(generate(stub, len(expected)) for _ in range(3)))
         assert found == [expected] * 3
         executor.process.kill()
-        assert await follower.wait() == 1
+        assert [await follower.wait() for follower in followers] == [1, 1, 1]

@@ -162,6 +162,18 @@ def drafted_rows(requests: list[tuple[int, int, bool]], seed: int = 0) -> Drafte
     return DraftedRows(torch.cat(sampled), rows, starts, token_ids, num_tokens, num_computed_tokens, num_gained)
 
 
+def lookup_args(texts: list[list[int]], num_wanted: list[int], longest: int = 3, shortest: int = 1) -> tuple[Any, ...]:
+    """The arguments of `look_up_drafts`: each text has a row, in falling order, one more has none."""
+    rows = torch.arange(len(texts) - 1, -1, -1, dtype=torch.int32)
+    token_ids = torch.full((len(texts) + 1, max(map(len, texts)) + 16), STALE, dtype=torch.int32)
+    num_tokens = torch.ones(len(texts) + 1, dtype=torch.int64)
+    for row, text in zip(rows.tolist(), texts, strict=True):
+        token_ids[row, : len(text)] = torch.tensor(text, dtype=torch.int32)
+        num_tokens[row] = len(text)
+    num_found = torch.full((len(texts),), STALE)
+    return rows, torch.tensor(num_wanted, dtype=torch.int32), token_ids, num_tokens, num_found, longest, shortest
+
+
 def assert_same_rows(actual: DraftedRows, expected: DraftedRows) -> None:
     for entry in fields(DraftedRows):
         assert torch.equal(getattr(actual, entry.name), getattr(expected, entry.name)), entry.name

@@ -214,6 +214,26 @@ def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dty
         assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded, fixed_point=fixed_point)
 
 
+@settings(max_examples=40, deadline=None)
+@given(weight=weights(), num_tokens=st.sampled_from([0, 1, 3, 8, 9]), dtype=st.sampled_from(DTYPES))
+def test_rough_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dtype) -> None:
+    """No further off than an input of each group that is wrong by half a step of 8 bits is."""
+    if weight.codebook is not None:
+        return
+    x = torch.randn(num_tokens, weight.shape[1], generator=torch.Generator().manual_seed(num_tokens)).to(dtype)
+    packed = pack_grouped(weight, "cpu")
+    codes, scales, offsets, _ = op_arguments(packed)
+    for cpu in (native, fallback):
+        actual = cpu.rough_grouped_linear(
+            x, codes, scales, offsets, packed.permutation, None, weight.shape[0], *form(packed)
+        )
+        assert actual.dtype is dtype
+        matrix = weight.dequantize().double()
+        step = x.double().abs().amax(dim=1, keepdim=True) / 127
+        bound = step * matrix.abs().sum(dim=1) + 0.01 * (x.double().abs() @ matrix.abs().T) + 1e-6
+        assert ((actual.double() - x.double() @ matrix.T).abs() <= bound).all()
+
+
 def assert_fixed_point_is_close(weight: GroupedWeight, x: Tensor) -> None:
     """x: bf16"""
     packed = pack_grouped(weight, "cpu")

@@ -28,7 +28,7 @@ from tests.kernels.batches import (
     make_latents,
     make_step,
 )
-from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, random_logits
+from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, lookup_args, random_logits
 from tests.kernels.state_batches import StateBatch
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
@@ -217,6 +217,8 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     codes, form = (packed.codes, packed.scales, None, None), (packed.bits, packed.group_size, packed.zero_point)
     dense = packed_layout.pack(torch.randint(-3, 4, (9, 70)).bfloat16())  # with sums that are exact
     int8_weight = torch.randint(-128, 128, (9, 64), dtype=torch.int8)
+    whole = torch.randint(-127, 128, (6, 64)).float()  # what 8 bits hold, if each group has the greatest
+    whole[:, ::16] = 127.0
     states = StateBatch.of([(7, 3), (0, 9), (12, 1)], state_tokens=4)
     chosen = torch.randint(0, 3, (6, 2), dtype=torch.int32)  # of three experts with 16 outputs each
     pairs = reference.sort_by_expert(chosen, 3)
@@ -262,6 +264,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "gelu_tanh": (x,),
         "linear": (x, torch.randn(9, 64), None),
         "grouped_linear": (x, *codes, None, None, 9, *form),
+        "rough_grouped_linear": (whole, *codes[:-1], None, None, 9, *form),
         "grouped_embedding": (torch.tensor([3, 8, 0]), *codes, *packed.shape, *form, torch.float32),
         "packed_linear": (torch.randint(-3, 4, (6, 70)).bfloat16(), dense, None, 9),
         "packed_embedding": (torch.tensor([3, 8, 0]), dense, 9, 70),
@@ -270,6 +273,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "step_inputs": (*make_step(StepRows(), [(3, 20), (-1, 2), (0, 1)]).values(), StepRows.BLOCK_SIZE),
         "sample_tokens": sampled.args(),
         "accept_tokens": drafted_rows([(3, 1, False), (1, 0, True), (2, 2, False)]).args(),
+        "look_up_drafts": lookup_args([[5, 7, 9, 2, 5, 7], [1], [3, 3, 4]], [3, 2, 0]),
         "apply_penalties": (
             sampled.logits,
             torch.tensor([1, 0], dtype=torch.int32),  # batch indices
@@ -295,7 +299,7 @@ def test_every_op_is_checked_as_registered() -> None:
 
 # Their references take a weight as numbers; what a CPU packs has none but the unpacked product.
 WITHOUT_REFERENCE = {
-    *("grouped_linear", "grouped_embedding", "packed_linear", "packed_embedding"),
+    *("grouped_linear", "rough_grouped_linear", "grouped_embedding", "packed_linear", "packed_embedding"),
     *("grouped_experts_linear", "packed_experts_linear"),
 }
 

@@ -27,6 +27,7 @@ from tests.kernels.sampling_batches import (
     assert_same_rows,
     broken_logits,
     drafted_rows,
+    lookup_args,
     random_logits,
     random_masks,
 )
@@ -134,6 +135,41 @@ def test_what_is_not_a_number_ends_the_drafts_that_are_accepted(implementation: 
     implementation.accept_tokens(*batch.args())
     assert batch.num_gained.tolist() == [3, 1]
     assert [int(batch.token_ids[row, batch.num_tokens[row] - 1]) for row in batch.rows.tolist()] == [0, 0]
+
+
+TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), min_size=1, max_size=4)
+
+
+@given(TEXTS, st.integers(1, 6), st.integers(1, 6), st.integers(0, 16))
+@settings(max_examples=100, deadline=None)
+def test_what_followed_the_last_tokens_before_is_found(texts: list[list[int]], a: int, b: int, wanted: int):
+    num_wanted = [(wanted + index) % 17 for index in range(len(texts))]
+    actual, expected = (lookup_args(texts, num_wanted, max(a, b), min(a, b)) for _ in range(2))
+    native.look_up_drafts(*actual)
+    reference.look_up_drafts(*expected)
+    for ours, theirs in zip(actual[:5], expected[:5], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize(
+    ("text", "bounds", "drafts"),
+    [
+        ([5, 7, 9, 2, 5, 7], (3, 1), [9, 2, 5, 7]),
+        ([5, 7, 5, 7], (3, 1), [5, 7, 5, 7]),
+        ([1, 2, 3, 8, 3, 9, 2, 3], (2, 1), [8, 3, 9, 2]),  # the longer match, though it is older
+        ([3, 8, 3, 9, 3], (2, 1), [9, 3, 9, 3]),  # the later one
+        ([1, 2, 3, 8, 3], (3, 2), None),
+        ([4], (3, 1), None),
+    ],
+)
+def test_of_all_places_the_latest_of_the_longest_counts(
+    implementation: ModuleType, text: list[int], bounds: tuple[int, int], drafts: list[int] | None
+):
+    rows, num_wanted, token_ids, num_tokens, num_found, *_ = lookup_args([text], [4])
+    implementation.look_up_drafts(rows, num_wanted, token_ids, num_tokens, num_found, *bounds)
+    assert num_found.tolist() == [0 if drafts is None else 4]
+    assert token_ids[0, : len(text) + 4].tolist() == text + (drafts or [text[-1]] * 4)
 
 
 def test_accept_tokens_checks_dtypes():

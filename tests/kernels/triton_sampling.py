@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.ops import NOT_A_NUMBER
-from pagewire.kernels.triton.sampling import drafts, logprobs, penalties, sampling, token_masks
+from pagewire.kernels.triton.sampling import drafts, logprobs, lookup, penalties, sampling, token_masks
 from tests.kernels.interpreted import run_cases
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
@@ -32,6 +32,7 @@ from tests.kernels.sampling_batches import (
     assert_same_rows,
     broken_logits,
     drafted_rows,
+    lookup_args,
     random_logits,
     random_masks,
 )
@@ -199,6 +200,19 @@ def acceptance_case() -> None:
     assert_same_rows(actual, expected)
 
 
+def lookup_case() -> None:
+    generator = torch.Generator().manual_seed(3)
+    texts = [torch.randint(0, 4, (length,), generator=generator).tolist() for length in (1, 2, 3, 40, 1025, 2100)]
+    texts += [[*range(1500), 7], [5, 7, 5, 7]]
+    for longest, shortest in ((1, 1), (3, 2), (5, 5)):
+        wanted = torch.randint(0, 17, (len(texts),), generator=generator).tolist()
+        actual, expected = (lookup_args(texts, wanted, longest, shortest) for _ in range(2))
+        lookup.look_up_drafts(*actual)
+        reference.look_up_drafts(*expected)
+        for ours, theirs in zip(actual[:5], expected[:5], strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def logprobs_case() -> None:
     logits = random_logits(5, 1001)
     logits[1] = torch.randint(0, 3, (1001,), generator=torch.Generator().manual_seed(0)).float()
@@ -263,6 +277,7 @@ CASES: dict[str, Callable[[], None]] = {
     "masks": masks_case,
     "drafts": drafts_case,
     "acceptance of drafts": acceptance_case,
+    "drafts by lookup": lookup_case,
     "log probabilities": logprobs_case,
     "log probabilities, broken model": broken_logprobs,
 }

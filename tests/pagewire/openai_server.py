@@ -27,6 +27,7 @@ class Server:
         self.max_model_len: int | None = None
         self.lists_models = True
         self.key = ""  # that requests need
+        self.metrics = ""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -40,6 +41,10 @@ class Server:
                     continue
                 if head.startswith("GET /v1/models") and not self.lists_models:
                     write_whole(writer, "404 Not Found", {})
+                    continue
+                if head.startswith("GET /metrics"):
+                    page = self.metrics.encode()
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
                     continue
                 if head.startswith("GET /v1/models"):
                     write_whole(writer, "200 OK", {"data": [{"id": "m", "max_model_len": self.max_model_len}]})

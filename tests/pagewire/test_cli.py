@@ -48,6 +48,7 @@ def test_help_lists_every_command() -> None:
         "batch",
         "bench serve",
         "bench sweep",
+        "bench spec",
     ):
         assert f"\n  {command} " in result.stdout
 
@@ -81,6 +82,7 @@ def test_wrong_usage_exits_with_2(argv: list[str], message: str) -> None:
         (["chat", "--address", "127.0.0.1:1"], "start a stack with `pagewire serve`"),
         (["bench", "serve", "--base-url", "http://127.0.0.1:1"], "is the server running?"),
         (["bench", "sweep", "--base-url", "http://127.0.0.1:1"], "is the server running?"),
+        (["bench", "spec", "--methods", ","], "--methods: nothing to compare"),
         (["bench", "plot", "no-such.json"], "no-such.json: cannot be read as JSON"),
         (["bench", "serve", "--base-url", "ftp://x"], "--base-url: expected http://host:port"),
         (["serve", "no-such-model", "--port=0"], "no model 'no-such-model'"),

@@ -57,6 +57,18 @@ void pagewire_grouped_linear(int dtype, const void* x, const uint8_t* codes, int
     grouped_linear_int8(w, x, permutation, output, threads);
 }
 
+// As pagewire_grouped_linear, of a weight without a codebook; inputs are rounded to 8 bits.
+void pagewire_rough_grouped_linear(int dtype, const void* x, const uint8_t* codes, int scale_kind, const char* scales,
+                                   int offset_kind, const char* offsets, const int32_t* permutation, const void* bias,
+                                   void* result, int64_t tokens, int64_t in, int64_t out, int bits, int64_t group_size,
+                                   int zero_point, int threads) {
+    if (tokens == 0 || out == 0) return;
+    const GroupedWeight w = {codes, scales, offsets, nullptr, in, out, bits, (int)std::min(group_size, in),
+                             zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
+    if (tokens * in * out < SERIAL_WORK) threads = 1;
+    grouped_linear_int8(w, x, permutation, {dtype, result, bias, tokens, out}, threads, true);
+}
+
 // Rows `ids` [count] of a weight -> result [count, in], contiguous
 void pagewire_grouped_embedding(int dtype, const int64_t* ids, int64_t count, const uint8_t* codes, int scale_kind,
                                 const char* scales, int offset_kind, const char* offsets, const float* codebook,
@@ -70,4 +82,5 @@ void pagewire_grouped_embedding(int dtype, const int64_t* ids, int64_t count, co
 }
 
 PAGEWIRE_REPLAYABLE(grouped_linear)
+PAGEWIRE_REPLAYABLE(rough_grouped_linear)
 PAGEWIRE_REPLAYABLE(grouped_embedding)

@@ -82,9 +82,10 @@ constexpr float LARGEST_CODE = 127 << LOW_BITS;
 // words, in the order of pairs) or by block, and then by token.
 class QuantizedInputs {
    public:
-    QuantizedInputs(const GroupedWeight& w, const Passes& passes, bool in_words)
+    QuantizedInputs(const GroupedWeight& w, const Passes& passes, bool in_words, bool rough)
         : passes(passes),
           in_words(in_words),
+          rough(rough),
           in(w.padded_in()),
           block(w.block()),
           zero_point(w.offset_kind == NONE ? w.zero_point : 0) {
@@ -122,7 +123,8 @@ class QuantizedInputs {
             const float peak = max(largest), factor = peak > SMALLEST_PEAK ? LARGEST_CODE / peak : 0.0f;
             i32x16 sums = {};
             for (int v = 0; v < block / LANES; v++) {
-                const i32x16 rounded = (i32x16)(x[v] * factor + 12582912.0f) - 0x4b400000;  // 1.5 * 2^23: to nearest
+                i32x16 rounded = (i32x16)(x[v] * factor + 12582912.0f) - 0x4b400000;  // 1.5 * 2^23: to nearest
+                if (rough) rounded = (rounded + 64) >> LOW_BITS << LOW_BITS;
                 sums += rounded;
                 const int64_t at = position + v * LANES;
                 int8_t* const unit = code + at / UNIT * UNIT * INPUT_BYTES * count;
@@ -153,7 +155,7 @@ class QuantizedInputs {
     }
 
     const Passes passes;
-    const bool in_words;
+    const bool in_words, rough;
     const int64_t in;
     const int block, zero_point;
     int8_t* codes_;

@@ -70,14 +70,14 @@ constexpr bool takes_words() {
 // sum[lane] += sum of weights (4 unsigned bytes of a lane) * inputs (4 signed bytes, the same for all lanes), for quads
 // [BEGIN, END) of weights up to LARGEST: high with the inputs' higher bytes, low with the lower ones, UNIT bytes
 // further.
-template <int LARGEST, int BEGIN, int END>
+template <int LARGEST, int BEGIN, int END, bool ROUGH>
 [[gnu::always_inline]] inline void dot(i32_register& high, i32_register& low, const u32_register* weights,
                                        const int8_t* inputs) {
 #if defined(PAGEWIRE_MADDUBS)
     constexpr int MOST = SUMS<LARGEST>;
     for (int q = BEGIN; q < END; q += MOST) {
         high += dot_small<MOST>(weights + q, inputs + 4 * q, END - q);
-        low += dot_small<MOST>(weights + q, inputs + UNIT + 4 * q, END - q);
+        if constexpr (!ROUGH) low += dot_small<MOST>(weights + q, inputs + UNIT + 4 * q, END - q);
     }
 #else
 #if PAGEWIRE_VNNI == 16
@@ -97,7 +97,7 @@ template <int LARGEST, int BEGIN, int END>
 #pragma GCC unroll 8
     for (int q = BEGIN; q < END; q++) {
         add(high, weights[q], inputs + 4 * q);
-        add(low, weights[q], inputs + UNIT + 4 * q);
+        if constexpr (!ROUGH) add(low, weights[q], inputs + UNIT + 4 * q);
     }
 #endif
 }
@@ -140,7 +140,7 @@ struct Problem {
 };
 
 // Products of a part of a tile's outputs, as many as a register holds, with TOKENS tokens, those of a pass.
-template <class Codes, int TOKENS>
+template <class Codes, int TOKENS, bool ROUGH>
 struct TileProduct {
     typedef QuantizedInputs::Block Block;
 
@@ -178,7 +178,7 @@ struct TileProduct {
 #pragma GCC unroll 8
             for (int t = 0; t < TOKENS; t++) {
                 i32_register high = {};
-                dot<Codes::LARGEST, BEGIN, END>(high, acc[t], quads, x + t * INPUT_BYTES * UNIT);
+                dot<Codes::LARGEST, BEGIN, END, ROUGH>(high, acc[t], quads, x + t * INPUT_BYTES * UNIT);
                 acc[t] += high << LOW_BITS;
             }
         }
@@ -259,23 +259,25 @@ struct TileProduct {
     }
 };
 
-template <class Codes, int TOKENS>
+template <class Codes, int TOKENS, bool ROUGH>
 void tile_product(const Problem& p, int64_t first, int64_t tile, const float* scales, const float* offsets,
                   f32x16* sums) {
     for (int part = 0; part < REGISTERS; part++) {
-        TileProduct<Codes, TOKENS> product(p, first, part);
+        TileProduct<Codes, TOKENS, ROUGH> product(p, first, part);
         product.run(p.weight.tile_codes(tile), scales, offsets);
         for (int t = 0; t < TOKENS; t++)
             __builtin_memcpy((float*)(sums + t) + product.first_lane, product.sums + t, sizeof(f32_register));
     }
 }
 
-template <class Codes>
+template <class Codes, bool ROUGH>
 void linear(const Problem& p, const Output& output, int threads) {
     typedef void (*Product)(const Problem&, int64_t, int64_t, const float*, const float*, f32x16*);
     static constexpr Product products[MAX_TOKENS] = {
-        tile_product<Codes, 1>, tile_product<Codes, 2>, tile_product<Codes, 3>, tile_product<Codes, 4>,
-        tile_product<Codes, 5>, tile_product<Codes, 6>, tile_product<Codes, 7>, tile_product<Codes, 8>};
+        tile_product<Codes, 1, ROUGH>, tile_product<Codes, 2, ROUGH>,
+        tile_product<Codes, 3, ROUGH>, tile_product<Codes, 4, ROUGH>,
+        tile_product<Codes, 5, ROUGH>, tile_product<Codes, 6, ROUGH>,
+        tile_product<Codes, 7, ROUGH>, tile_product<Codes, 8, ROUGH>};
     const GroupedWeight& w = p.weight;
     const int64_t tiles = w.tiles(), group_floats = w.padded_groups() * TILE;
     parallel::for_each(threads, (tiles + CHUNK_TILES - 1) / CHUNK_TILES, [&](int64_t chunk) {
@@ -300,10 +302,10 @@ void linear(const Problem& p, const Output& output, int threads) {
 }  // namespace
 
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
-                         int threads) {
+                         int threads, bool rough) {
     const Passes passes(output.tokens, MAX_TOKENS);
     const bool in_words = weight.codebook || weight.bits == 8 ? takes_words<255>() : false;
-    QuantizedInputs inputs(weight, passes, in_words);
+    QuantizedInputs inputs(weight, passes, in_words, rough);
     with_dtype(output.dtype, [&](auto t) {
         for_tokens(threads, output.tokens, weight.in, [&](int64_t token) {
             inputs.quantize(TokenInputs<decltype(t)>(weight, x, permutation, token), token);
@@ -311,9 +313,12 @@ void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32
     });
     Problem problem = {weight, inputs, passes, {}};
     if (!weight.codebook) {
-        with_bits(weight.bits, [&](auto bits) { linear<Plain<decltype(bits)>>(problem, output, threads); });
+        with_bits(weight.bits, [&](auto bits) {
+            if (rough) linear<Plain<decltype(bits)>, true>(problem, output, threads);
+            else linear<Plain<decltype(bits)>, false>(problem, output, threads);
+        });
         return;
     }
     for (int i = 0; i < 1 << weight.bits; i++) problem.table[i] = (uint8_t)(weight.codebook[i] + TABLE_ZERO_POINT);
-    linear<Table>(problem, output, threads);
+    linear<Table, false>(problem, output, threads);
 }

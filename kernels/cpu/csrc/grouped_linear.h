@@ -25,8 +25,9 @@ struct Output {
 
 // x [tokens, in] of the output's dtype, quantized to 15 bits per block. The weight has no codebook, or one of at most
 // 4 bits with integers, and then no offsets and the zero point TABLE_ZERO_POINT.
+// rough: to 8 bits; a weight without a codebook.
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
-                         int threads);
+                         int threads, bool rough = false);
 
 // Weights with a codebook of 4 bits or E4M3, as floats or bf16. False: not such a one, or with groups of half a unit,
 // or it would be rounded where it must not be; nothing was done.

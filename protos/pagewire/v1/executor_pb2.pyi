@@ -146,7 +146,7 @@ class Blocks(_message.Message):
     def __init__(self, first: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "sampling_params", "yields_vector", "second_text_start", "images", "blocks")
+    __slots__ = ("request_id", "token_ids", "num_prompt_tokens", "num_computed_tokens", "sampling_params", "yields_vector", "second_text_start", "images", "blocks", "draft_domain")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class NewRequest(_message.Message):
     SECOND_TEXT_START_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -165,7 +166,8 @@ class NewRequest(_message.Message):
     second_text_start: int
     images: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptImage]
     blocks: _containers.RepeatedCompositeFieldContainer[Blocks]
-    def __init__(self, request_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Blocks, _Mapping]]] = ...) -> None: ...
+    draft_domain: int
+    def __init__(self, request_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Blocks, _Mapping]]] = ..., draft_domain: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("step_id", "finished_request_ids", "new_requests", "request_ids", "num_scheduled_tokens", "num_new_blocks", "new_block_ids", "traceparents", "num_draft_tokens", "term")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -65,6 +65,7 @@ class Leaf(Protocol):
         """(name of a dense tensor in the checkpoint, the memory that it is written to, of the shape it must have)"""
 
 
+@runtime_checkable
 class OwnModel(Model, Protocol):
     """A model of our own code. It is made with uninitialised weights, which are then written through its leaves.
 

@@ -114,7 +114,7 @@ class Leader:
                 self._lost(follower, "the connection to it broke")
                 self.failure.check()
 
-    def all_refuse(self) -> None:
+    def all_refuse(self, why: str) -> None:
         """This rank cannot do the step that it has told; returns once all others have found the same. Raises RankLost
         if one of them can."""
         others = self._followers.values()
@@ -125,7 +125,7 @@ class Leader:
             for other in others:
                 if not other.refused:
                     self.failure.set(
-                        f"rank {other.rank} of the executor can do a step that rank 0 cannot", in_a_step=True
+                        f"rank 0 of the executor failed, and rank {other.rank} did not: {why}", in_a_step=True
                     )
                 other.refused = ""
         self.failure.check()

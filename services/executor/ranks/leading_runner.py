@@ -50,13 +50,13 @@ class LeadingRunner:
 
     def _agree_on(self, error: Exception, has_begun: bool) -> None:
         """Returns if no rank can do the step. Raises RankLost otherwise: some of them wait for this one."""
+        why = f"{type(error).__name__}: {error}"
         if not has_begun:
-            self._leader.all_refuse()
+            self._leader.all_refuse(why)
             return
         self._group.check()  # maybe that is the cause
         logger.error("a step failed", exc_info=error)
-        reason = f"rank 0 of the executor failed: {type(error).__name__}: {error}"
-        self._leader.failure.set(reason, in_a_step=True)
+        self._leader.failure.set(f"rank 0 of the executor failed: {why}", in_a_step=True)
         self._group.check()
 
     def reset(self) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import torch
-
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
+from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.pooling import Pooling
+from pagewire.services.executor.speculation.draft_model import DraftModel
+from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.proposer import Proposer
+from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
+from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
 def make_proposer(
-    speculation: Speculation | None, pooling: Pooling, device: torch.device, group: Group
+    speculation: Speculation | None, pooling: Pooling, group: Group, target: Target, drafter: Model | None
 ) -> Proposer | None:
-    """None: nothing is to be drafted. Raises StartupError for what cannot be drafted here."""
+    """drafter: `drafters.load_drafter`. None: nothing is to be drafted. Raises StartupError for what cannot be drafted
+    here."""
     if speculation is None:
         return None
     if not pooling.generates:
@@ -28,8 +32,25 @@ def make_proposer(
             "--speculative-config with --pipeline-parallel-size: only the last stage knows which drafts were right; "
             "leave one of them out, or share the layers with --tensor-parallel-size instead"
         )
+    device, most = target.device, speculation.num_speculative_tokens
     if speculation.method == "ngram":
-        longest, shortest = speculation.prompt_lookup_max, speculation.prompt_lookup_min
-        if device.type == "cpu":
-            return NgramProposer(speculation.num_speculative_tokens, longest, shortest)
+        return NgramProposer(most, speculation.prompt_lookup_max, speculation.prompt_lookup_min)
+    if speculation.method == "suffix":
+        if device.type != "cpu":
+            raise StartupError(
+                "--speculative-config: method suffix looks outputs up on the host, which would wait for a GPU; "
+                "use method ngram, or --device cpu"
+            )
+        return SuffixProposer(
+            most,
+            max_depth=speculation.suffix_decoding_max_tree_depth,
+            max_requests=speculation.suffix_decoding_max_cached_requests,
+            factor=speculation.suffix_decoding_max_spec_factor,
+            min_probability=speculation.suffix_decoding_min_token_prob,
+        )
+    if speculation.method == "self" and isinstance(drafter, OwnModel):
+        return SelfDraft(target, drafter, bits_of(speculation.model), most)
+    if speculation.method == "draft_model" and drafter is not None:
+        longest = speculation.max_model_len or drafter.config.max_position_embeddings
+        return DraftModel(target, drafter, most, min(longest, target.limits.max_model_len))
     raise StartupError(f"--speculative-config: method {speculation.method} is not supported on {device.type}")

@@ -7,19 +7,21 @@ prompt or in themselves: edits of code, summaries with quotes, tables.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
+from pagewire.kernels import ops
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.speculation.lookup import continuation
 from pagewire.services.executor.step import Step
+from pagewire.services.executor.upload import upload
 
 
 class NgramProposer:
-    """A `Proposer` of rows in memory that the host reads."""
+    """A `Proposer`. On CUDA, where nothing is found, some token is drafted."""
 
     def __init__(self, max_draft_tokens: int, longest: int, shortest: int) -> None:
-        """longest, shortest: of the last tokens that are looked for."""
+        """longest, shortest: of the last tokens that are looked for, see `ops.look_up_drafts`."""
         self.max_draft_tokens = max_draft_tokens
         self._longest, self._shortest = longest, shortest
 
@@ -28,15 +30,19 @@ class NgramProposer:
     ) -> np.ndarray | None:
         if batch.num_samples is None:
             return None
-        token_ids, num_tokens = state.token_ids.numpy(), state.columns.num_tokens.numpy()
+        device = state.token_ids.device
+        asking = np.flatnonzero(batch.num_samples > 1)
+        rows, num_wanted = batch.sampled_rows[asking], batch.num_samples[asking] - 1
+        staged = upload(device, {"rows": rows.astype(np.int32), "num_wanted": num_wanted.astype(np.int32)})
+        num_found = torch.empty(len(asking), dtype=torch.int64, device=device)
+        known, bounds = state.columns.num_tokens, (self._longest, self._shortest)
+        ops.look_up_drafts(staged["rows"], staged["num_wanted"], state.token_ids, known, num_found, *bounds)
+        if device.type != "cpu":
+            return None
         drafted = np.zeros(len(batch.rows), dtype=np.int64)
-        wanted = (batch.num_samples - 1).tolist()
-        for index, row, count in zip(batch.sampled.tolist(), batch.sampled_rows.tolist(), wanted, strict=True):
-            if count:
-                num_known = num_tokens[row]
-                drafts = continuation(token_ids[row, :num_known], self._longest, self._shortest, count)
-                token_ids[row, num_known : num_known + len(drafts)] = drafts
-                drafted[index] = len(drafts)
+        drafted[batch.sampled[asking]] = num_found.numpy()
         return drafted
 
     def reset(self) -> None: ...
+
+    def on_other_weights(self) -> None: ...

@@ -38,7 +38,10 @@ class Proposer(Protocol):
         """
 
     def reset(self) -> None:
-        """All requests are forgotten, or the model has other weights."""
+        """All requests are forgotten."""
+
+    def on_other_weights(self) -> None:
+        """The model has other weights."""
 
 
 class _NobodyDrafts:
@@ -48,6 +51,8 @@ class _NobodyDrafts:
         return None
 
     def reset(self) -> None: ...
+
+    def on_other_weights(self) -> None: ...
 
 
 NOBODY_DRAFTS: Proposer = _NobodyDrafts()

@@ -30,9 +30,9 @@ from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.warm_up import warm_up
 from tests.kernels.grouped_weights import grouped_weight
-from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, MIXTRAL, sampling_params, write_tiny_llama
 
 # With 130 requests at most, REQS is 128 or 512; the 200 tokens of the vocabulary are 2 groups.
@@ -113,7 +113,7 @@ def main() -> int:
     assert isinstance(model, DecoderModel)
     quantize(model)
     limits = Limits(int(sys.argv[2]), max_num_batched_tokens=1024, max_model_len=96, block_size=BLOCK_SIZE)
-    runner = ModelRunner(model, limits, 4096, CPU, proposer=KnownTexts([], 0.0, max_draft_tokens=2))
+    runner = ModelRunner(model, limits, 4096, CPU, proposer=NgramProposer(2, 5, 2))
     warm_up(runner, torch.device("cuda"))
     warmed_up = len(forms)
     for num_reqs, length, sampling in product((1, 3, 8, 129), (1, 3, 20), EXTRAS):

@@ -8,28 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.speculation.lookup import continuation
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from tests.services.executor.stepping import PENALIZED, SEEDED, WITH_LOGPROBS, alone, make_driver, prompt, tiny_llama
-
-
-def slow_continuation(tokens: list[int], longest: int, shortest: int, count: int) -> list[int]:
-    """By its definition."""
-    for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
-        for start in range(len(tokens) - length - 1, -1, -1):
-            if tokens[start : start + length] == tokens[-length:]:
-                text = list(tokens)
-                for index in range(count):
-                    text.append(text[start + length + index])
-                return text[len(tokens) :]
-    return []
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 6), st.integers(1, 9))
-def test_what_followed_the_latest_place_of_the_longest_match(tokens: list[int], a: int, b: int, count: int) -> None:
-    longest, shortest = max(a, b), min(a, b)
-    actual = continuation(np.array(tokens, dtype=np.int32), longest, shortest, count)
-    assert actual.tolist() == slow_continuation(tokens, longest, shortest, count)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,130 @@
+"""Steps of a model that drafts: over the rows of the one it drafts for, with counts of tokens of their own.
+
+A round is a plain step: tokens are drawn with the seeds of the rows, at the positions where the other model will draw
+its own, so with the same noise: where both find the same distribution they draw the same token, greedily or not. Each
+token goes behind the row's known ones, where it is the input of the next round, and a draft in the step that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.dummy_step import NO_STEP
+from pagewire.services.executor.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.input_buffers import InputBuffers
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.sampler import sample_tokens
+from pagewire.services.executor.step import Step
+from pagewire.services.executor.upload import upload
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class _Rows:
+    """The rows of a state, but for how many tokens they have."""
+
+    def __init__(self, state: RequestState) -> None:
+        self.token_ids = state.token_ids
+        self.columns = state.columns.with_own_counts()
+
+
+@dataclass(frozen=True)
+class Target:
+    """The runner of the model that is drafted for."""
+
+    model: Model
+    limits: Limits
+    num_blocks: int
+    device: torch.device
+    split_size: int = 0  # as of `ModelRunner`
+    steps: Callable[[], Steps] = CudaGraphs  # how those of a model that drafts are launched
+
+
+class DraftSteps:
+    """One model's. Nothing here waits for the device."""
+
+    def __init__(self, model: Model, target: Target, state: RequestState, block_tables: BlockTables) -> None:
+        """state, block_tables: of the target's runner."""
+        limits, device = target.limits, target.device
+        self._model = model
+        self._block_size = limits.block_size
+        self._state, self._block_tables = state, block_tables
+        self._rows = _Rows(state)
+        self._split_size = target.split_size
+        self._inputs = InputBuffers(limits.max_num_seqs, limits.max_num_batched_tokens, block_tables, device)
+        self._graphs = target.steps()
+
+    def start(self, num_missing: np.ndarray | None = None) -> None:
+        """Takes over how many tokens the rows have. num_missing int64 [max_num_seqs]: how many of them, the last ones,
+        are not computed; by default one."""
+        mine, num_tokens = self._rows.columns, self._state.columns.num_tokens
+        mine.num_tokens.copy_(num_tokens)
+        if num_missing is None:
+            torch.sub(num_tokens, 1, out=mine.num_computed_tokens)
+        else:
+            missing = upload(num_tokens.device, {"missing": num_missing})["missing"]
+            torch.sub(num_tokens, missing, out=mine.num_computed_tokens)
+            mine.num_computed_tokens.clamp_(min=0)  # where drafts are refused of which the host does not know yet
+
+    def draft(self, step: Step, batch: InputBatch, counts: np.ndarray, *, is_begun: bool = False) -> None:
+        """Rounds of one token each, for as many drafts as counts int64 [n] says of each request of the batch.
+
+        is_begun: each has its first draft already.
+        """
+        order = np.argsort(-counts, kind="stable")  # who has enough leaves at the end
+        num_groups = self._block_tables.num_groups
+        for drafted in range(int(is_begun), int(counts.max(initial=0))):
+            indices = order[: int((counts > drafted).sum())]
+            blocks = without_blocks(len(indices), num_groups) if drafted else with_blocks_of(step, indices)
+            self.run(blocks, batch.rows[indices], np.ones_like(indices), np.arange(len(indices)))
+
+    def run(self, step: Step, rows: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray) -> None:
+        """A round. rows, query_lens int64 [n]; sampled int64 [m], indices into rows: those that get a token.
+
+        step: has the new blocks of these rows, which are counted in the block tables already.
+        """
+        num_tokens = int(query_lens.sum())
+        sampled_rows = rows[sampled]
+        batch = InputBatch(
+            rows, query_lens, num_tokens, sampled, sampled_rows, _NONE, None, sampled_rows, None, float(num_tokens)
+        )
+        shape = self._graphs.padded(batch.shape)
+        self._inputs.stage(batch, step, self._block_tables, shape)
+        hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
+        if len(sampled):
+            self._graphs.run("sample", shape, lambda: self._sample(hidden, shape))
+
+    def _forward(self, shape: BatchShape) -> Tensor:
+        input_ids, context = self._inputs.gather(
+            shape, self._rows, self._block_tables, self._block_size, self._split_size
+        )
+        return self._model.forward(input_ids, context)
+
+    def _sample(self, hidden: Tensor, shape: BatchShape) -> Tensor:
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
+        rows = self._inputs.sample_rows(shape.num_sampled)
+        return sample_tokens(logits, rows, self._rows.columns, self._rows.token_ids)
+
+
+def with_blocks_of(step: Step, indices: np.ndarray) -> Step:
+    """What `DraftSteps.run` needs of a step for the requests at these indices of it."""
+    counts = step.num_new_blocks.sum(axis=1)
+    if not len(step.new_block_ids):
+        return replace(NO_STEP, num_new_blocks=step.num_new_blocks[indices])
+    ends = counts.cumsum()
+    ids = [step.new_block_ids[ends[i] - counts[i] : ends[i]] for i in indices.tolist()]
+    return replace(NO_STEP, num_new_blocks=step.num_new_blocks[indices], new_block_ids=np.concatenate(ids))
+
+
+def without_blocks(num_reqs: int, num_groups: int) -> Step:
+    """As `with_blocks_of`, in a later round."""
+    return replace(NO_STEP, num_new_blocks=np.zeros((num_reqs, num_groups), dtype=np.int64))

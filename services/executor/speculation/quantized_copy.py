@@ -1,0 +1,111 @@
+"""A copy of a model with weights of fewer bits. All else is the model's own, the KV cache included."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pagewire.errors import StartupError
+from pagewire.kernels.cpu import packed_layout
+from pagewire.kernels.quantized import GroupedWeight, PackedGrouped, PackedWeight, pack
+from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, RoughGrouped, unpack
+from pagewire.services.executor.layers.experts import Router
+from pagewire.services.executor.layers.weights import Dense, PackedDense, WeightModule
+from pagewire.services.executor.loading.twins import twins
+from pagewire.services.executor.models.protocol import OwnModel
+
+GROUP_SIZE = 32  # inputs that share a scale and a minimum
+HEAD_BITS = 8  # of the output projection, at least: what it loses is lost for every draft
+_CHUNK = 1 << 24  # weights that are rounded at a time
+
+
+def quantized_copy(model: OwnModel, bits: int) -> OwnModel:
+    """Of a loaded model, before or after it has a KV cache. Its norms, biases, routers, what is only looked up and
+    whatever has no more than `bits` bits already are the model's own tensors; so are its caching layers as a whole.
+
+    Raises StartupError if nothing of it would be smaller.
+    """
+    shared: dict[int, Any] = {id(tensor): tensor for tensor, _ in twins(model, model)}
+    shared |= {id(layer): layer for layer in model.caching_layers}
+    twin: OwnModel = copy.deepcopy(model, shared)
+    is_smaller = False
+    for module, copied in _pairs(model, twin):
+        parts = [_rounded(part, _bits_of(module, model, bits)) for part in module.parts]
+        is_smaller |= any(new is not old for new, old in zip(parts, module.parts, strict=True))
+        copied.install(parts)
+    if not is_smaller:
+        raise StartupError(
+            f"self:q{bits}: the weights have {bits} bits or less already, a copy would draft no faster than the model "
+            "itself; use method ngram, or serve the model with --quantization none"
+        )
+    return twin
+
+
+def refresh(twin: OwnModel, model: OwnModel, bits: int) -> None:
+    """Rounds again, in place: the model has other weights."""
+    for module, copied in _pairs(model, twin):
+        for part, target in zip(module.parts, copied.parts, strict=True):
+            if target is not part:
+                for old, new in twins(target, _rounded(part, _bits_of(module, model, bits))):
+                    old.copy_(new)
+
+
+def _pairs(model: OwnModel, twin: OwnModel) -> Iterator[tuple[WeightModule, WeightModule]]:
+    """Of modules whose weights are rounded."""
+    for module, copied in zip(model.modules(), twin.modules(), strict=True):
+        if module.multiplies and not isinstance(module, Router):
+            yield module, copied
+
+
+def _bits_of(module: WeightModule, model: OwnModel, bits: int) -> int:
+    is_head = module.shards[0].out_features == model.config.vocab_size
+    return max(bits, HEAD_BITS) if is_head else bits
+
+
+def _rounded(part: PackedWeight, bits: int) -> PackedWeight:
+    if isinstance(part, PackedGrouped) and part.bits <= bits:
+        return part
+    num_outputs, num_inputs = part.shape
+    if isinstance(part, PackedGrouped | PackedInt8 | PackedFp8):
+        stored = unpack(part)
+        return _packed(round_to_nearest([stored.dequantize()], bits))
+    rows = max(1, _CHUNK // num_inputs)
+    whole = part.tensor if isinstance(part, Dense) else None
+    if whole is None:
+        assert isinstance(part, PackedDense), type(part)
+        whole = packed_layout.unpack(part.tensor, num_outputs, num_inputs)
+    return _packed(round_to_nearest(whole.split(rows), bits))
+
+
+def _packed(weight: GroupedWeight) -> PackedWeight:
+    packed = pack(weight)
+    if not isinstance(packed, PackedGrouped) or packed.layout != "cpu":
+        return packed
+    return RoughGrouped(**{field.name: getattr(packed, field.name) for field in fields(packed)})
+
+
+def round_to_nearest(weights: Sequence[Tensor], bits: int) -> GroupedWeight:
+    """weights: the rows of one weight [N, K], in any float dtype. Each group of a row spans its least and its greatest
+    weight: weight = scale * code + minimum."""
+    parts = [_rounded_rows(rows.float(), bits) for rows in weights]
+    codes, scales, minimums = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return GroupedWeight(codes, bits, min(GROUP_SIZE, codes.shape[1]), scales, offsets=minimums)
+
+
+def _rounded_rows(rows: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 [n, K] -> codes uint8 [n, K], scales and minimums float16 [n, G]"""
+    num_inputs = rows.shape[1]
+    size = min(GROUP_SIZE, num_inputs)
+    groups = F.pad(rows, (0, -num_inputs % size), mode="replicate").unflatten(1, (-1, size))
+    low, high = groups.aminmax(dim=2)
+    minimums = low.half()
+    scales = ((high - minimums.float()) / (2**bits - 1)).half()
+    steps = scales.float().clamp(min=torch.finfo(torch.float16).tiny)
+    codes = (groups - minimums.float()[:, :, None]).div_(steps[:, :, None]).round_().clamp_(0, 2**bits - 1)
+    return codes.to(torch.uint8).flatten(1)[:, :num_inputs].contiguous(), scales, minimums

@@ -1,0 +1,53 @@
+"""Drafts of a copy of the model in fewer bits (`self:q4`), which needs no other checkpoint.
+
+The copy attends over the model's own KV cache: what is known of a request lies there as the model itself has computed
+it, prompts and prefixes included. What the copy writes there are keys and values of the last known token and of its
+drafts, which are those of the step that follows: it overwrites them before anybody reads them. So there is no cache, no
+prompt and no state of a request beside the model's.
+"""
+
+from __future__ import annotations
+
+from pagewire.errors import StartupError
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
+from pagewire.services.executor.speculation.quantized_copy import refresh
+from pagewire.services.executor.step import Step
+
+_NAMES = {f"self:q{bits}": bits for bits in (4, 3, 2)} | {"self": 4}
+
+
+def bits_of(name: str) -> int:
+    """Of `self:q4` and its like. Raises StartupError."""
+    if name not in _NAMES:
+        raise StartupError(
+            f"--speculative-config: model {name!r}: a copy of the model itself is one of {', '.join(_NAMES)}"
+        )
+    return _NAMES[name]
+
+
+class SelfDraft:
+    """A `Proposer`."""
+
+    def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
+        """copy: the target's `quantized_copy` in so many bits."""
+        self.max_draft_tokens = max_draft_tokens
+        self._target, self._copy, self._bits = target, copy, bits
+        self._steps: DraftSteps | None = None
+
+    def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
+        if batch.num_samples is None or step.num_draft_tokens is None:
+            return
+        if self._steps is None:
+            self._steps = DraftSteps(self._copy, self._target, state, block_tables)
+        self._steps.start()
+        self._steps.draft(step, batch, step.num_draft_tokens)
+
+    def reset(self) -> None: ...
+
+    def on_other_weights(self) -> None:
+        assert isinstance(self._target.model, OwnModel)
+        refresh(self._copy, self._target.model, self._bits)
