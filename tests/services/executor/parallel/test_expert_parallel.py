@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.layers import whole_experts
+from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
+from pagewire.services.executor.served_model import load_served
 from tests.kernels.test_collectives import on_ranks as on_threads
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.models.test_experts import write_experts
@@ -114,11 +120,11 @@ def test_the_weights_cache_tells_whole_experts_from_parts(tmp_path: Path) -> Non
     save_tiny(tmp_path / "model", "Mixtral", **MIXTRAL | {"intermediate_size": 96})
     expected, cache = tokens_of(tmp_path / "model"), tmp_path / "cache"
 
-    def generated(ranks: Communicator, whole: bool) -> list[list[int]]:
+    def generated(whole: bool, ranks: Communicator) -> list[list[int]]:
         return tokens_of(tmp_path / "model", ranks, weights_cache=str(cache), whole_experts=whole)
 
     for whole in (True, False, True):
-        assert on_ranks(2, lambda ranks, whole=whole: generated(ranks, whole)) == [expected] * 2
+        assert on_ranks(2, partial(generated, whole)) == [expected] * 2
     assert len(list(cache.iterdir())) == 4
 
 
@@ -133,3 +139,18 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path, family: str, size: in
     save_tiny(tmp_path, family, **MIXTRAL | {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96})
     with pytest.raises(ModelLoadError, match=message):
         on_ranks(size, lambda ranks: load(tmp_path, tensor=ranks, whole_experts=True))
+
+
+def test_the_flag(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Mixtral", **MIXTRAL)
+    flags: dict[str, Any] = {"model": str(tmp_path), "dtype": "float32"}
+    message = r"\(80\) cannot be split .* possible are 1, 5; up to 4 with --enable-expert-parallel"
+    with pytest.raises(ModelLoadError, match=message):
+        load_served(ExecutorConfig(**flags, tensor_parallel_size=2), tmp_path, CPU, "auto", tensor=_Rank(0, 2))
+    with pytest.raises(StartupError, match="--tensor-parallel-size is 1"):
+        load_served(ExecutorConfig(**flags, enable_expert_parallel=True), tmp_path, CPU, "auto")
+    config = ExecutorConfig(**flags, tensor_parallel_size=2, enable_expert_parallel=True)
+    model = load_served(config, tmp_path, CPU, "auto", tensor=_Rank(1, 2)).model
+    assert isinstance(model, DecoderModel)
+    experts = next(leaf for leaf in model.leaves() if isinstance(leaf, ExpertsLinear))
+    assert {shard.name.split(".")[-2] for shard in experts.shards} == {"2", "3"}
