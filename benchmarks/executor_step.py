@@ -38,7 +38,7 @@ CURVE_ROUNDS = 9
 CURVE_REQUESTS = (1, 8, 32)
 CURVE_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 KERNELS = {
-    "products": ("grouped_linear", "packed_linear", "linear"),
+    "products": ("grouped_linear", "packed_linear", "linear", "linear_many"),
     "attention": ("paged_attention",),
     "norms": ("add_rms_norm", "rms_norm", "layer_norm"),
     "rotary, KV": ("rotary_store_kv", "store_kv"),
@@ -133,13 +133,13 @@ def read_rate() -> float:
     return READ_BYTES / best_time(data.sum, 5)
 
 
-def best_time(function: Callable[[], object], rounds: int) -> float:
+def best_time(function: Callable[[], object], rounds: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds"""
     best = float("inf")
     for _ in range(rounds):
-        started = time.perf_counter()
+        started = clock()
         function()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, clock() - started)
     return best
 
 
@@ -155,6 +155,10 @@ class Step:
     @classmethod
     def decode(cls, model: Model, num_requests: int, context: int) -> Step:
         return cls._of(model, num_requests, context, 1)
+
+    @classmethod
+    def drafted(cls, model: Model, num_requests: int, context: int, query_len: int) -> Step:
+        return cls._of(model, num_requests, context, query_len)
 
     @classmethod
     def prompt(cls, model: Model, length: int) -> Step:
@@ -204,17 +208,18 @@ class Step:
         return [f"{1e3 * value:10.2f}" for value in (*seconds, self.read_bytes / rate)]
 
 
-def kernel_times(recorded: Recorded, rounds: int) -> dict[str, float]:
-    """Seconds in each kernel: its calls of one step, each made alone, in order."""
+def kernel_times(recorded: Recorded, rounds: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Seconds in each kernel: its calls of one step, each made alone, in order; of each the best of the rounds."""
     names = {library.address(name): name for group in KERNELS.values() for name in group}
-    times: dict[str, float] = {}
+    calls = [(replay, index) for replay in recorded.native for index in range(len(replay.functions))]
+    best = [float("inf")] * len(calls)
     for _ in range(rounds):
-        found: dict[str, float] = {}
-        for replay in recorded.native:
-            for index, function in enumerate(replay.functions.tolist()):
-                name = names.get(function, "other")
-                found[name] = found.get(name, 0) + best_time(partial(replay.make, index), 1)
-        times = {name: min(value, times.get(name, value)) for name, value in found.items()}
+        for place, (replay, index) in enumerate(calls):
+            best[place] = min(best[place], best_time(partial(replay.make, index), 1, clock))
+    times: dict[str, float] = {}
+    for (replay, index), seconds in zip(calls, best, strict=True):
+        name = names.get(int(replay.functions[index]), "other")
+        times[name] = times.get(name, 0) + seconds
     return times
 
 

@@ -36,6 +36,11 @@ class BatchShape:
         """Every request has max_query_len tokens and is sampled after each: a decode step if that is one."""
         return self.num_tokens == self.num_sampled == self.num_reqs * self.max_query_len
 
+    @property
+    def has_drafts_only(self) -> bool:
+        """Sampled after each token, and some request has several: nothing is computed but last tokens and drafts."""
+        return self.num_tokens == self.num_sampled and self.max_query_len > 1
+
 
 @dataclass(frozen=True)
 class InputBatch:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -152,7 +153,7 @@ def allocate(
     for group, (spec, layers) in enumerate(groups(model).items()):
         shape = (num_blocks[group], len(layers), *spec.page_shape(block_size))
         if layers:
-            cache = _zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
+            cache = zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
         else:
             cache = torch.empty(shape, dtype=spec.dtype, device=device)  # those of the group are on other stages
         for index, layer in enumerate(layers):
@@ -161,7 +162,7 @@ def allocate(
     return caches
 
 
-def _zeros(num_bytes: int, device: torch.device) -> Tensor:
+def zeros(num_bytes: int, device: torch.device) -> Tensor:
     """uint8 [num_bytes], of which all our dtypes are views: not every torch build can fill fp8."""
     if device.type == "cpu":
         # numpy asks for zero pages where torch.zeros would write them, and for huge ones, without which attention over
@@ -170,21 +171,24 @@ def _zeros(num_bytes: int, device: torch.device) -> Tensor:
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
-def blocks_within(num_bytes: int, model: Model, limits: Limits, flag: str) -> int:
+def blocks_within(
+    num_bytes: int, model: Model, limits: Limits, flag: str, bytes_of: Callable[[int], int] | None = None
+) -> int:
     """The num_blocks of `kv_groups` whose cache takes num_bytes, where there is a cache. Raises OutOfMemoryError if one
     request of max_model_len would not fit.
 
-    flag: what to raise for more.
+    flag: what to raise for more. bytes_of: what so many blocks take, if that is not `cache_bytes`.
     """
+    bytes_of = bytes_of or partial(cache_bytes, model, limits=limits)
     num_bytes, block_size, max_model_len = max(0, num_bytes), limits.block_size, limits.max_model_len
     needed = max(_needed_blocks(spec, limits) for spec in groups(model))
     sizes = range(num_bytes + 1)
-    num_blocks = bisect.bisect_right(sizes, num_bytes, key=lambda size: cache_bytes(model, size, limits)) - 1
+    num_blocks = bisect.bisect_right(sizes, num_bytes, key=bytes_of) - 1
     if num_blocks < needed:
         fewer = f"lower --max-model-len to {num_blocks * block_size} or less, or " if num_blocks else ""
         raise OutOfMemoryError(
             f"the KV cache would be {mib(num_bytes)}, {num_blocks * block_size} tokens, but one request of "
-            f"{max_model_len} tokens needs {mib(cache_bytes(model, needed, limits))}: {fewer}raise {flag}"
+            f"{max_model_len} tokens needs {mib(bytes_of(needed))}: {fewer}raise {flag}"
         )
     return num_blocks
 

@@ -290,8 +290,8 @@ class ModelRunner:
             return False
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
-        if shape.is_uniform:
-            self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts=False))
+        if shape.is_uniform or shape.has_drafts_only:
+            self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, shape.has_drafts_only))
         return True
 
     def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:

@@ -24,6 +24,8 @@ MOST_TOKENS = 512
 # Tokens of a step with prompts. Beyond the last, Python's part of the step is small; the steps between are such that
 # padding costs less than Python. Products compute 8 or 16 tokens at once.
 TOKENS = (*range(8, 64, 8), *range(64, 256, 16), *range(256, MOST_TOKENS + 1, 32))
+# Beside these, where there are drafts: a few requests with some drafts each are small steps, too.
+TOKENS_WITH_DRAFTS = (*range(2, 8), *range(10, 16, 2), *range(20, 32, 4))
 # Requests of a uniform step. A padded one costs as much as a real one without its attention, so there are at most an
 # eighth of them; recordings cost next to nothing.
 REQUESTS = (*range(1, 16), *(size for power in (16, 32, 64, 128, 256) for size in range(power, 2 * power, power // 8)))
@@ -31,8 +33,12 @@ MOST_REQUESTS = 512
 
 
 class RecordedSteps:
-    """Uniform steps of up to 512 requests, and those with prompts that have up to 512 tokens; larger ones run eagerly,
-    as a GPU's do beyond its largest graph."""
+    """Decode steps of up to 512 requests, and others of up to 512 tokens; larger ones run eagerly, as a GPU's do beyond
+    its largest graph.
+
+    Drafts are of any number, and a request's differ from its neighbour's. A request alone has a recording for each
+    number; several share those by tokens with each other and with steps with prompts.
+    """
 
     def __init__(
         self,
@@ -41,12 +47,16 @@ class RecordedSteps:
         *,
         most_tokens: int = MOST_TOKENS,
         requests: Sequence[int] = REQUESTS,
+        max_draft_tokens: int = 0,
     ) -> None:
         """max_num_tokens: of a step, padding included. most_tokens: of a recorded step with prompts, likewise.
-        requests: of uniform steps, rising, beside the most there can be; none: there are no such steps."""
+        requests: of uniform steps, rising, beside the most there can be; none: there are no such steps.
+        max_draft_tokens: of a request."""
         self._max_num_seqs = max_num_seqs
         self._max_num_tokens = max_num_tokens
-        self._token_counts = [count for count in TOKENS if count <= min(max_num_tokens, most_tokens)]
+        self._max_draft_tokens = max_draft_tokens
+        counts = sorted({*TOKENS, *TOKENS_WITH_DRAFTS}) if max_draft_tokens else TOKENS
+        self._token_counts = [count for count in counts if count <= min(max_num_tokens, most_tokens)]
         largest = min(max_num_seqs, max_num_tokens, MOST_REQUESTS)
         self._request_counts = [*(count for count in requests if count < largest), largest] if requests else []
         self._memory = Memory()
@@ -59,21 +69,37 @@ class RecordedSteps:
     def padded(self, shape: BatchShape) -> BatchShape:
         if shape.is_uniform in self._unrecordable:
             return shape
-        if shape.is_uniform:
+        if shape.is_uniform and not self._goes_by_tokens(shape):
             num_reqs = _next(self._request_counts, shape.num_reqs)
             fits = num_reqs is not None and num_reqs * shape.max_query_len <= self._max_num_tokens
             return BatchShape.uniform(num_reqs, shape.max_query_len) if num_reqs and fits else shape
         num_tokens = _next(self._token_counts, shape.num_tokens)
-        return self._with_prompts(num_tokens, shape.num_sampled) if num_tokens else shape
+        if num_tokens is None:
+            return shape
+        # As many positions are sampled as there are tokens, if there is room for so many.
+        pads_samples = shape.has_drafts_only and num_tokens <= self._max_num_samples
+        return self._with_prompts(num_tokens, num_tokens if pads_samples else shape.num_sampled)
+
+    @property
+    def _max_num_samples(self) -> int:
+        return self._max_num_seqs * (1 + self._max_draft_tokens)
+
+    def _goes_by_tokens(self, shape: BatchShape) -> bool:
+        return shape.has_drafts_only and shape.num_reqs > 1
 
     def _with_prompts(self, num_tokens: int, num_sampled: int) -> BatchShape:
         # As many requests as there may be, and one that has the padding: they cost nothing, another recording would.
         return BatchShape(min(num_tokens, self._max_num_seqs) + 1, num_tokens, num_sampled, num_tokens)
 
     def missing(self) -> BatchShape | None:
-        """The smallest shape that has not been recorded, of those without drafts."""
+        """The smallest shape that has not been recorded."""
         shapes = [BatchShape.uniform(count) for count in self._request_counts]
-        shapes += [self._with_prompts(count, num_sampled=0) for count in self._token_counts]
+        if self._request_counts:
+            lens = range(2, min(1 + self._max_draft_tokens, self._max_num_tokens) + 1)
+            shapes += [BatchShape.uniform(1, query_len) for query_len in lens]
+        for count in self._token_counts:
+            has_drafts = self._max_draft_tokens > 0 and count <= self._max_num_samples
+            shapes.append(self._with_prompts(count, num_sampled=count if has_drafts else 0))
         missing = (
             shape
             for shape in shapes
@@ -99,9 +125,9 @@ class RecordedSteps:
         return recorded.output
 
     def _keeps(self, name: str, shape: BatchShape) -> bool:
-        if shape.is_uniform:
+        if shape.is_uniform and not self._goes_by_tokens(shape):
             return shape.num_reqs in self._request_counts and shape.num_tokens <= self._max_num_tokens
-        return name == "forward" and shape.num_tokens in self._token_counts
+        return (name == "forward" or shape.has_drafts_only) and shape.num_tokens in self._token_counts
 
     def _record(self, name: str, shape: BatchShape, function: Function) -> Tensor:
         self._mode = "captured"

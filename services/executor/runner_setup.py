@@ -30,6 +30,7 @@ from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pipeline import OneStage, stage_in
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.build import make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
@@ -60,6 +61,13 @@ class Setup:
         """The model that drafts, if one does."""
         return load_drafter(self.speculation, self.config, self.model, self.limits, self.device, self.group)
 
+    def cache_bytes(self, num_blocks: int) -> int:
+        """Of the KV cache, and of that of a model that drafts."""
+        of_model = kv_cache.cache_bytes(self.model, num_blocks, self.limits)
+        if self.drafter is None or self.speculation is None or self.speculation.method != "draft_model":
+            return of_model
+        return of_model + draft_cache.num_bytes(self.drafter, self.model, num_blocks, self.limits)
+
     def _drafted_for(self, num_blocks: int, limits: Limits) -> Target:
         def steps() -> Steps:
             return _recorded_steps(limits, self.pooling) if self.record_steps else CudaGraphs()
@@ -75,37 +83,40 @@ class Setup:
         make: Callable[..., ModelRunner] = ModelRunner
         if self.config.fault_injection:
             make = partial(FaultyRunner, parse_faults(self.config.fault_injection))
+        drafted_for = self._drafted_for(num_blocks, limits)
+        proposer = make_proposer(self.speculation, self.pooling, self.group, drafted_for, self.drafter)
+        max_draft_tokens = 0 if proposer is None else proposer.max_draft_tokens
         return make(
             self.model,
             limits,
             num_blocks,
             self.device,
             attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits, self.pooling) if self.record_steps else None,
+            graphs=_recorded_steps(limits, self.pooling, max_draft_tokens) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
             tokens=tokens_of(self.group, limits.max_num_seqs, self.device),
             stage=self.stage,
-            proposer=make_proposer(
-                self.speculation, self.pooling, self.group, self._drafted_for(num_blocks, limits), self.drafter
-            ),
+            proposer=proposer,
         )
 
 
-def _recorded_steps(limits: Limits, pooling: Pooling) -> Steps:
+def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int = 0) -> Steps:
     # Compiles the C++ kernels, which a GPU has no use for.
     from pagewire.services.executor.recorded_steps import REQUESTS, RecordedSteps
 
     requests = REQUESTS if pooling.generates else ()
-    return RecordedSteps(limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests)
+    return RecordedSteps(
+        limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests, max_draft_tokens=max_draft_tokens
+    )
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
     """Of a group of layers that sees all tokens; that of others follows from it."""
     config, limits, device = setup.config, setup.limits, setup.device
     if config.num_gpu_blocks_override is not None:
-        num_bytes = kv_cache.cache_bytes(setup.model, config.num_gpu_blocks_override, limits)
+        num_bytes = setup.cache_bytes(config.num_gpu_blocks_override)
         memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
         return config.num_gpu_blocks_override
     if not setup.model.caching_layers:
@@ -116,12 +127,12 @@ def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progres
         memory.check_kv_cache_fits(num_bytes, device, flag)
     elif device.type == "cpu":
         usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
-        usable_bytes = kv_cache.cache_bytes(setup.model, usable_blocks, limits)
+        usable_bytes = setup.cache_bytes(usable_blocks)
         num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes, config.cpu_share)
     else:
         flag = "--gpu-memory-utilization"
         num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)
-    return kv_cache.blocks_within(num_bytes, setup.model, limits, flag)
+    return kv_cache.blocks_within(num_bytes, setup.model, limits, flag, setup.cache_bytes)
 
 
 def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:

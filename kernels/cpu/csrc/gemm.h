@@ -59,7 +59,7 @@ static inline void gemm_block(const typename M::element* a, int a_stride, const 
             columns[v] = load_raw<typename M::part>(b + (int64_t)k * b_stride + v * WIDTH);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            const typename M::part row = M::broadcast_part(a[r * a_stride + k]);
+            const typename M::part row = in_register(M::broadcast_part(a[r * a_stride + k]));
 #pragma GCC unroll 4
             for (int v = 0; v < REGISTERS; v++) acc[r][v] = M::multiply_add(acc[r][v], row, columns[v]);
         }

@@ -274,8 +274,10 @@ template <class Codes, bool ROUGH>
 void linear(const Problem& p, const Output& output, int threads) {
     typedef void (*Product)(const Problem&, int64_t, int64_t, const float*, const float*, f32x16*);
     static constexpr Product products[MAX_TOKENS] = {
-        tile_product<Codes, 1, ROUGH>, tile_product<Codes, 2, ROUGH>, tile_product<Codes, 3, ROUGH>, tile_product<Codes, 4, ROUGH>,
-        tile_product<Codes, 5, ROUGH>, tile_product<Codes, 6, ROUGH>, tile_product<Codes, 7, ROUGH>, tile_product<Codes, 8, ROUGH>};
+        tile_product<Codes, 1, ROUGH>, tile_product<Codes, 2, ROUGH>,
+        tile_product<Codes, 3, ROUGH>, tile_product<Codes, 4, ROUGH>,
+        tile_product<Codes, 5, ROUGH>, tile_product<Codes, 6, ROUGH>,
+        tile_product<Codes, 7, ROUGH>, tile_product<Codes, 8, ROUGH>};
     const GroupedWeight& w = p.weight;
     const int64_t tiles = w.tiles(), group_floats = w.padded_groups() * TILE;
     parallel::for_each(threads, (tiles + CHUNK_TILES - 1) / CHUNK_TILES, [&](int64_t chunk) {

@@ -96,7 +96,7 @@ void dot_block(const typename D::W* const* rows, const typename D::X* x, int64_t
         }
 #pragma GCC unroll 8
         for (int t = 0; t < TOKENS; t++) {
-            const typename D::operand token = D::load_x(x + t * in + k);
+            const typename D::operand token = in_register(D::load_x(x + t * in + k));
 #pragma GCC unroll 4
             for (int n = 0; n < WEIGHT_ROWS; n++) acc[t][n] = D::multiply_add(acc[t][n], token, w[n]);
         }

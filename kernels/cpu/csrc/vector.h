@@ -76,6 +76,16 @@ static inline V load_raw(const void* p) {
     return v;
 }
 
+// x, as something that was computed: GCC would load it anew for each instruction that it is an operand of, and the
+// loads would take longer than the products.
+template <class V>
+[[gnu::always_inline]] static inline V in_register(V x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#endif
+    return x;
+}
+
 static inline f32x16 splat(float x) { return x - f32x16{}; }
 
 // ---- conversions ----

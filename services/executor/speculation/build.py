@@ -8,6 +8,7 @@ from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.pooling import Pooling
+from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.proposer import Proposer
@@ -49,4 +50,7 @@ def make_proposer(
         )
     if speculation.method == "self" and isinstance(drafter, OwnModel):
         return SelfDraft(target, drafter, bits_of(speculation.model), most)
+    if speculation.method == "draft_model" and drafter is not None:
+        longest = speculation.max_model_len or drafter.config.max_position_embeddings
+        return DraftModel(target, drafter, most, min(longest, target.limits.max_model_len))
     raise StartupError(f"--speculative-config: method {speculation.method} is not supported on {device.type}")

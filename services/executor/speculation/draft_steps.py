@@ -73,6 +73,7 @@ class DraftSteps:
         else:
             missing = upload(num_tokens.device, {"missing": num_missing})["missing"]
             torch.sub(num_tokens, missing, out=mine.num_computed_tokens)
+            mine.num_computed_tokens.clamp_(min=0)  # where drafts are refused of which the host does not know yet
 
     def draft(self, step: Step, batch: InputBatch, counts: np.ndarray, *, is_begun: bool = False) -> None:
         """Rounds of one token each, for as many drafts as counts int64 [n] says of each request of the batch.

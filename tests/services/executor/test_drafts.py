@@ -109,7 +109,8 @@ def eager_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
 def recorded_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
     from pagewire.services.executor.recorded_steps import RecordedSteps
 
-    graphs = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
+    limits = LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens
+    graphs = RecordedSteps(*limits, max_draft_tokens=proposer.max_draft_tokens)
     return Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs, proposer=proposer), 64)
 
 
@@ -125,6 +126,29 @@ DRIVERS = [
     pytest.param(graph_driver, id="graphs"),
     pytest.param(recorded_driver, id="recorded", marks=NEEDS_COMPILER),
 ]
+
+
+@NEEDS_COMPILER
+def test_drafts_of_any_numbers_are_replayed(model: DecoderModel, plain: Callable[[str, int], list[int]]) -> None:
+    """Once shapes were recorded while nobody waited, whoever has how many."""
+    driver = recorded_driver(
+        model, KnownTexts([prompt(5 + seed, seed) + plain("greedy", seed) for seed in (0, 1)], 0.7)
+    )
+    while driver.runner.record_missing():
+        pass
+    for request_id in (0, 1):
+        driver.add(request_id, prompt(5 + request_id, request_id))
+        driver.step({request_id: 5 + request_id})
+    before = graph_steps("captured"), graph_steps("replayed"), graph_steps("eager")
+    many = [({0: 1 + drafts}, {0: drafts}) for drafts in (3, 1, 0, 2)]
+    many += [({0: 1 + one, 1: 1 + other}, {0: one, 1: other}) for one, other in ((3, 3), (2, 0), (1, 3), (2, 2))]
+    for tokens, drafts in many:
+        driver.step(tokens, drafts)
+    assert (graph_steps("captured"), graph_steps("eager")) == (before[0], before[2])
+    assert graph_steps("replayed") == before[1] + len(many)
+    for request_id in (0, 1):
+        output = driver.tokens[request_id]
+        assert output == plain("greedy", request_id)[: len(output)]
 
 
 @pytest.mark.parametrize("make", DRIVERS)

@@ -233,6 +233,16 @@ def test_the_number_of_recordings_is_bounded() -> None:
     assert steps.padded(BatchShape.uniform(513)) == BatchShape.uniform(513), "runs eagerly"
 
 
+def test_drafts_add_few_recordings() -> None:
+    """Whoever has how many."""
+    steps = RecordedSteps(64, 2048, max_draft_tokens=7)
+    shapes = [BatchShape(n, n + drafts, n + drafts, 8) for n in range(1, 65) for drafts in range(1, 7 * n + 1)]
+    shapes += [BatchShape.uniform(n, query_len) for n in range(1, 65) for query_len in range(2, 9)]
+    padded = {shape: steps.padded(shape) for shape in shapes}
+    assert len({(shape.num_reqs, shape.num_tokens) for shape in padded.values()}) < 7 + 28 + 12
+    assert all(shape.num_tokens <= larger.num_tokens for shape, larger in padded.items())
+
+
 def test_steps_of_many_tokens_run_eagerly(model: DecoderModel) -> None:
     """Those that would be padded beyond what a step may have, too."""
     limits = replace(LIMITS, max_num_batched_tokens=20)

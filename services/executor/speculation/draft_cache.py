@@ -1,0 +1,107 @@
+"""The KV cache of a model that drafts: memory of its own in the blocks of the target's, and how far it is filled.
+
+A block of the target's has a place for what the other model keeps of the same tokens, under the same id. So whoever
+gives blocks to requests, shares them and takes them back knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.errors import StartupError
+from pagewire.services.executor import kv_cache
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.layers.kv_spec import CacheSpec, StateSpec
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.request_state import RequestState
+
+
+def places(drafter: Model, target: Model) -> list[int]:
+    """The target's group whose blocks each of the drafter's caching layers has a place in: one that keeps as many
+    tokens, or all. Raises StartupError if there is none."""
+    specs = list(kv_cache.groups(target))
+    return [_place(layer.kv_spec(), specs, drafter, target) for layer in drafter.caching_layers]
+
+
+def _place(spec: CacheSpec, specs: list[CacheSpec], drafter: Model, target: Model) -> int:
+    windows = [None if isinstance(other, StateSpec) else other.window for other in specs]
+    wanted = () if isinstance(spec, StateSpec) else (spec.window, 0)
+    found = next((windows.index(window) for window in wanted if window in windows), None)
+    if found is None:
+        raise StartupError(
+            f"--speculative-config: {drafter.config.architecture} cannot draft for {target.config.architecture}: one "
+            "keeps something of tokens that the other forgets; use another model, or method ngram"
+        )
+    return found
+
+
+def num_bytes(drafter: Model, target: Model, num_blocks: int, limits: Limits) -> int:
+    """Of the whole cache; num_blocks as in `kv_cache.kv_groups` of the target."""
+    sizes = [group.num_blocks for group in kv_cache.kv_groups(target, num_blocks, limits)]
+    return sum(
+        sizes[group] * layer.kv_spec().page_bytes(limits.block_size)
+        for group, layer in zip(places(drafter, target), drafter.caching_layers, strict=True)
+    )
+
+
+def allocate(drafter: Model, target: Model, num_blocks: int, limits: Limits, device: torch.device) -> list[Tensor]:
+    """Binds every layer of the drafter to a cache of its own, [num_blocks of the group, *page_shape]."""
+    sizes = [group.num_blocks for group in kv_cache.kv_groups(target, num_blocks, limits)]
+    caches = []
+    for group, layer in zip(places(drafter, target), drafter.caching_layers, strict=True):
+        spec = layer.kv_spec()
+        shape = (sizes[group], *spec.page_shape(limits.block_size))
+        cache = kv_cache.zeros(sizes[group] * spec.page_bytes(limits.block_size), device).view(spec.dtype).view(shape)
+        layer.bind(cache, group, limits.block_size)
+        caches.append(cache)
+    return caches
+
+
+class Filled:
+    """How many of the first tokens of each row, and of each block, the drafter has computed. A lower bound."""
+
+    def __init__(self, max_num_seqs: int, num_blocks: int, group: int, block_size: int) -> None:
+        """num_blocks: of the group that is looked at, where block tables are in memory that the host reads."""
+        self.rows = np.zeros(max_num_seqs, dtype=np.int64)
+        self._admissions = np.zeros(max_num_seqs, dtype=np.int64)
+        self._kept = np.zeros(max_num_seqs, dtype=np.int64)  # of rows: those that blocks know of
+        self._blocks = np.zeros(num_blocks, dtype=np.int64)
+        self._group = group
+        self._block_size = block_size
+
+    def admit(self, rows: np.ndarray, state: RequestState, block_tables: BlockTables) -> None:
+        """Rows that have gone to other requests begin with what their blocks hold."""
+        admissions = state.admissions(rows)
+        for index in np.flatnonzero(admissions != self._admissions[rows]).tolist():
+            row = rows[index]
+            num_computed = int(state.num_computed_tokens[row])
+            self._admissions[row] = admissions[index]
+            self.rows[row] = num_computed
+            if block_tables.tensor.device.type == "cpu":
+                blocks = block_tables.tensor[self._group, row].numpy()
+                first_own = -(-num_computed // self._block_size)
+                self._blocks[blocks[first_own : block_tables.num_blocks[row, self._group]]] = 0
+                held = self._blocks[blocks[:first_own]]
+                gaps = np.flatnonzero(held < self._block_size)
+                if len(gaps):
+                    self.rows[row] = min(num_computed, int(gaps[0]) * self._block_size + int(held[gaps[0]]))
+            self._kept[row] = self.rows[row]
+
+    def take(self, new_block_ids: np.ndarray) -> None:
+        """These blocks, of the group, have been given to requests that will fill them."""
+        self._blocks[new_block_ids] = 0
+
+    def fill(self, row: int, end: int, num_known: int, block_tables: BlockTables) -> None:
+        """The row's first `end` tokens are computed now, of which num_known are no drafts; its block table reaches as
+        far."""
+        self.rows[row] = end
+        start, end = int(self._kept[row]), min(end, num_known)
+        if block_tables.tensor.device.type == "cpu" and end > start:
+            size = self._block_size
+            blocks = block_tables.tensor[self._group, row, start // size : -(-end // size)].numpy()
+            self._blocks[blocks[:-1]] = size
+            self._blocks[blocks[-1]] = end - (end - 1) // size * size
+            self._kept[row] = end

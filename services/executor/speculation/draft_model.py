@@ -1,0 +1,106 @@
+"""Drafts of another, smaller model with the same vocabulary.
+
+It computes what it drafts from: the tokens of prompts in the steps in which the target computes them, those of outputs
+when it drafts behind them. While nothing is drafted it falls behind, by no more than CATCH_UP tokens of each request:
+many tokens at once cost little more than one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.speculation import draft_cache
+from pagewire.services.executor.speculation.draft_cache import Filled
+from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target, with_blocks_of
+from pagewire.services.executor.step import Step
+
+CATCH_UP = 32
+
+
+class DraftModel:
+    """A `Proposer`."""
+
+    def __init__(self, target: Target, drafter: Model, max_draft_tokens: int, max_len: int) -> None:
+        """max_len: the longest request that is drafted for, its drafts included."""
+        self.max_draft_tokens = max_draft_tokens
+        self._target, self._drafter, self._max_len = target, drafter, max_len
+        limits = target.limits
+        self.kv_caches = draft_cache.allocate(drafter, target.model, target.num_blocks, limits, target.device)
+        self._group = draft_cache.places(drafter, target.model)[0]
+        self._filled = Filled(limits.max_num_seqs, len(self.kv_caches[0]), self._group, limits.block_size)
+        self._steps: DraftSteps | None = None
+
+    def propose(
+        self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
+    ) -> np.ndarray | None:
+        if self._steps is None:
+            self._steps = DraftSteps(self._drafter, self._target, state, block_tables)
+        rows, filled = batch.rows, self._filled
+        filled.admit(rows, state, block_tables)
+        filled.take(self._new_blocks(step, block_tables))
+        least, most = self._num_tokens(rows, state)
+        asked = np.zeros_like(rows) if step.num_draft_tokens is None else step.num_draft_tokens
+        counts = np.where(most + asked <= self._max_len, asked, 0)
+        # Of its drafts and what was drafted behind a wrong one nothing is left.
+        filled.rows[rows] = np.minimum(filled.rows[rows], np.maximum(least - 1, 0))
+        ends = np.minimum(most, self._num_computed(rows, state) + batch.query_lens - asked)
+        missing = np.minimum(np.where(counts > 0, most, ends), self._max_len) - filled.rows[rows]
+        missing[(missing < 0) | (counts == 0) & (missing < CATCH_UP)] = 0
+        if missing.any():
+            self._compute(step, batch, missing, counts, most, block_tables)
+            self._steps.draft(step, batch, counts, is_begun=True)
+            for index in np.flatnonzero(counts > 0).tolist():
+                num_known = int(least[index])
+                filled.fill(int(rows[index]), num_known + int(counts[index]) - 1, num_known, block_tables)
+        return None if (counts == asked).all() else counts
+
+    def _compute(
+        self,
+        step: Step,
+        batch: InputBatch,
+        missing: np.ndarray,
+        counts: np.ndarray,
+        num_tokens: np.ndarray,
+        block_tables: BlockTables,
+    ) -> None:
+        """What is missing of each request, in as many steps as it takes; behind its last token its first draft."""
+        assert self._steps is not None
+        behind = np.zeros(self._target.limits.max_num_seqs, dtype=np.int64)
+        behind[batch.rows] = num_tokens - self._filled.rows[batch.rows]
+        self._steps.start(behind)
+        left, budget = missing.copy(), self._target.limits.max_num_batched_tokens
+        while left.any():
+            before = left.cumsum() - left
+            lens = np.clip(budget - before, 0, left)
+            indices = np.flatnonzero(lens)
+            left -= lens
+            sampled = np.flatnonzero((counts[indices] > 0) & (left[indices] == 0))
+            self._steps.run(with_blocks_of(step, indices), batch.rows[indices], lens[indices], sampled)
+            for row, count in zip(batch.rows[indices].tolist(), lens[indices].tolist(), strict=True):
+                end = int(self._filled.rows[row]) + count
+                self._filled.fill(row, end, end, block_tables)
+
+    def _num_tokens(self, rows: np.ndarray, state: RequestState) -> tuple[np.ndarray, np.ndarray]:
+        """How many each row has at least and at most: what the host can know without waiting."""
+        if self._target.device.type == "cpu":
+            exact = state.columns.num_tokens.numpy()[rows]
+            return exact, exact
+        return state.least_num_tokens(rows), state.num_tokens[rows]
+
+    def _num_computed(self, rows: np.ndarray, state: RequestState) -> np.ndarray:
+        if self._target.device.type == "cpu":
+            return state.columns.num_computed_tokens.numpy()[rows]
+        return state.num_computed_tokens[rows]
+
+    def _new_blocks(self, step: Step, block_tables: BlockTables) -> np.ndarray:
+        """Of the group that is looked at."""
+        groups = np.tile(np.arange(block_tables.num_groups), len(step.num_new_blocks))
+        return step.new_block_ids[np.repeat(groups, step.num_new_blocks.ravel()) == self._group]
+
+    def reset(self) -> None: ...
+
+    def on_other_weights(self) -> None: ...
