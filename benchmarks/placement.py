@@ -49,6 +49,12 @@ TRACES = {
     "conversations": Trace(),
     # As the shared-prefix benchmarks of SGLang and vLLM: 64 long prompts, equally popular, with a question each time.
     "shared": Trace(system_tokens=2048, user_tokens=128, output_tokens=64, num_turns=1, zipf=0.0),
+    # Many tenants, each with a long system prompt of its own; most requests are one question.
+    "tenants": Trace(num_system_prompts=128, system_tokens=1024, user_tokens=100, num_turns=1, zipf=0.6),
+    # Agents of few kinds, whose turns follow each other quickly and bring what a tool has said.
+    "agents": Trace(
+        num_system_prompts=8, system_tokens=800, user_tokens=250, output_tokens=40, num_turns=10, think_seconds=2.0
+    ),
 }
 
 
@@ -237,6 +243,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=Trace.num_requests)
     parser.add_argument("--replicas", type=int, default=Fleet.num_replicas)
     parser.add_argument("--loads", default="0.5,1,1.5", help="of the arrivals, comma separated")
+    parser.add_argument("--blocks", type=int, default=Fleet.num_blocks, help="of 16 tokens, of each executor")
     parser.add_argument("--trace", choices=TRACES, default="conversations")
     arguments = parser.parse_args()
     trace = replace(TRACES[arguments.trace], num_requests=arguments.requests)
@@ -244,8 +251,9 @@ def main() -> None:
     print("| load | rule | hit rate | balance (Jain) | busiest / mean | utilization | work, s | TTFT p50, s | p99, s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for load in map(float, arguments.loads.split(",")):
+        fleet = Fleet(num_replicas=arguments.replicas, num_blocks=arguments.blocks, load=load)
         for rule in RULES:
-            one = run(rule, trace, Fleet(num_replicas=arguments.replicas, load=load))
+            one = run(rule, trace, fleet)
             cuts = statistics.quantiles(one.ttft, n=100)
             print(
                 f"| {load:g} | {rule} | {one.hit_rate:.1%} | {one.balance:.4f} | {one.peak:.3f} "

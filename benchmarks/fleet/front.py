@@ -1,53 +1,54 @@
 """Which of several schedulers a request goes to."""
 
-import hashlib
-from bisect import bisect
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 from benchmarks.fleet.workload import Conversation
-
-_POINTS = 64  # of each scheduler on the ring
-# Nobody has more than so many times the mean of live requests (Mirrokni et al., "Consistent Hashing with Bounded
-# Loads").
-_BOUND = 1.25
+from pagewire.streams import Affinity, balancing
 
 # A conversation, and the live requests of each scheduler -> the scheduler's number.
 Front = Callable[[Conversation, Sequence[int]], int]
 
 
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+class _Tokenizer:
+    """Chooses as tokenizer services do."""
 
-
-class _Ring:
-    """Consistent hashing bounded by load."""
-
-    def __init__(self, num_schedulers: int, key: Callable[[Conversation], str]) -> None:
-        self._key = key
-        points = sorted((_hash(f"{n}/{i}"), n) for n in range(num_schedulers) for i in range(_POINTS))
-        self._places = [place for place, _ in points]
-        self._owners = [owner for _, owner in points]
+    def __init__(self, num_schedulers: int, affinity_of: Callable[[Conversation], Affinity | None]) -> None:
+        self._affinity_of = affinity_of
+        self._peers = [SimpleNamespace(number=n, address=f"{n}:50052", last_choice=0) for n in range(num_schedulers)]
+        self._popularity = balancing.Popularity()
 
     def __call__(self, conversation: Conversation, num_live: Sequence[int]) -> int:
-        bound = _BOUND * (sum(num_live) + 1) / len(num_live)
-        start = bisect(self._places, _hash(self._key(conversation)))
-        for i in range(len(self._owners)):
-            owner = self._owners[(start + i) % len(self._owners)]
-            if num_live[owner] < bound:
-                return owner
-        raise AssertionError("somebody has less than the mean")
+        for peer, load in zip(self._peers, num_live, strict=True):
+            peer.load = load
+        affinity = self._affinity_of(conversation)
+        share = self._popularity.seen(affinity.beginning) if affinity else 0.0
+        number: int = balancing.choose(self._peers, affinity, share).number
+        return number
 
 
-def _least_loaded(conversation: Conversation, num_live: Sequence[int]) -> int:
-    return min(range(len(num_live)), key=num_live.__getitem__)
+def _both(conversation: Conversation) -> Affinity:
+    return Affinity(b"prompt %d" % conversation.system_prompt, b"conversation %d" % conversation.number)
+
+
+def _prompt(conversation: Conversation) -> Affinity:
+    key = b"prompt %d" % conversation.system_prompt
+    return Affinity(key, key)
+
+
+def _conversation(conversation: Conversation) -> Affinity:
+    key = b"conversation %d" % conversation.number
+    return Affinity(key, key)
+
+
+_FRONTS: dict[str, Callable[[Conversation], Affinity | None]] = {
+    "both": _both,  # the system prompt, or what of its schedulers the conversation has: what is served
+    "prompt": _prompt,
+    "conversation": _conversation,
+    "least": lambda conversation: None,
+}
+FRONTS = tuple(_FRONTS)
 
 
 def front(name: str, num_schedulers: int) -> Front:
-    if name == "least":
-        return _least_loaded
-    if name == "prompt":
-        return _Ring(num_schedulers, lambda conversation: f"prompt {conversation.system_prompt}")
-    return _Ring(num_schedulers, lambda conversation: f"conversation {conversation.number}")
-
-
-FRONTS = ("conversation", "prompt", "least")
+    return _Tokenizer(num_schedulers, _FRONTS[name])

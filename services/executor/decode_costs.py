@@ -13,9 +13,10 @@ from pagewire.services.executor.parallel.group import Group
 
 # Tokens of the steps. Larger ones cost so much more for each that straight lines will do.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# No further size is measured after so long: large models are slow, and then the first ones tell enough.
-_ENOUGH_S = 0.7
-_REPEATS = 2  # the faster counts; what a step runs for the first time is not counted
+# After so long, no further size is measured, and none again: large models are slow, and then the first times tell
+# enough. Of others the fastest of some times counts, as something else may run on the machine.
+_ENOUGH_S, _ENOUGH_AGAIN_S = 0.3, 0.9
+_MOST_TIMES = 5
 
 
 @dataclass(frozen=True)
@@ -30,30 +31,40 @@ NO_COSTS = DecodeCosts()
 
 
 def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time.perf_counter) -> DecodeCosts:
-    """Of a runner that drafts and is warm. All ranks of the group call it, and stop at the same size."""
-    limits = runner.limits
+    """Of a runner that drafts and is warm. All ranks of the group call it, and stop at the same step."""
+    limits, start = runner.limits, clock()
     largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    steps, start = list[tuple[int, float]](), clock()
-    for size in _SIZES:
-        if size > largest or (len(steps) > 1 and group.least(int(clock() - start < _ENOUGH_S)) == 0):
-            break
-        steps.append((size, _seconds(runner, BatchShape.uniform(size), clock)))
     with_drafts = BatchShape.uniform(1, 1 + runner.max_draft_tokens)
-    if with_drafts.num_tokens > limits.max_num_batched_tokens:
+    times: dict[BatchShape, float] = {}
+    if with_drafts.num_tokens <= limits.max_num_batched_tokens:
+        times[with_drafts] = _warm_seconds(runner, with_drafts, clock)
+    for size in (size for size in _SIZES if size <= largest):
+        shape = BatchShape.uniform(size)
+        times[shape] = _warm_seconds(runner, shape, clock)
+        if size > 1 and not group.least(int(clock() - start < _ENOUGH_S)):
+            break
+    for _ in range(_MOST_TIMES - 1):
+        if not group.least(int(clock() - start < _ENOUGH_AGAIN_S)):
+            break
+        times = {shape: min(seconds, _seconds(runner, shape, clock)) for shape, seconds in times.items()}
+    steps = [(shape.num_tokens, seconds) for shape, seconds in times.items() if shape != with_drafts]
+    if with_drafts not in times:
         return DecodeCosts(tuple(steps))
     # What goes beyond a step of as many tokens is the proposer's.
-    rest = _seconds(runner, with_drafts, clock) - _interpolated(steps, with_drafts.num_tokens)
+    rest = times[with_drafts] - _interpolated(steps, with_drafts.num_tokens)
     return DecodeCosts(tuple(steps), max(0.0, rest) / runner.max_draft_tokens)
 
 
-def _seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:
+def _warm_seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:
+    """Not of the first step of a shape, which may be recorded."""
     runner.uniform_run(shape)
-    times = []
-    for _ in range(_REPEATS):
-        start = clock()
-        runner.uniform_run(shape)
-        times.append(clock() - start)
-    return min(times)
+    return _seconds(runner, shape, clock)
+
+
+def _seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:
+    start = clock()
+    runner.uniform_run(shape)
+    return clock() - start
 
 
 def _interpolated(steps: list[tuple[int, float]], num_tokens: int) -> float:

@@ -1,8 +1,9 @@
 """What drafts cost: the seconds of steps without and with them.
 
-The executor has measured at start how long steps of so many tokens take. How much longer they take in service, as
-contexts are longer and cores are shared, is learned of steps without drafts; how much more those with drafts differ
-from that, as proposers take time too, is learned apart. Steps with prompts say nothing of either.
+The executor has measured at start how long steps of so many tokens take, and what its proposer takes. How much longer
+steps take in service, as contexts are longer and cores are shared, is learned of those without drafts. What remains of
+those with drafts is what each token of the longest draft costs: the proposer's time, and whatever makes checking dearer
+than a step of as many requests. Steps with prompts say nothing of either.
 """
 
 from collections.abc import Sequence
@@ -11,21 +12,11 @@ from itertools import pairwise
 # Twenty steps are remembered, and one is believed to differ so much from what was expected.
 _KEPT = 0.95
 _LEAST, _MOST = 0.5, 1.5
+_MEASURED = 8.0  # drafted tokens that count as much as what was measured at start, where others may have been busy, too
 
 
-class _Ratio:
-    """Of what was measured to what was expected; 1 as long as little is known."""
-
-    def __init__(self) -> None:
-        self._measured = self._expected = 0.0
-        self.value = 1.0
-
-    def learn(self, measured: float, expected: float) -> None:
-        expected_now = expected * self.value
-        measured = min(max(measured, _LEAST * expected_now), _MOST * expected_now)
-        self._measured = self._measured * _KEPT + measured
-        self._expected = self._expected * _KEPT + expected
-        self.value = self._measured / self._expected
+def _believed(seconds: float, expected: float) -> float:
+    return min(max(seconds, _LEAST * expected), _MOST * expected)
 
 
 class DraftCosts:
@@ -39,26 +30,30 @@ class DraftCosts:
         for _, seconds in measured:  # a larger step that was faster had luck
             self._seconds.append(max([seconds, *self._seconds[-1:]]))
         self._last_slope = self._slope(len(measured) - 2) if len(measured) > 1 else 0.0
-        self._draft_seconds = draft_seconds
-        self._plain = _Ratio()
-        self._drafted = _Ratio()  # to what is expected of plain ones
+        self._measured = self._expected = 0.0  # seconds of plain steps
+        self._slowness = 1.0  # in service, to what was measured at start
+        # One that is slower than the model is none.
+        self._rest, self._longest = _MEASURED * min(draft_seconds, self._seconds[0]), _MEASURED
 
     def plain(self, num_tokens: float) -> float:
         """Of a step in which as many requests have one token each."""
-        return self._curve(num_tokens) * self._plain.value
+        return self._curve(num_tokens) * self._slowness
 
     def drafted(self, num_requests: float, num_drafts: float, longest: int) -> float:
         """Of one in which they also check so many drafts, `longest` of one request."""
-        expected = self._curve(num_requests + num_drafts) + longest * self._draft_seconds
-        return expected * self._plain.value * self._drafted.value
+        seconds = self._curve(num_requests + num_drafts) + longest * self._rest / self._longest
+        return max(seconds, self._curve(num_requests)) * self._slowness
 
     def learn(self, num_requests: int, num_drafts: int, longest: int, seconds: float) -> None:
         """A step took so long."""
         if num_drafts:
-            expected = self._curve(num_requests + num_drafts) + longest * self._draft_seconds
-            self._drafted.learn(seconds, expected * self._plain.value)
+            seconds = _believed(seconds, self.drafted(num_requests, num_drafts, longest)) / self._slowness
+            self._rest = self._rest * _KEPT + seconds - self._curve(num_requests + num_drafts)
+            self._longest = self._longest * _KEPT + longest
         else:
-            self._plain.learn(seconds, self._curve(num_requests))
+            self._measured = self._measured * _KEPT + _believed(seconds, self.plain(num_requests))
+            self._expected = self._expected * _KEPT + self._curve(num_requests)
+            self._slowness = self._measured / self._expected
 
     def _curve(self, num_tokens: float) -> float:
         """As measured; between sizes and beyond the last on straight lines."""

@@ -23,8 +23,8 @@ from pagewire.services.scheduler.step import ScheduledStep, StepResult
 # Of the account, in plain steps: what is in it at first, and at most without gains; what is earned with each step; and
 # the most with what drafts have gained, so that of that no more is lost when a text changes.
 _FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
-# Steps from one probe to the next, at least.
-_PROBE_EVERY = 2
+# Steps from one probe to the next, at least; and where drafts would not pay if they were right, but costs may change.
+_PROBE_EVERY, _PROBE_COSTS_EVERY = 2, 64
 # Steps with drafts after which one goes without, so that it is known what that costs: a fraction of what drafts gain.
 _PLAIN_EVERY = 64
 _MAX_TENANTS = 1024
@@ -108,13 +108,14 @@ class Speculation:
         return Plan(counts)
 
     def _probe(self, costs: DraftCosts, num_requests: int, idle: Sequence[Request], most: int, plan: Plan) -> Plan:
-        """The plan, and a draft for one of the other requests, in turns, if drafts could pay if they were right."""
+        """The plan, and a draft for one of the other requests, in turns, if the account allows it."""
         loss = costs.drafted(num_requests, 1, 1) / costs.plain(num_requests) - 1
         request = idle[self._num_steps % len(idle)]
         share_found = self._acceptance(request).share_found
-        if loss * share_found > self._credit or not _may_pay(costs, num_requests, 1, most):
+        if loss * share_found > self._credit:
             return plan
-        self._next_probe = self._num_steps + max(1, round(_PROBE_EVERY * share_found))
+        every = _PROBE_EVERY if _may_pay(costs, num_requests, 1, most) else _PROBE_COSTS_EVERY
+        self._next_probe = self._num_steps + max(1, round(every * share_found))
         return Plan({**plan.drafts, request.request_id: 1})
 
     def _acceptance(self, request: Request) -> Acceptance:
