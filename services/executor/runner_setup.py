@@ -64,7 +64,7 @@ class Setup:
     def cache_bytes(self, num_blocks: int) -> int:
         """Of the KV cache, and of that of a model that drafts."""
         of_model = kv_cache.cache_bytes(self.model, num_blocks, self.limits)
-        if self.drafter is None or self.speculation is None or self.speculation.method != "draft_model":
+        if self.drafter is None or self.speculation is None or self.speculation.method == "self":
             return of_model
         return of_model + draft_cache.num_bytes(self.drafter, self.model, num_blocks, self.limits)
 

@@ -22,6 +22,10 @@ class Routes:
         rows = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(sum(counts))).int()
         return cls(rows, starts, size)
 
+    def given_by(self, rank: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Random rows."""
+        return (10 * torch.randn(self.num_rows, width, generator=torch.Generator().manual_seed(rank))).to(dtype)
+
     @property
     def num_rows(self) -> int:
         return len(self.rows)

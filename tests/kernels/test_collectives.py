@@ -90,7 +90,7 @@ def test_all_to_all_takes_rows_where_they_belong(cpu: ModuleType, data: st.DataO
     width = data.draw(st.sampled_from([1, 41, SLOT_ELEMENTS // 16 + 1]))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int32]))
     channel, routes = make_channel(size), Routes.of(counts, size)
-    parts = [given_by(rank, (routes.num_rows, width), dtype) for rank in range(size)]
+    parts = [routes.given_by(rank, width, dtype) for rank in range(size)]
     expected = [routes.expected(rank, [part.clone() for part in parts]) for rank in range(size)]
     on_ranks(size, lambda rank: cpu.all_to_all(parts[rank], routes.rows, routes.starts, channel, rank, size))
     assert all(map(torch.equal, parts, expected))

@@ -260,4 +260,7 @@ def _share(config: ExpertsConfig, placement: Placement) -> range:
     units = [output_unit(expert.format(name), size, hidden_size) for name in config.gate_up]
     units.append(input_unit(expert.format(config.down), hidden_size, size))
     what = f"the inner size of the experts of {placement.prefix.removesuffix('.')}"
-    return even_share(what, size, placement.tensor, math.lcm(_TILE, *units))
+    try:
+        return even_share(what, size, placement.tensor, math.lcm(_TILE, *units))
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{error}; up to {config.num_experts} with --enable-expert-parallel") from None

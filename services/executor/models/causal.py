@@ -49,6 +49,13 @@ class FeedForward(Protocol):
     def leaves(self) -> Iterator[Leaf]: ...
 
 
+class Observer(Protocol):
+    """Reads along, for a head that drafts."""
+
+    def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: StepContext) -> None:
+        """Before each layer, of what it is about to get; changes none of it."""
+
+
 class CausalModel(OwnModel):
     """Embedding, layers, norm, head. A model's constructor makes them, by the names of its checkpoints."""
 
@@ -58,6 +65,7 @@ class CausalModel(OwnModel):
     lm_head: Linear | None  # None: the embedding is the head
     head_name: str = "lm_head"  # what the checkpoint calls it
     stream_dtype: torch.dtype | None = None  # of what layers add to; None: the model's
+    observer: Observer | None = None
     stage: Stage = WHOLE  # `layers` are its; what other stages have takes no memory
 
     def leaves(self) -> Iterator[Leaf]:
@@ -92,7 +100,9 @@ class CausalModel(OwnModel):
 
     def through(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         """What the layers here make of hidden, the output of what was before them."""
-        for layer in self.layers:
+        for layer_idx, layer in enumerate(self.layers):
+            if self.observer is not None:
+                self.observer.see(layer_idx, hidden, residual, context)
             hidden = layer(hidden, residual, context)
         return hidden
 

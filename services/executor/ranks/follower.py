@@ -42,7 +42,9 @@ from pagewire.watchdog import BEAT_S
 
 logger = logging.getLogger(__name__)
 
-_MOST_PENDING = 2  # steps whose outcome is not waited for yet; on a CPU it is there
+# Steps whose outcome is not waited for yet; on a CPU it is there. No more than the scheduler decides without: counts of
+# rows with drafts must not be above its own.
+_MOST_PENDING = 1
 
 
 async def follow(config: ExecutorConfig) -> None:

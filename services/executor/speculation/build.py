@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
+from pagewire.services.executor.models.eagle3 import Eagle3Head
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.pooling import Pooling
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
+from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
@@ -53,4 +55,6 @@ def make_proposer(
     if speculation.method == "draft_model" and drafter is not None:
         longest = speculation.max_model_len or drafter.config.max_position_embeddings
         return DraftModel(target, drafter, most, min(longest, target.limits.max_model_len))
+    if isinstance(drafter, Eagle3Head):
+        return HeadProposer(target, drafter, most, target.limits.max_model_len)
     raise StartupError(f"--speculative-config: method {speculation.method} is not supported on {device.type}")

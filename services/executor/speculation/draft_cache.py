@@ -38,9 +38,14 @@ def _place(spec: CacheSpec, specs: list[CacheSpec], drafter: Model, target: Mode
     return found
 
 
+def _sizes(target: Model, num_blocks: int, limits: Limits) -> list[int]:
+    """Blocks of each group, and one that nobody has: what belongs nowhere goes there."""
+    return [group.num_blocks + 1 for group in kv_cache.kv_groups(target, num_blocks, limits)]
+
+
 def num_bytes(drafter: Model, target: Model, num_blocks: int, limits: Limits) -> int:
     """Of the whole cache; num_blocks as in `kv_cache.kv_groups` of the target."""
-    sizes = [group.num_blocks for group in kv_cache.kv_groups(target, num_blocks, limits)]
+    sizes = _sizes(target, num_blocks, limits)
     return sum(
         sizes[group] * layer.kv_spec().page_bytes(limits.block_size)
         for group, layer in zip(places(drafter, target), drafter.caching_layers, strict=True)
@@ -48,8 +53,8 @@ def num_bytes(drafter: Model, target: Model, num_blocks: int, limits: Limits) ->
 
 
 def allocate(drafter: Model, target: Model, num_blocks: int, limits: Limits, device: torch.device) -> list[Tensor]:
-    """Binds every layer of the drafter to a cache of its own, [num_blocks of the group, *page_shape]."""
-    sizes = [group.num_blocks for group in kv_cache.kv_groups(target, num_blocks, limits)]
+    """Binds every layer of the drafter to a cache of its own, [num_blocks of the group + 1, *page_shape]."""
+    sizes = _sizes(target, num_blocks, limits)
     caches = []
     for group, layer in zip(places(drafter, target), drafter.caching_layers, strict=True):
         spec = layer.kv_spec()

@@ -24,6 +24,8 @@ CATCH_UP = 32
 class DraftModel:
     """A `Proposer`."""
 
+    lag = 0  # of a row's last tokens, so many are no position of their own; then it waits for the target's step
+
     def __init__(self, target: Target, drafter: Model, max_draft_tokens: int, max_len: int) -> None:
         """max_len: the longest request that is drafted for, its drafts included."""
         self.max_draft_tokens = max_draft_tokens
@@ -38,25 +40,30 @@ class DraftModel:
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:
         if self._steps is None:
-            self._steps = DraftSteps(self._drafter, self._target, state, block_tables)
+            self._steps = self._make_steps(state, block_tables)
         rows, filled = batch.rows, self._filled
         filled.admit(rows, state, block_tables)
         filled.take(self._new_blocks(step, block_tables))
         least, most = self._num_tokens(rows, state)
         asked = np.zeros_like(rows) if step.num_draft_tokens is None else step.num_draft_tokens
-        counts = np.where(most + asked <= self._max_len, asked, 0)
+        counts = np.where((most + asked <= self._max_len) & (least > self.lag), asked, 0)
         # Of its drafts and what was drafted behind a wrong one nothing is left.
-        filled.rows[rows] = np.minimum(filled.rows[rows], np.maximum(least - 1, 0))
-        ends = np.minimum(most, self._num_computed(rows, state) + batch.query_lens - asked)
-        missing = np.minimum(np.where(counts > 0, most, ends), self._max_len) - filled.rows[rows]
+        filled.rows[rows] = np.minimum(filled.rows[rows], np.maximum(least - 1 - self.lag, 0))
+        ends = self._num_computed(rows, state) + (0 if self.lag else batch.query_lens - asked)
+        ends = np.where(counts > 0, most, np.minimum(most, ends + self.lag)) - self.lag
+        missing = np.minimum(ends, self._max_len) - filled.rows[rows]
         missing[(missing < 0) | (counts == 0) & (missing < CATCH_UP)] = 0
         if missing.any():
             self._compute(step, batch, missing, counts, most, block_tables)
             self._steps.draft(step, batch, counts, is_begun=True)
             for index in np.flatnonzero(counts > 0).tolist():
-                num_known = int(least[index])
-                filled.fill(int(rows[index]), num_known + int(counts[index]) - 1, num_known, block_tables)
+                num_known = int(least[index]) - self.lag
+                num_drafts = 0 if self.lag else int(counts[index]) - 1
+                filled.fill(int(rows[index]), num_known + num_drafts, num_known, block_tables)
         return None if (counts == asked).all() else counts
+
+    def _make_steps(self, state: RequestState, block_tables: BlockTables) -> DraftSteps:
+        return DraftSteps(self._drafter, self._target, state, block_tables)
 
     def _compute(
         self,

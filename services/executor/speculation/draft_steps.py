@@ -32,8 +32,8 @@ _NONE = np.empty(0, dtype=np.int64)
 class _Rows:
     """The rows of a state, but for how many tokens they have."""
 
-    def __init__(self, state: RequestState) -> None:
-        self.token_ids = state.token_ids
+    def __init__(self, state: RequestState, first: int) -> None:
+        self.token_ids = state.token_ids[:, first:]
         self.columns = state.columns.with_own_counts()
 
 
@@ -52,13 +52,15 @@ class Target:
 class DraftSteps:
     """One model's. Nothing here waits for the device."""
 
+    reads_ahead = 0  # tokens: of each position the input is the token so far behind it
+
     def __init__(self, model: Model, target: Target, state: RequestState, block_tables: BlockTables) -> None:
         """state, block_tables: of the target's runner."""
         limits, device = target.limits, target.device
         self._model = model
         self._block_size = limits.block_size
         self._state, self._block_tables = state, block_tables
-        self._rows = _Rows(state)
+        self._rows = _Rows(state, self.reads_ahead)
         self._split_size = target.split_size
         self._inputs = InputBuffers(limits.max_num_seqs, limits.max_num_batched_tokens, block_tables, device)
         self._graphs = target.steps()
@@ -112,7 +114,7 @@ class DraftSteps:
     def _sample(self, hidden: Tensor, shape: BatchShape) -> Tensor:
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
-        return sample_tokens(logits, rows, self._rows.columns, self._rows.token_ids)
+        return sample_tokens(logits, rows, self._rows.columns, self._state.token_ids)
 
 
 def with_blocks_of(step: Step, indices: np.ndarray) -> Step:

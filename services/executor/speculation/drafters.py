@@ -18,6 +18,7 @@ from pagewire.services.executor.memory import mib
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.speculation.load_head import load_eagle3
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import bits_of
 
@@ -33,7 +34,7 @@ def load_drafter(
     group: Group,
 ) -> Model | None:
     """The model that drafts for the target, if one does. Raises StartupError, or ModelLoadError."""
-    if speculation is None or speculation.method not in ("self", "draft_model"):
+    if speculation is None or speculation.method not in ("self", "draft_model", "eagle3"):
         return None
     if group.size > 1:
         raise StartupError(
@@ -63,6 +64,8 @@ def _load(
     speculation: Speculation, config: ExecutorConfig, target: Model, limits: Limits, device: torch.device
 ) -> Model:
     path = resolve_model(speculation.model, speculation.revision or None, config.download_dir, config.accept_license)
+    if speculation.method == "eagle3":
+        return load_eagle3(Path(path), target, limits.max_model_len, device)
     drafter = load_model(
         Path(path),
         dtype=str(target.config.dtype).removeprefix("torch."),

@@ -23,6 +23,7 @@ from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.pipeline import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.ranks.formation import group_with_memory, make_memory
 from pagewire.services.executor.ranks.piping import make_ends, pipes_of
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.step import HostTokens, Step, StepOutput
 
 CPU = torch.device("cpu")
@@ -73,7 +74,12 @@ def local_runners(
 
 
 def joined_runners(
-    load: Callable[[Group], Model], tensor: int, stages: int, limits: Limits, num_blocks: int
+    load: Callable[[Group], Model],
+    tensor: int,
+    stages: int,
+    limits: Limits,
+    num_blocks: int,
+    make_proposer: Callable[[], Proposer | None] = lambda: None,
 ) -> list[ModelRunner]:
     """Joined as processes are, through memory and sockets. load: the part of a rank."""
     config = ExecutorConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
@@ -84,7 +90,8 @@ def joined_runners(
         group = group_with_memory(config, rank, memory, failure, pipes_of(ends, rank, config))
         model = load(group)
         stage, tokens = stage_in(group, model, limits, CPU), tokens_of(group, limits.max_num_seqs, CPU)
-        runners.append(ModelRunner(model, limits, num_blocks, CPU, stage=stage, tokens=tokens))
+        proposer = make_proposer()
+        runners.append(ModelRunner(model, limits, num_blocks, CPU, stage=stage, tokens=tokens, proposer=proposer))
     return runners
 
 

@@ -24,8 +24,14 @@ class _Part:
     rows: slice
     transposed: bool
 
+    @property
+    def index(self) -> Sequence[Index]:
+        """What of the stored tensor is read."""
+        return () if self.expert is None else (range(self.expert, self.expert + 1),)
+
     def of(self, tensor: Tensor) -> Tensor:
-        whole = tensor if self.expert is None else tensor[self.expert]
+        """tensor: the stored one at `index`."""
+        whole = tensor if self.expert is None else tensor[0]
         return (whole.T if self.transposed else whole)[self.rows]
 
 
@@ -53,7 +59,7 @@ class AliasedSource:
         part = self._parts.get(name)
         if part is None:
             return self._source.raw(name, index, view)
-        tensor = part.of(self._source.raw(part.stored))
+        tensor = part.of(self._source.raw(part.stored, part.index))
         return select(tensor if view is None else tensor.reshape(*view), index)
 
     def raw_dtype(self, name: str) -> torch.dtype:

@@ -14,6 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from pagewire.kernels.quantized import PackedGrouped
 from pagewire.services.executor.models.gpt_oss import GptOssModel
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
+from tests.services.executor.parallel.test_tensor_parallel import assert_equal_on_ranks
 
 GPT_OSS: dict[str, Any] = {
     "hidden_size": 64,
@@ -54,5 +55,6 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     assert sum(isinstance(part, PackedGrouped) for module in model.modules() for part in module.parts) == 6
     assert_same_logits(model, expected)
     assert_same_logits(load(tmp_path, quantization="none"), expected)
+    assert_equal_on_ranks(tmp_path, 2, whole_experts=True)
     made_up = load(tmp_path, load_format="dummy", quantization="mxfp4")
     assert isinstance(made_up, GptOssModel) and made_up.weight_bytes == model.weight_bytes
