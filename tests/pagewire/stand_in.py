@@ -32,6 +32,7 @@ async def is_ready(path: Path) -> bool:
 
 
 def supervise(directory: Path, options: dict[str, Any], behaviours: list[str]) -> int:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where the tests run under nohup, it would be ignored
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     services = []
     for name, _, behaviour in (item.partition("=") for item in behaviours):

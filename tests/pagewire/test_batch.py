@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import resource
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,13 @@ async def server() -> AsyncIterator[Server]:
         yield server
 
 
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 class Command:
     """`pagewire batch` as a process."""
 
@@ -55,11 +61,11 @@ class Command:
         self.input, self.output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         self._argv = [sys.executable, "-m", "pagewire.cli", "batch", "--url", server.base_url]
 
-    async def start(self, *flags: str, before: Callable[[], None] | None = None) -> asyncio.subprocess.Process:
+    async def start(self, *flags: str, max_file_bytes: int = 0) -> asyncio.subprocess.Process:
         files = ["-i", str(self.input), "-o", str(self.output)]
-        pipe = asyncio.subprocess.PIPE
+        limited = [sys.executable, "-c", LIMITED, str(max_file_bytes)] if max_file_bytes else []
         return await asyncio.create_subprocess_exec(
-            *(*self._argv, *files, *flags), cwd=REPOSITORY, stderr=pipe, preexec_fn=before
+            *(*limited, *self._argv, *files, *flags), cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE
         )
 
     async def run(self, *flags: str, **options: Any) -> tuple[int | None, str]:
@@ -152,7 +158,7 @@ async def test_a_request_that_fails_is_told_and_not_asked_again(batch: Command, 
 
 async def test_a_full_disk_leaves_whole_lines(batch: Command, server: Server) -> None:
     write(batch.input, [request(number) for number in range(30)])
-    code, said = await batch.run(before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)))
+    code, said = await batch.run(max_file_bytes=2000)
     assert code == 1 and f"{batch.output} cannot be written: File too large" in said and "Traceback" not in said
     assert 0 < len(answers(batch.output)) < 30
     assert (await batch.run())[0] == 0

@@ -37,8 +37,6 @@ class Stack:
                     *(sys.executable, "-m", "tests.pagewire.stand_in", "supervise"),
                     *(str(self.directory), json.dumps(options or {}), *items),
                 ],
-                # Where the tests run under nohup, SIGHUP would be ignored.
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
                 cwd=REPOSITORY,
                 stdout=output,
                 stderr=output,
