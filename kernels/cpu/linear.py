@@ -11,7 +11,7 @@ from pagewire.kernels.cpu.library import I, L, P, bind, dtype_code
 __all__ = ["linear"]
 
 # Tokens up to which reading row-major weights directly beats a blocked product, by dtype.
-_MAX_DIRECT_TOKENS = {torch.bfloat16: 32, torch.float16: 16, torch.float32: 16}
+_MAX_DIRECT_TOKENS = {torch.bfloat16: 32, torch.float16: 16, torch.float32: 32}
 
 _linear = bind("linear", I, *[P] * 4, *[L] * 3, I)
 _linear_many = bind("linear_many", *[P] * 4, *[L] * 3, I)

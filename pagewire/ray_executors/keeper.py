@@ -87,10 +87,11 @@ class Keeper:
                 self._file.remove(self._name)
             if is_new:
                 self._destroy()
-                self._create()
             if time.monotonic() - began > _MAX_BACKOFF_S:
                 backoff = _MIN_BACKOFF_S
             await asyncio.sleep(backoff)
+            if is_new:
+                self._create()
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
     async def _live(self) -> None:

@@ -186,9 +186,17 @@ def test_linear(
     torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("num_tokens", [2, 5, 6, 7, 16, 17, 32])
+def test_a_few_tokens_have_in_fp32_what_each_has_alone(num_tokens: int) -> None:
+    """Bit by bit: a draft is checked by the numbers that its token would have had."""
+    x, weight = torch.randn(num_tokens, 200), torch.randn(70, 200)
+    together = native.linear(x, weight, None)
+    assert torch.equal(together, torch.cat([native.linear(token[None], weight, None) for token in x]))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
-    num_tokens=st.one_of(st.integers(17, 60), st.integers(510, 520)),
+    num_tokens=st.one_of(st.integers(33, 64), st.integers(510, 520)),
     in_features=st.integers(1, 210),
     out_features=st.integers(1, 150),
     with_bias=st.booleans(),
@@ -200,7 +208,7 @@ def test_linear_of_many_tokens_in_fp32(num_tokens: int, in_features: int, out_fe
     actual = native.linear(x, weight, bias)
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     torch.testing.assert_close(actual.double(), expected, atol=1e-6 * in_features, rtol=0)
-    assert torch.equal(native.linear(x[5:], weight, bias)[:17], actual[5:22]) or num_tokens < 22, "depends on the batch"
+    assert torch.equal(native.linear(x[5:], weight, bias)[:17], actual[5:22]) or num_tokens < 38, "depends on the batch"
 
 
 def channel() -> torch.Tensor:

@@ -68,7 +68,9 @@ def test_ratios_are_those_within_a_round(tmp_path: Path) -> None:
         measured["code", ngram].add([record(start + 10, 1.0 * slowness, 101)], Drafts(40, 200, 60, (40, 20)))
     figures = measured["code", ngram].figures(measured["code", BASELINE])
     assert figures["ratio"] == 2.0
-    assert figures["tokens_per_step"] == pytest.approx(202 / 82, abs=1e-3)
+    assert figures["tokens_per_step"] == pytest.approx(202 / 82, abs=1e-3), "some steps had no drafts"
+    beyond = Measured(records=[record(0.0, 1.0, 10)], rates=[10.0], drafts=Drafts(3, 12, 9, (3, 2, 2, 2)))
+    assert beyond.figures(beyond)["tokens_per_step"] == 4.0, "also drafts behind the end were accepted"
     assert figures["acceptance"] == 0.3 and figures["accepted_by_position"] == [1.0, 0.5]
     header, plain, drafted = spec.table(["code"], [BASELINE, ngram], measured)
     assert header.split()[:5] == ["prompts", "method", "drafts", "tok/s", "ratio"]
