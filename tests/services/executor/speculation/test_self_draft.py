@@ -94,7 +94,7 @@ def test_a_shared_prefix_stays_as_it_was(model: DecoderModel, target: Target) ->
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_texts_equal_plain_decoding(model: DecoderModel, target: Target, seed: int, depth: int) -> None:
     """Requests of all kinds come and decode with as many drafts as it happens, up to `depth` steps in flight."""
     rng = np.random.default_rng(seed)
