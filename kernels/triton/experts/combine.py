@@ -27,8 +27,9 @@ def combine_experts_kernel(
     total = tl.zeros([TILE], dtype=tl.float32)
     for pair in range(token * TOP_K, (token + 1) * TOP_K):
         weight = tl.load(weights_ptr + pair)
-        y = tl.load(y_ptr + pair * row_stride + columns, mask=mask & (weight != 0), other=0.0).to(tl.float32)
-        total += weight * y
+        y = tl.load(y_ptr + pair * row_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        # What counts 0 may be no number.
+        total += tl.where(weight != 0.0, weight * y, 0.0)
     tl.store(out_ptr + token * row_stride + columns, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 

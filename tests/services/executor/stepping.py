@@ -190,9 +190,9 @@ class Driver:
             step_id=self._step_id,
             request_ids=list(scheduled),
             num_scheduled_tokens=np.array(list(scheduled.values()), dtype=np.int64),
-            num_new_blocks=np.array([[len(new_blocks[request_id])] * groups for request_id in scheduled]).reshape(
-                -1, groups
-            ),
+            num_new_blocks=np.array(
+                [[len(new_blocks[request_id])] * groups for request_id in scheduled], dtype=np.int64
+            ).reshape(len(scheduled), groups),
             new_block_ids=np.array(
                 [b for request_id in scheduled for b in new_blocks[request_id] * groups], dtype=np.int32
             ),
