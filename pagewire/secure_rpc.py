@@ -105,6 +105,11 @@ async def tell_of_refusals(channel: grpc.aio.Channel, address: str, interval: fl
             await health.Check(health_pb2.HealthCheckRequest(), timeout=interval)
         except grpc.aio.UsageError:  # closed
             return
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return  # closed while it asked
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 continue
