@@ -5,6 +5,7 @@ python -m tests.e2e.fake_executor ADDRESS SHUTDOWN-TIMEOUT STEP-SECONDS
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 
 from pagewire import process, rpc
@@ -24,8 +25,12 @@ async def serve(address: str, shutdown_timeout: float, step_seconds: float) -> N
     server.shutdown_timeout = shutdown_timeout
 
     async def drained() -> None:
-        while servicer.executor.rows:  # noqa: ASYNC110 - the executor's state
+        """As the executor itself does it: the first step of somebody may be on its way."""
+        idle_since = time.monotonic()
+        while time.monotonic() < idle_since + 0.3:
             await asyncio.sleep(0.01)
+            if servicer.executor.rows:
+                idle_since = time.monotonic()
 
     await server.stop(drained if await rpc.wait_for_signal() else None)
 

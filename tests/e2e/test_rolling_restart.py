@@ -145,6 +145,7 @@ def test_no_client_sees_that_every_service_is_replaced(replaced: Replaced) -> No
 async def test_streams_end_though_all_services_are_told_to(replaced: Replaced) -> None:
     """As by who shuts down a machine."""
     line = replaced.line
+    await line.wait_idle()  # those before have been given up
     async with httpx.AsyncClient(timeout=60) as http:
         clients = Clients(line, http)
         streams = [asyncio.create_task(clients.stream(number)) for number in range(NUM_STREAMS)]
