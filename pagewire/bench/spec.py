@@ -30,7 +30,7 @@ from pagewire.errors import StartupError
 from pagewire.own_stack import OwnStack
 
 _PROMPTS = Path(__file__).parent / "spec_prompts.json"
-_WITHOUT_MODEL = ("ngram", "suffix", "mtp")
+_WITHOUT_MODEL = ("ngram", "suffix")
 _WITHOUT = (*SET_BY_STACK, *(one.name for one in dataclasses.fields(SpeculationConfig)), "port", "grpc_port")
 _COLUMNS = ("prompts", "method", "drafts", "tok/s", "ratio", "accepted", "tok/step", "TTFT, ms", "TPOT, ms")
 

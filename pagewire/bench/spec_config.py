@@ -13,7 +13,7 @@ class SpecFlags:
 
     methods: str = flag(
         "ngram",
-        "what to compare with no drafts at all, with commas between: ngram, suffix, mtp, self:q4, or a model that"
+        "what to compare with no drafts at all, with commas between: ngram, suffix, self:q4, or a model that"
         " drafts, as --spec-model",
         group="bench",
     )

@@ -29,7 +29,8 @@ class SpeculationConfig:
     spec_method: str | None = flag(
         None,
         "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
-        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says",
+        "outputs of other requests, too; draft_model, self, eagle3 = what another, smaller model says; mtp is refused, "
+        "as heads of that kind are not read yet",
         group="speculation",
         choices=METHODS,
     )

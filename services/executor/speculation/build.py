@@ -57,4 +57,7 @@ def make_proposer(
         return DraftModel(target, drafter, most, min(longest, target.limits.max_model_len))
     if isinstance(drafter, Eagle3Head):
         return HeadProposer(target, drafter, most, target.limits.max_model_len)
-    raise StartupError(f"--speculative-config: method {speculation.method} is not supported on {device.type}")
+    raise StartupError(
+        f"--speculative-config: method {speculation.method} is not supported yet; use ngram, suffix (on CPUs), self, "
+        "draft_model or eagle3"
+    )
