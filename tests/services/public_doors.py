@@ -26,8 +26,8 @@ def _methods(names: Sequence[str]) -> Iterator[str]:
 
 async def status_of(channel: grpc.aio.Channel, method: str, **metadata: str) -> grpc.StatusCode:
     """How a call with an empty message ends; OK as soon as anything is answered."""
-    # As if it took one message, which is the same on the wire, for any call. A message written to a stream by itself makes
-    # its status INTERNAL, where the server has refused it already.
+    # As if any call took one message, which is the same on the wire. A message written to a stream by itself makes its
+    # status INTERNAL where the server has refused it already.
     call = channel.unary_stream(method)(b"", metadata=list(metadata.items()), timeout=10)
     try:
         answer = await call.read()
