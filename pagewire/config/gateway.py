@@ -24,6 +24,7 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
         "gateway processes behind the REST port; with several, /metrics shows the gateway metrics of only one",
         group="network",
         valid=POSITIVE,
+        short="asc",
     )
     reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
     request_timeout: float | None = flag(
