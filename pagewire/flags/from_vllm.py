@@ -21,8 +21,8 @@ something here becomes that; what changes no answer is ignored; and what would s
 ends the command with exit code 2.
 
 ```
-$ pagewire serve --swap-space 4 --task embed --enable-lora
-pagewire serve: error: --enable-lora is not supported: LoRA adapters are not served; merge the adapter into the model's weights
+$ pagewire serve --swap-space 4 --task embed --worker-cls custom
+pagewire serve: error: --worker-cls is not supported: code from outside is not loaded
 ```
 """
 
