@@ -1,4 +1,4 @@
-"""Which decode steps are captured as CUDA graphs: their numbers of requests."""
+"""Which steps are captured as CUDA graphs: numbers of requests, and of tokens where there are drafts."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def capture_sizes(sizes: Sequence[int] | None, max_size: int | None, max_num_req
                 f"{largest}: give one of them"
             )
         return tuple(sorted(set(sizes)))
-    maximum = largest or min(max_num_reqs, DEFAULT_MAX_SIZE)
+    return _up_to(largest or min(max_num_reqs, DEFAULT_MAX_SIZE))
+
+
+def draft_sizes(sizes: Sequence[int], max_draft_tokens: int, max_num_tokens: int) -> tuple[int, ...]:
+    """Tokens of the steps with drafts that are captured beside these sizes, rising, as far as so many requests can have
+    them. max_draft_tokens: of a request. max_num_tokens: of a step."""
+    if not sizes or not max_draft_tokens:
+        return ()
+    largest = max(sizes)
+    most = min(largest * (1 + max_draft_tokens), max(largest, DEFAULT_MAX_SIZE), max_num_tokens)
+    return tuple(size for size in _up_to(most) if size > 1)
+
+
+def _up_to(maximum: int) -> tuple[int, ...]:
     steps = [1, 2, 4, *range(8, 256, 8), *range(256, maximum + 1, 16)]
     return (*(size for size in steps if size < maximum), maximum)
