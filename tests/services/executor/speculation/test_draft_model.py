@@ -200,7 +200,7 @@ def test_what_it_takes_is_told(tmp_path: Path, model_of: str) -> None:
         small = load_model(drafter, dtype="float32", device=CPU, load_format="dummy")
         assert more == small.weight_bytes
         assert info.kv_cache_bytes == plain.kv_cache_bytes + draft_cache.num_bytes(
-            alone, runner.model, 8, runner.limits
+            small, runner.model, 8, runner.limits
         )
     else:
         assert 0 < more < plain.weight_bytes / 2
