@@ -25,8 +25,8 @@ from pagewire.services.scheduler.step import ScheduledStep, StepResult
 _FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
 # Steps from one probe to the next, at least; and where drafts would not pay if they were right, but costs may change.
 _PROBE_EVERY, _PROBE_COSTS_EVERY = 2, 64
-# Of the rate, what steps without drafts may cost that tell what those with drafts cost; and of steps, how many these are
-# at most, where drafts gain little or hardly anything is known yet.
+# Of the rate, what steps without drafts may cost that tell what those with drafts cost; and of steps, how many these
+# are at most, where drafts gain little or hardly anything is known yet.
 _SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
 _MAX_TENANTS = 1024
 

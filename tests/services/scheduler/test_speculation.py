@@ -81,9 +81,9 @@ def rate(
     """Tokens per second with two steps in flight. constant: drafts of each request in each step; None: as is decided.
 
     measured: what the executor has told of the curve. load: all steps take so many times as long, behind so many tokens
-    in all. slower: steps with drafts take so many times what was measured. drafting: seconds for each token of the longest
-    draft; told: what the executor has told of that. noise: of all steps' times. share_found: of the
-    requests in a step, those for which there are drafts."""
+    in all. slower: steps with drafts take so many times what was measured. drafting: seconds for each token of the
+    longest draft; told: what the executor has told of that. noise: of all steps' times. share_found: of the requests in
+    a step, those for which there are drafts."""
     info = replace(executor_info(measured or curve), draft_seconds=told)
     speculation, draw, noise_draw = Speculation(info), random.Random(3), random.Random(4)
     requests, lengths = [decoding(i) for i in range(num_streams)], [0] * num_streams
