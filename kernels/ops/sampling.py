@@ -106,7 +106,7 @@ def look_up_drafts(
 
     longest, shortest: 1 <= shortest <= longest
 
-    Example, 3 and 1: known [5, 7, 9, 2, 5, 7], 3 wanted: drafts [9, 2, 5], 3 found. Known [7, 5, 7]: [5, 7, 5], 2 found.
+    Example, 3 and 1: known [5, 7, 9, 2, 5, 7], 3 wanted: drafts [9, 2, 5]. Known [7, 5, 7]: [5, 7, 5], 2 of them found.
     """
 
 

@@ -168,6 +168,7 @@ class Speculation:
             self._credit += _EARNED
         self._credit = min(_MOST_CREDIT, self._credit + num_accepted / num_requests - lost)
 
+
 def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> bool:
     """Whether drafts would make a step yield more if they were all right: one for each, or for one, or all."""
     plain = num_requests / costs.plain(num_requests)
