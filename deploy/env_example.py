@@ -82,7 +82,7 @@ def text() -> str:
             sections.setdefault(of, []).append(f"{_comment(field.metadata['help'])}\n#{name}={shown}")
     head = _comment(
         "Copy this file to `.env` beside docker-compose.yml and remove the # before what you set. What is not set has"
-        " the default shown, or one that the service works out. Every PAGEWIRE_ variable is a flag of the services named."
+        " the default shown, or one that the service works out. A PAGEWIRE_ variable is a flag of the services named."
     )
     return head + "\n" + "".join(f"\n## {title}\n\n" + "\n\n".join(lines) + "\n" for title, lines in sections.items())
 

@@ -1,11 +1,13 @@
 """The systemd units: systemd reads them, and the services read their command lines."""
 
 import configparser
+import itertools
 import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ def unit(name: str) -> Unit:
     return Unit(UNITS / f"pagewire-{name}.service")
 
 
-def configuration(name: str) -> flags.Config:
+def configuration(name: str) -> Any:
     command = shlex.split(unit(name)["Service"]["ExecStart"])
     assert command[:4] == ["/opt/pagewire/bin/python", "-m", "pagewire.cli", name]
     return flags.parse(CONFIGURATIONS[name], command[4:], prog=name, description="", environ={})
@@ -77,7 +79,7 @@ def test_each_service_finds_its_neighbour() -> None:
         (scheduler.executor_address, executor.listen),
     ):
         assert front == behind.replace("127.0.0.1", "localhost")
-    for name, behind in zip(LINE, LINE[1:], strict=False):
+    for name, behind in itertools.pairwise(LINE):
         assert f"pagewire-{behind}.service" in unit(name)["Unit"]["After"]
 
 
