@@ -138,7 +138,10 @@ def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Give
     profile = PROFILES.get(str(chosen.text))
     if profile is None:
         raise UsageError(f"{chosen.source}: expected one of {', '.join(PROFILES)}, got {chosen.text!r}")
-    values = profile.values("auto" if device is None else str(device.text))
+    # A service that computes nothing does not know the device of those that do, which have limits of their own.
+    values = (
+        profile.values("auto" if device is None else str(device.text)) if "device" in fields else profile.everywhere
+    )
     return {
         name: Given(name, text, f"profile {profile.name}", "profile")
         for name, text in values.items()

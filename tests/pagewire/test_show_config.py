@@ -139,6 +139,9 @@ def test_services_take_of_a_profile_what_is_theirs() -> None:
     assert parse("--profile=latency", config_class=SchedulerConfig).max_queue_time == 5
     assert parse("--profile=latency", config_class=ExecutorConfig, environ={}).spec_method == "suffix"
     assert parse("--profile=latency", config_class=TokenizerConfig) == TokenizerConfig()
+    # The scheduler may be without the device of its executors: limits of devices are theirs.
+    assert parse("--profile=throughput", config_class=SchedulerConfig).max_num_seqs is None
+    assert parse("--profile=throughput", "--device=cuda", config_class=ExecutorConfig).max_num_seqs == 512
 
 
 def test_help_of_one_group(capsys: pytest.CaptureFixture[str]) -> None:
