@@ -27,6 +27,7 @@ _OF_COMPOSE = {
     "PAGEWIRE_GRPC_PORT": "public gRPC of text; a range as 8011-8014 for several tokenizers",
     "PAGEWIRE_SCHEDULER_GRPC_PORT": "public gRPC of token ids",
     "PAGEWIRE_TAG": "tag of the images",
+    "PAGEWIRE_PROFILE": "values for a purpose: latency, throughput or cost; what is set beside it wins",
     "MODEL_DIR": "directory with models, mounted at /models and never written to; default: an empty volume",
     "BASE_IMAGE": "base of the images: Debian with python and pip",
     "TORCH_INDEX": "package index for torch; empty for the CUDA build of PyPI",
