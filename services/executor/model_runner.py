@@ -80,7 +80,7 @@ class ModelRunner:
         )
         block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
-        self._proposer = proposer or NOBODY_DRAFTS
+        self.proposer = proposer or NOBODY_DRAFTS
         kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
@@ -103,13 +103,13 @@ class ModelRunner:
         self._state.reset()
         self._images.reset()
         self._prompt_logprobs.reset()
-        self._proposer.reset()
+        self.proposer.reset()
 
     def on_other_weights(self) -> None:
         """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
         self.reset()
         self._images.forget_embeddings()
-        self._proposer.on_other_weights()
+        self.proposer.on_other_weights()
 
     @property
     def model(self) -> Model:
@@ -122,7 +122,7 @@ class ModelRunner:
     @property
     def max_draft_tokens(self) -> int:
         """Most drafts of a request in one step."""
-        return self._proposer.max_draft_tokens
+        return self.proposer.max_draft_tokens
 
     @property
     def smallest_image(self) -> int:
@@ -187,7 +187,7 @@ class ModelRunner:
         num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
         limits = num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens
         batch = make_batch(step, rows, self._state, *limits)
-        drafted = step.drafting(self._proposer.propose(step, batch, self._state, self._block_tables))
+        drafted = step.drafting(self.proposer.propose(step, batch, self._state, self._block_tables))
         return drafted, batch if drafted is step else make_batch(drafted, rows, self._state, *limits)
 
     def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.cuda_graphs import Function, Graph
+from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import Step
 
@@ -42,6 +44,22 @@ class Proposer(Protocol):
 
     def on_other_weights(self) -> None:
         """The model has other weights."""
+
+
+@runtime_checkable
+class CapturesSteps(Protocol):
+    """A proposer with a model, whose steps may be CUDA graphs."""
+
+    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+        """Of its steps beside those of so many requests, falling in tokens."""
+
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None:
+        """After the first step with drafts; without one, there is nothing to capture."""
 
 
 class _NobodyDrafts:
