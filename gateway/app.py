@@ -3,7 +3,9 @@
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
+from starlette.applications import Starlette
 from starlette.responses import Response
+from starlette.routing import Route
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
@@ -54,6 +56,13 @@ def create_admin_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
     for one in (*admin_routes.ROUTERS, probes.router):
         app.include_router(one)
     return _served(app, config, gateway, host=config.admin_host)
+
+
+def create_metrics_app(gateway: Gateway) -> Starlette:
+    """What --metrics-port serves, to anybody."""
+    app = Starlette(routes=[Route("/metrics", admin_routes.get_metrics)])
+    app.state.gateway = gateway
+    return app
 
 
 def _served(app: FastAPI, config: GatewayConfig, gateway: Gateway, *, host: str) -> FastAPI:

@@ -14,10 +14,11 @@ from pagewire import error_details, telemetry, tenants
 from pagewire.admin import Neighbour, each_once, metrics_behind
 from pagewire.config import GatewayConfig
 from pagewire.discovery import discover
-from pagewire.gateway import metrics
 from pagewire.gateway.balanced_stub import AWAY, BalancedStub
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.exposition.merge import Exposition, expose
+from pagewire.gateway.exposition.siblings import Siblings
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.generation.searches import Searches
@@ -77,6 +78,8 @@ class Gateway:
         self.searches = Searches(self.inference, self.call_to_its_end)
         self.admin: Any = BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub)
         self.status = StatusSource(self._tokenizers, self.why_not_ready)
+        self.siblings = Siblings(store.directory, telemetry.exposition)
+        self._vllm_metrics = config.vllm_metrics
         self._default_model = ""
 
     async def default_model(self) -> str:
@@ -184,16 +187,21 @@ class Gateway:
         reasons = await asyncio.gather(*map(_why_not_ready, self.link.peers))
         return "" if "" in reasons else reasons[0]
 
-    async def metrics(self) -> bytes:
-        """Metrics of every service that answers."""
-        own = admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())
+    async def metrics(self, accept: str = "") -> Exposition:
+        """Metrics of every service, and of every gateway of this data directory, that answers. accept: the header."""
         request = admin_pb2.GetMetricsRequest()
-        behind = await asyncio.gather(
-            *(metrics_behind(one, request, 2 * PROBE_TIMEOUT_S) for one in self._tokenizers())
+        own, *behind = await asyncio.gather(
+            self.siblings.metrics(),
+            *(metrics_behind(one, request, 2 * PROBE_TIMEOUT_S) for one in self._tokenizers()),
         )
-        services = [own, *each_once(behind)]
+        if not self._default_model and self.link.is_up:
+            with suppress(ApiError, grpc.aio.AioRpcError):
+                await self.default_model()
+        services = [*own, *each_once(behind)]
         # Parsing a few thousand lines takes longer than a token may wait.
-        return await asyncio.to_thread(metrics.merge, services)
+        return await asyncio.to_thread(
+            expose, services, accept, self._default_model, with_vllm_names=self._vllm_metrics
+        )
 
 
 async def _why_not_ready(peer: Peer[Any, Any]) -> str:

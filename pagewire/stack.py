@@ -119,6 +119,9 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
         admin_port=None
         if config.admin_port is None
         else available_port(config.admin_host, config.admin_port, "--admin-port"),
+        metrics_port=None
+        if config.metrics_port is None
+        else available_port(config.admin_host, config.metrics_port, "--metrics-port"),
         # What belongs to a port that nobody has named is not found again.
         data_dir=config.data_dir or (None if config.port else str(directory / "data")),
         grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
@@ -136,6 +139,7 @@ def _check_ports(config: ServeConfig) -> None:
         ("--grpc-port", config.host, config.grpc_port),
         ("--scheduler-grpc-port", config.host, config.scheduler_grpc_port),
         ("--admin-port", config.admin_host, config.admin_port),
+        ("--metrics-port", config.admin_host, config.metrics_port),
     ):
         address = "" if port is None else endpoint(host, port)
         if address and (other := flags.setdefault(address, flag)) != flag:

@@ -87,6 +87,7 @@ class GenerationResponse(Response):
         context = request_context(scope)
         span = telemetry.Span(f"{scope['method']} {scope['path']}", traceparent_of(scope["headers"]), serves=True)
         _label(self._requests, context.request_id)
+        metrics.REQUEST_CHOICES.observe(self._choices_per_prompt)
         status = 0
         try:
             told = tenants.tell(tenants.present.get(), common_pb2.RequestContext(traceparent=span.traceparent))

@@ -9,7 +9,6 @@ from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, cuda_recorder
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.speculation.proposer import CapturesSteps
 
 
 def filling(shape: BatchShape, max_draft_tokens: int) -> BatchShape:
@@ -29,14 +28,13 @@ def capture_graphs(
     """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts."""
     record = record or cuda_recorder()
     capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens), progress, record)
-    if isinstance(runner.proposer, CapturesSteps):
-        runner.proposer.capture(runner.proposer.graph_shapes(sizes), progress, record)
+    runner.drafter.capture(runner.drafter.graph_shapes(sizes), progress, record)
 
 
 def num_graphs(runner: ModelRunner, sizes: Sequence[int]) -> int:
     """Shapes that `capture_graphs` captures."""
-    count = len(graph_shapes(sizes, runner.limits, runner.max_draft_tokens))
-    return count + (len(runner.proposer.graph_shapes(sizes)) if isinstance(runner.proposer, CapturesSteps) else 0)
+    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens)
+    return len(shapes) + len(runner.drafter.graph_shapes(sizes))
 
 
 def capture_shapes(

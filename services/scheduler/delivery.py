@@ -52,9 +52,7 @@ class Delivery:
             live = self.live[request.request_id]
             if live.first_step_time is None:
                 live.first_step_time = now
-                stats.QUEUE_TIME.observe(now - live.arrival_time)
-                stats.PROMPT_TOKENS.inc(request.num_prompt_tokens)
-                stats.PROMPT_RATE.add(request.num_prompt_tokens)
+                stats.on_first_step(request, now - live.arrival_time)
                 self._entrance.on_first_step(live, now)
                 live.span.end()
                 live.span = telemetry.Span("scheduler.run", live.traceparent)
@@ -131,7 +129,7 @@ class Delivery:
         del self.live[request.request_id]
         self._expiry.remove(request.request_id)
         assert request.finish_reason is not None
-        self._stats.on_end(request.finish_reason)
+        self._stats.on_end(request)
         self._entrance.on_end(live)
         logger.debug(
             "ended (%s) after %d prompt and %d output tokens, %d preemptions%s",
@@ -139,8 +137,11 @@ class Delivery:
             *(request.num_preemptions, f": {error.message}" if error else ""),
             extra={"request_id": live.external_id or request.request_id},
         )
+        now = time.monotonic()
         if live.first_step_time is not None:
-            stats.INFERENCE_TIME.observe(time.monotonic() - live.first_step_time)
+            stats.INFERENCE_TIME.observe(now - live.first_step_time)
+        if live.first_token_time is not None:
+            stats.DECODE_TIME.observe(now - live.first_token_time)
         if telemetry.tracing():
             attributes = {
                 "pagewire.prompt_tokens": request.num_prompt_tokens,

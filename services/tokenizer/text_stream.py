@@ -105,6 +105,7 @@ class TextStream:
         self.prompt_field = "prompt_token_ids"  # what the client calls that field of the token level
         self._span = span
         self._arrived = arrived
+        self._first_output_time = 0.0
         self._last_output_time = 0.0
         self._has_output = False
         self.finished = False
@@ -202,6 +203,7 @@ class TextStream:
                 stats.INTER_TOKEN_LATENCY.observe(now - self._last_output_time)
                 stats.RECENT_INTER_TOKEN.observe(now, now - self._last_output_time)
             else:
+                self._first_output_time = now
                 stats.TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
                 stats.RECENT_FIRST_TOKENS.observe(now, now - self._arrived)
             self._last_output_time = now
@@ -221,6 +223,9 @@ class TextStream:
     def _finish(self, response: inference_pb2.GenerateResponse) -> None:
         self.finished = True
         stats.E2E_LATENCY.observe(time.monotonic() - self._arrived)
+        if self._text.num_tokens > 1 and self._first_output_time:
+            seconds = self._last_output_time - self._first_output_time
+            stats.TIME_PER_OUTPUT_TOKEN.observe(seconds / (self._text.num_tokens - 1))
         self._span.end(
             {
                 "gen_ai.usage.input_tokens": self._usage.prompt_tokens,

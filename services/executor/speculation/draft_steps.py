@@ -3,7 +3,8 @@
 A round is a plain step of one token each. Tokens are drawn with the seeds of the rows, at the positions where the other
 model will draw its own, so with the same noise: where both find the same distribution they draw the same token,
 greedily or not. Each token goes behind the row's known ones, where it is the input of the next round, and a draft in
-the step that follows. All rounds are staged together: between two of them the device needs nothing of the host.
+the step that follows. All rounds are staged together: between two of them the device needs nothing of the host. Of
+several ranks the leader draws, and tells the others, as it does for the other model.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from pagewire.services.executor.input_batch import NO_REQUESTS, BatchShape, Inpu
 from pagewire.services.executor.input_buffers import InputBuffers
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.sampler import sample_tokens
 from pagewire.services.executor.step import Step
 from pagewire.services.executor.upload import upload
 
@@ -50,6 +51,7 @@ class Target:
     device: torch.device
     split_size: int = 0  # as of `ModelRunner`
     steps: Callable[[], Steps] = CudaGraphs  # how those of a model that drafts are launched
+    tokens: Tokens = OWN_TOKENS  # who draws, of several ranks
 
 
 class DraftSteps:
@@ -69,6 +71,7 @@ class DraftSteps:
             limits.max_num_seqs, limits.max_num_batched_tokens, block_tables, device, max_rounds=MAX_DRAFTS
         )
         self._graphs = target.steps()
+        self._tokens = target.tokens
 
     @torch.inference_mode()
     def capture(
@@ -135,6 +138,16 @@ class DraftSteps:
         if samples:
             self._graphs.run("sample", shape, lambda: self._sample(hidden, shape))
 
+    @torch.inference_mode()
+    def record_missing(self) -> bool:
+        """As of `ModelRunner`."""
+        shape = self._graphs.missing()
+        if shape is None:
+            return False
+        self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
+        self._run(shape, samples=shape.is_uniform)
+        return True
+
     def _forward(self, shape: BatchShape) -> Tensor:
         input_ids, context = self._inputs.gather(
             shape, self._rows, self._block_tables, self._block_size, self._split_size
@@ -144,7 +157,7 @@ class DraftSteps:
     def _sample(self, hidden: Tensor, shape: BatchShape) -> Tensor:
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
-        return sample_tokens(logits, rows, self._rows.columns, self._state.token_ids)
+        return self._tokens.sample(logits, rows, self._rows.columns, self._state.token_ids, None)
 
 
 def _batch(rows: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray) -> InputBatch:

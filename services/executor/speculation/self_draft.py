@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from torch import Tensor
+
 from pagewire.errors import StartupError
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.capture_sizes import drafter_shapes
@@ -40,6 +43,7 @@ class SelfDraft:
         """copy: the target's `quantized_copy` in so many bits."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._copy, self._bits = target, copy, bits
+        self.kv_caches: Sequence[Tensor] = ()
         self._steps: DraftSteps | None = None
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
@@ -61,6 +65,11 @@ class SelfDraft:
     ) -> None:
         if self._steps is not None:
             self._steps.capture(shapes, progress, record)
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
+
+    def record_missing(self) -> bool:
+        return self._steps is not None and self._steps.record_missing()
 
     def reset(self) -> None: ...
 

@@ -31,7 +31,7 @@ from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.load_head import load_eagle3
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.proposer import CapturesSteps, Proposer
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import SelfDraft
 from pagewire.services.executor.step import Step
@@ -97,12 +97,9 @@ def capture_largest(runner: ModelRunner) -> None:
     sizes = (3,)
     shapes = graph_shapes(sizes, LIMITS, NUM_DRAFTS)
     capture_shapes(runner, shapes[:1], lambda fraction, text: None, ReplayedFunction)
-    proposer = runner.proposer
-    if isinstance(proposer, CapturesSteps):
-        drafting = proposer.graph_shapes(sizes)
-        few = {drafting[0], BatchShape.uniform(3)}
-        largest_first = [shape for shape in drafting if shape in few]
-        proposer.capture(largest_first, lambda fraction, text: None, ReplayedFunction)
+    drafting = runner.drafter.graph_shapes(sizes)
+    few = [shape for shape in drafting if shape in (drafting[0], BatchShape.uniform(3))]
+    runner.drafter.capture(few, lambda fraction, text: None, ReplayedFunction)
 
 
 def generate(directory: Path, method: str, *, depth: int) -> tuple[list[list[int]], list[list[list[int]]]]:
