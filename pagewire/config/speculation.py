@@ -29,8 +29,7 @@ class SpeculationConfig:
     spec_method: str | None = flag(
         None,
         "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
-        "outputs of other requests, too; draft_model, self, eagle3 = what another, smaller model says; mtp is refused, "
-        "as heads of that kind are not read yet",
+        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says",
         group="speculation",
         choices=METHODS,
     )
@@ -232,7 +231,8 @@ _KINDS: dict[str, tuple[str, Any]] = {
     ),
 }
 # vLLM's names of methods that are others here, and values that change nothing.
-_METHODS_OF_VLLM = {"ngram_gpu": "ngram", "eagle": "eagle3", "deepseek_mtp": "mtp"}
+_METHODS_OF_VLLM = {"ngram_gpu": "ngram", "eagle": "eagle3"}
+_MTP_OF_VLLM = "_mtp"  # the end of their names: deepseek_mtp, mimo_mtp and others, by the model
 _WITHOUT_EFFECT = {
     "rejection_sample_method": ("standard", "strict"),
     "draft_sample_method": ("probabilistic", "greedy"),
@@ -270,8 +270,12 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         expected, is_right = _KINDS[key]
         if not is_right(value):
             raise StartupError(f"--speculative-config: {key}: expected {expected}, got {json.dumps(value)}")
-        checked[key] = _METHODS_OF_VLLM.get(value, value) if key == "method" else value
+        checked[key] = _method(value) if key == "method" else value
     return checked
+
+
+def _method(name: str) -> str:
+    return "mtp" if name.endswith(_MTP_OF_VLLM) else _METHODS_OF_VLLM.get(name, name)
 
 
 def _method_of(model: str) -> str:

@@ -65,8 +65,7 @@ class Speculation:
             return NO_DRAFTS
         decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
         most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
-        able = [request for request in decoding if not request.has_matcher]
-        if not most or not able:
+        if not most or not decoding:
             return NO_DRAFTS
         if self._costs is None:
             return Plan(otherwise=most)
@@ -74,21 +73,22 @@ class Speculation:
         if self._num_since_plain >= _PLAIN_EVERY:
             self._num_since_plain = 0
             return NO_DRAFTS
-        plan = self._best(self._costs, len(decoding), able, most)
+        plan = self._best(self._costs, decoding, most)
         if self._num_steps >= self._next_probe:
-            idle = [request for request in able if not plan.of(request)]
+            idle = [request for request in decoding if not plan.of(request)]
             return self._probe(self._costs, len(decoding), idle, most, plan) if idle else plan
         return plan
 
-    def _best(self, costs: DraftCosts, num_requests: int, able: Sequence[Request], most: int) -> Plan:
+    def _best(self, costs: DraftCosts, decoding: Sequence[Request], most: int) -> Plan:
         """The drafts with which the step yields the most tokens per second, if their costs are within the credit."""
-        if not _may_pay(costs, num_requests, len(able), most):
+        num_requests = len(decoding)
+        if not _may_pay(costs, num_requests, num_requests, most):
             return NO_DRAFTS
         plain = costs.plain(num_requests)
         best, least_chance = num_requests / plain, 2.0
         gain = num_drafts = 0.0
         longest = 0
-        for chance, drafts in _by_chance(self._acceptance(request) for request in able):
+        for chance, drafts in _by_chance(self._acceptance(request) for request in decoding):
             for share_found, depth in drafts:
                 if depth <= most:
                     gain += chance * share_found
@@ -103,7 +103,7 @@ class Speculation:
             return NO_DRAFTS
         counts = {
             request.request_id: sum(chance >= least_chance for chance in self._acceptance(request).chances()[:most])
-            for request in able
+            for request in decoding
         }
         return Plan(counts)
 

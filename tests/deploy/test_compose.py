@@ -24,8 +24,8 @@ GRPC_SERVICES = {
     "scheduler": scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name,
     "executor": executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
 }
-# A container's port is its own; dummy weights and faults are for tests; code is never trusted.
-NOT_IN_COMPOSE = {"fault_injection", "reuse_port", "seed", "trust_remote_code"}
+# A container's port is its own; dummy weights and faults are for tests.
+NOT_IN_COMPOSE = {"fault_injection", "reuse_port", "seed"}
 
 
 def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:

@@ -108,6 +108,9 @@ class DraftModel:
         groups = np.tile(np.arange(block_tables.num_groups), len(step.num_new_blocks))
         return step.new_block_ids[np.repeat(groups, step.num_new_blocks.ravel()) == self._group]
 
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        self._filled.rows[rows] = np.minimum(self._filled.rows[rows], num_tokens)
+
     def reset(self) -> None: ...
 
     def on_other_weights(self) -> None: ...

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
 import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.models import resolve_model
+from pagewire.models import find_model, resolve_model
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.memory import mib
@@ -19,6 +18,7 @@ from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.speculation.load_head import load_eagle3
+from pagewire.services.executor.speculation.load_mtp import load_mtp
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import bits_of
 
@@ -34,7 +34,7 @@ def load_drafter(
     group: Group,
 ) -> Model | None:
     """The model that drafts for the target, if one does. Raises StartupError, or ModelLoadError."""
-    if speculation is None or speculation.method not in ("self", "draft_model", "eagle3"):
+    if speculation is None or speculation.method not in ("self", "draft_model", "eagle3", "mtp"):
         return None
     if group.size > 1:
         raise StartupError(
@@ -47,7 +47,8 @@ def load_drafter(
     else:
         drafter = _load(speculation, config, target, limits, device)
     seconds = time.perf_counter() - started
-    logger.info("%s drafts: weights of %s, ready in %.1f s", speculation.model, mib(drafter.weight_bytes), seconds)
+    name = speculation.model or speculation.method
+    logger.info("%s drafts: weights of %s, ready in %.1f s", name, mib(drafter.weight_bytes), seconds)
     return drafter
 
 
@@ -63,11 +64,15 @@ def _copy_of(target: Model, name: str) -> OwnModel:
 def _load(
     speculation: Speculation, config: ExecutorConfig, target: Model, limits: Limits, device: torch.device
 ) -> Model:
+    if speculation.method == "mtp" and not speculation.model:
+        return load_mtp(find_model(config), config, target, device)
     path = resolve_model(speculation.model, speculation.revision or None, config.download_dir, config.accept_license)
+    if speculation.method == "mtp":
+        return load_mtp(path, config, target, device)
     if speculation.method == "eagle3":
-        return load_eagle3(Path(path), target, limits.max_model_len, device)
+        return load_eagle3(path, target, limits.max_model_len, device)
     drafter = load_model(
-        Path(path),
+        path,
         dtype=str(target.config.dtype).removeprefix("torch."),
         device=device,
         load_format=config.load_format,

@@ -37,6 +37,9 @@ class Proposer(Protocol):
         waiting: the step is then so much smaller. None: as many as asked.
         """
 
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Behind the first num_tokens [n] of these rows [n] stand other tokens than were drafted in this step."""
+
     def reset(self) -> None:
         """All requests are forgotten."""
 
@@ -49,6 +52,8 @@ class _NobodyDrafts:
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         return None
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
 
     def reset(self) -> None: ...
 

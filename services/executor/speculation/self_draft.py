@@ -8,6 +8,8 @@ prompt and no state of a request beside the model's.
 
 from __future__ import annotations
 
+import numpy as np
+
 from pagewire.errors import StartupError
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
@@ -45,6 +47,8 @@ class SelfDraft:
             self._steps = DraftSteps(self._copy, self._target, state, block_tables)
         self._steps.start()
         self._steps.draft(step, batch, step.num_draft_tokens)
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
 
     def reset(self) -> None: ...
 

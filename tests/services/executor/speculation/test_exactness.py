@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -109,6 +110,8 @@ class OneToken:
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         for row in batch.sampled_rows.tolist():
             state.token_ids[row, int(state.columns.num_tokens[row])] = self.token_id
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
 
     def reset(self) -> None: ...
 
