@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagewire.config import ServeConfig
 from pagewire.doctor.finding import Finding, Findings, absent, note, ok, problem, warning
-from pagewire.doctor.host import Host, gib
+from pagewire.doctor.host import Host, size
 
 _FIELDS = (
     "index",
@@ -145,13 +145,13 @@ def _one(host: Host, gpu: Gpu) -> Findings:
 
 def _memory(gpu: Gpu) -> Finding:
     total, used = (gpu.number("memory.total") or 0.0) * 2**20, (gpu.number("memory.used") or 0.0) * 2**20
-    found = f"{gpu.name} ({gpu.text('name')}): {gib(used)} of {gib(total)} in use"
+    found = f"{gpu.name} ({gpu.text('name')}): {size(used)} of {size(total)} in use"
     if total and used / total <= _MUCH_USED:
         return ok("GPU memory", found)
     return note(
         "GPU memory",
         found,
-        "by a running stack, or by others: an executor takes --gpu-memory-utilization of the whole, less what others have",
+        "by a running stack, or by others: an executor has that much less for its KV cache",
         "nvidia-smi lists processes",
     )
 
@@ -179,7 +179,9 @@ def _persistence(gpu: Gpu) -> Finding:
 def _sharing(gpu: Gpu) -> Finding:
     mode = gpu.text("compute_mode")
     if gpu.text("mig.mode.current") == "Enabled":
-        return note("GPU sharing", f"{gpu.name}: MIG", "an executor sees one instance of it", "CUDA_VISIBLE_DEVICES=MIG-...")
+        return note(
+            "GPU sharing", f"{gpu.name}: MIG", "an executor sees one instance of it", "CUDA_VISIBLE_DEVICES=MIG-..."
+        )
     if mode in ("Default", "[N/A]"):
         return ok("GPU sharing", f"{gpu.name}: compute mode {mode}")
     return warning(
@@ -208,8 +210,10 @@ def _ecc(gpu: Gpu) -> Finding:
 
 
 def _clocks(gpu: Gpu) -> Finding:
-    slow = [kind for kind in ("hw_slowdown", "sw_thermal_slowdown") if gpu.text(f"clocks_event_reasons.{kind}") == "Active"]
-    found = f"{gpu.name}: {gpu.text('clocks.current.sm')} of {gpu.text('clocks.max.sm')} MHz, {gpu.text('temperature.gpu')} °C"
+    kinds = ("hw_slowdown", "sw_thermal_slowdown")
+    slow = [kind for kind in kinds if gpu.text(f"clocks_event_reasons.{kind}") == "Active"]
+    clock, most, heat = (gpu.text(field) for field in ("clocks.current.sm", "clocks.max.sm", "temperature.gpu"))
+    found = f"{gpu.name}: {clock} of {most} MHz, {heat} °C"
     if not slow:
         return ok("GPU clocks", found)
     return warning(
@@ -259,6 +263,6 @@ def _links(host: Host) -> Finding:
     return note(
         "links",
         f"between GPUs: {', '.join(sorted(links)) or 'none'}",
-        "without NVLink, the two sums of each layer go over PCIe: --tensor-parallel-size above 2 may cost more than it wins",
+        "without NVLink, the two sums of each layer go over PCIe: more than two ranks may cost more than they win",
         "--pipeline-parallel-size, or a replica per GPU (--data-parallel-size) if the model fits into one",
     )

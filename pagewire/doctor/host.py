@@ -102,5 +102,5 @@ def cpu_text(cpus: Sequence[int] | set[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"

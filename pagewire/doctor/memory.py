@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagewire import cgroup
 from pagewire.config import ServeConfig
 from pagewire.doctor.finding import Finding, Findings, absent, note, ok, problem, warning
-from pagewire.doctor.host import Host, gib
+from pagewire.doctor.host import Host, size
 
 _SHM_FOR_NCCL = 1 << 30
 _FEWEST_MAPS = 65530  # the kernel's default
@@ -27,19 +27,19 @@ def _available(fields: dict[str, int]) -> Finding:
     if available is None or total is None:
         return absent("memory", "unknown")
     limited = cgroup.available_memory()
-    found = f"{gib(available)} of {gib(total)} available"
-    return ok("memory", found if limited is None else f"{found}; the container may take {gib(limited)}")
+    found = f"{size(available)} of {size(total)} available"
+    return ok("memory", found if limited is None else f"{found}; the container may take {size(limited)}")
 
 
 def _swap(fields: dict[str, int]) -> Finding:
     used = fields.get("SwapTotal", 0) - fields.get("SwapFree", 0)
     if used <= fields.get("MemTotal", 0) // 100:
-        return ok("swap", f"{gib(used)} used")
+        return ok("swap", f"{size(used)} used")
     return warning(
         "swap",
-        f"{gib(used)} used",
+        f"{size(used)} used",
         "memory was short: weights or KV blocks that were written out are read back from disk in mid step",
-        "find who takes the memory (ps aux --sort=-rss), or lower --kv-cache-memory-bytes; then swapoff -a && swapon -a",
+        "find who takes it (ps aux --sort=-rss), or lower --kv-cache-memory-bytes; then swapoff -a && swapon -a",
     )
 
 
@@ -66,7 +66,7 @@ def _reserved_huge_pages(fields: dict[str, int]) -> Finding:
         return ok("reserved huge pages", "none lie idle")
     return note(
         "reserved huge pages",
-        f"{num_free} lie idle, {gib(num_bytes)}",
+        f"{num_free} lie idle, {size(num_bytes)}",
         "this memory is kept from everybody; Pagewire uses transparent huge pages and none of these",
         "unless another program needs them: sysctl vm.nr_hugepages=0",
     )
@@ -78,8 +78,8 @@ def _overcommit(host: Host) -> Finding:
     return problem(
         "overcommit",
         "vm.overcommit_memory is 2",
-        "the KV cache of a CPU takes address space at once and memory as it fills: here all of it counts from the start, "
-        "and forks fail",
+        "the KV cache of a CPU takes address space at once and memory as it fills: here all of it counts from the "
+        "start, and forks fail",
         "sysctl vm.overcommit_memory=0",
     )
 
@@ -100,14 +100,14 @@ def _maps(host: Host) -> Finding:
 def _shared_memory(host: Host, config: ServeConfig) -> Finding:
     """Ranks on CPU exchange rows through memory files of their own (memfd), not through /dev/shm; NCCL does."""
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-    size = host.size_of("/dev/shm")
-    if ranks == 1 or config.device == "cpu" or size is None:
-        return ok("/dev/shm", "not needed" if size is None else f"{gib(size)}; one process per model needs none")
-    if size >= _SHM_FOR_NCCL:
-        return ok("/dev/shm", gib(size))
+    shared = host.size_of("/dev/shm")
+    if ranks == 1 or config.device == "cpu" or shared is None:
+        return ok("/dev/shm", "not needed" if shared is None else f"{size(shared)}; one process per model needs none")
+    if shared >= _SHM_FOR_NCCL:
+        return ok("/dev/shm", size(shared))
     return warning(
         "/dev/shm",
-        f"{size >> 20} MiB, for {ranks} ranks",
+        f"{size(shared)}, for {ranks} ranks",
         "NCCL passes data between GPUs without a direct link through it, and ends with a bus error when it is full",
         "docker run --ipc=host, or --shm-size=1g",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pagewire.config import ServeConfig
 from pagewire.doctor.finding import Finding, Findings, absent, note, ok, warning
-from pagewire.doctor.host import Host, gib
+from pagewire.doctor.host import Host, size
 
 _READ_BYTES, _READ_SECONDS, _PIECE = 256 << 20, 1.0, 4 << 20
 _SLOW_LOAD_S = 60.0
@@ -42,10 +42,10 @@ def _space(model: Path | None) -> Finding:
     status = os.statvfs(place)
     free = status.f_bavail * status.f_frsize
     if free > 1 << 30:
-        return ok("disk space", f"{gib(free)} free where models are kept")
+        return ok("disk space", f"{size(free)} free where models are kept")
     return warning(
         "disk space",
-        f"{gib(free)} free where models are kept ({place})",
+        f"{size(free)} free where models are kept ({place})",
         "downloads, the weights cache and stored responses need room",
         "free some, or name another disk in PAGEWIRE_CACHE_DIR and --data-dir",
     )
@@ -71,7 +71,7 @@ def _file_system(host: Host, model: Path) -> Finding:
 
 def _scheduler(host: Host, model: Path) -> Finding:
     """`none` is blk-mq's name for what guides call noop."""
-    number = os.stat(model).st_dev
+    number = model.stat().st_dev
     device = host.real(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     text = None
     while text is None and device.count("/") > 2:
@@ -81,7 +81,7 @@ def _scheduler(host: Host, model: Path) -> Finding:
         return absent("I/O scheduler", "the disk is not this system's")
     rotating = host.number(folder.removeprefix(str(host.root).rstrip("/")) + "/queue/rotational")
     chosen = next((word.strip("[]") for word in text.split() if word.startswith("[")), text)
-    if rotating:
+    if rotating and folder.rpartition("/")[2].startswith("sd"):  # virtual disks say so, too, and do not know
         return note(
             "I/O scheduler",
             f"{chosen}, on a rotating disk",
@@ -108,7 +108,7 @@ def _speed(model: Path) -> Finding:
         rate = _read_rate(files[0])
     except OSError as error:
         return absent("disk speed", f"{files[0].name} cannot be read past the page cache ({error.strerror})")
-    found = f"{rate / 2**20:.0f} MiB/s: {gib(total)} of weights in {total / rate:.1f} s"
+    found = f"{rate / 2**20:.0f} MiB/s: {size(total)} of weights in {total / rate:.1f} s"
     if total / rate <= _SLOW_LOAD_S:
         return ok("disk speed", found)
     return warning(
