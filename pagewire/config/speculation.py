@@ -111,8 +111,8 @@ class Speculation:
     method: str  # of METHODS
     num_speculative_tokens: int = 5
     model: str = ""
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 8
+    prompt_lookup_min: int = 1
     adaptive: bool = True  # no more is drafted than pays
     # [(requests, tokens)]: in steps of so many requests, or more, no more tokens are drafted for each; rising.
     # Of num_speculative_tokens_per_batch_size and disable_by_batch_size.

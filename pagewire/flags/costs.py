@@ -64,14 +64,14 @@ def phrase(name: str, config: Any, facts: ModelFacts | None) -> str:
 def _max_model_len(config: Any, facts: ModelFacts) -> str:
     length = getattr(config, "max_model_len", None) or facts.max_len
     size = kv_bytes_per_token(config, facts) * length
-    return f"{_size(size)} of KV cache for one request of this length" if size else ""
+    return f"{size_text(size)} of KV cache for one request of this length" if size else ""
 
 
 def _kv_cache_memory_bytes(config: Any, facts: ModelFacts) -> str:
     per_token, total = kv_bytes_per_token(config, facts), getattr(config, "kv_cache_memory_bytes", None)
     if not per_token:
         return ""
-    return f"{_size(per_token)} a token" + (f": {total // per_token:,} tokens" if total else "")
+    return f"{size_text(per_token)} a token" + (f": {total // per_token:,} tokens" if total else "")
 
 
 _COMPUTED: dict[str, Callable[[Any, ModelFacts], str]] = {
@@ -90,7 +90,8 @@ def kv_bytes_per_token(config: Any, facts: ModelFacts) -> int:
     return facts.kv_elements * _BYTES.get(dtype, 2)
 
 
-def _size(num_bytes: float) -> str:
+def size_text(num_bytes: float) -> str:
+    """As 22.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024 or unit == "GiB":
             return f"{num_bytes:.3g} {unit}" if num_bytes < 1000 else f"{num_bytes:.0f} {unit}"

@@ -10,7 +10,7 @@ from pagewire.config.profiles import PROFILES
 from pagewire.flags.names import ENVIRONMENT_PREFIX, base_type, flag_name, is_list
 
 # Group -> what it decides, in the order in which they are shown.
-_GROUPS = {
+GROUPS = {
     "batch": "",
     "generation": "",
     "model": "Which model, and how its checkpoint, templates and marks are read",
@@ -52,7 +52,7 @@ def text(
     groups: dict[str, list[dataclasses.Field[Any]]] = {field.metadata["group"]: [] for field in fields.values()}
     for field in fields.values():
         groups[field.metadata["group"]].append(field)
-    names = sorted(groups, key=lambda name: list(_GROUPS).index(name) if name in _GROUPS else -1)
+    names = sorted(groups, key=lambda name: list(GROUPS).index(name) if name in GROUPS else -1)
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=" ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[flags]"]),
@@ -64,7 +64,7 @@ def text(
     if topic not in groups:
         _add_common(parser, flags_only)
     for name in [topic] if topic in groups else names:
-        group = parser.add_argument_group(name, _GROUPS.get(name) or None)
+        group = parser.add_argument_group(name, GROUPS.get(name) or None)
         for field in groups[name]:
             _add_flag(group, field)
     return parser.format_help()

@@ -150,7 +150,7 @@ def test_spellings_that_mean_the_same_are_taken_without_a_word(
             "now --hf-overrides",
         ),
         (["-O3"], {}, "-O3: ignored: nothing is compiled"),
-        (["--no-enable-log-requests"], {}, "--no-enable-log-requests: ignored: requests are not logged"),
+        (["--no-enable-log-requests"], {}, "--no-enable-log-requests: ignored: a request is one line of the log"),
         (["--structured-outputs-config.backend=xgrammar"], {}, "ignored: grammars are compiled by the executor"),
         (["--swap-space", "4"], {}, "--swap-space: ignored: a preempted request is computed again"),
         (["--trust-remote-code"], {}, "--trust-remote-code: ignored: code in a checkpoint is never run"),

@@ -106,9 +106,9 @@ FLAGS = [
     *ignored("blocks are not announced to others", "kv-events-config"),
     *refused("weights are replaced from a directory: POST /update_weights_from_disk", "weight-transfer-config"),
     *ignored(
-        "requests survive the death of any process, always (docs/reliability.md)",
+        "requests survive the death of a process, without a flag (docs/reliability.md)",
         "enable-fault-tolerance",
         takes="switch",
     ),
-    *ignored("requests survive the death of any process, always (docs/reliability.md)", "fault-tolerance-config"),
+    *ignored("requests survive the death of a process, without a flag (docs/reliability.md)", "fault-tolerance-config"),
 ]

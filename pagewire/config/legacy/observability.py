@@ -2,9 +2,9 @@
 
 from pagewire.config.legacy.entries import ignored
 
-_NOT_LOGGED = "requests are not logged; failures are, and /metrics counts all"
+_NOT_LOGGED = "a request is one line of the log, without its prompt and output; --log-level warning leaves it out"
 _ALL = "/metrics has what there is, without a flag"
-_ACCESS = "accesses are not logged; what is logged is --log-level"
+_ACCESS = "a request is one line of the log; --log-level warning leaves it out"
 
 FLAGS = [
     *ignored(

@@ -7,7 +7,10 @@ many tokens at once cost little more than one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from torch import Tensor
 
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
@@ -31,7 +34,9 @@ class DraftModel:
         self.max_draft_tokens = max_draft_tokens
         self._target, self._drafter, self._max_len = target, drafter, max_len
         limits = target.limits
-        self.kv_caches = draft_cache.allocate(drafter, target.model, target.num_blocks, limits, target.device)
+        self.kv_caches: Sequence[Tensor] = draft_cache.allocate(
+            drafter, target.model, target.num_blocks, limits, target.device
+        )
         self._group = draft_cache.places(drafter, target.model)[0]
         self._filled = Filled(limits.max_num_seqs, len(self.kv_caches[0]), self._group, limits.block_size)
         self._steps: DraftSteps | None = None
@@ -110,6 +115,9 @@ class DraftModel:
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         self._filled.rows[rows] = np.minimum(self._filled.rows[rows], num_tokens)
+
+    def record_missing(self) -> bool:
+        return self._steps is not None and self._steps.record_missing()
 
     def reset(self) -> None: ...
 

@@ -3,6 +3,7 @@
 A round is a plain step: tokens are drawn with the seeds of the rows, at the positions where the other model will draw
 its own, so with the same noise: where both find the same distribution they draw the same token, greedily or not. Each
 token goes behind the row's known ones, where it is the input of the next round, and a draft in the step that follows.
+Of several ranks the leader draws, and tells the others, as it does for the other model.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from torch import Tensor
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.dummy_step import NO_STEP
-from pagewire.services.executor.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.input_batch import NO_REQUESTS, BatchShape, InputBatch
 from pagewire.services.executor.input_buffers import InputBuffers
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.sampler import sample_tokens
 from pagewire.services.executor.step import Step
 from pagewire.services.executor.upload import upload
 
@@ -47,6 +48,7 @@ class Target:
     device: torch.device
     split_size: int = 0  # as of `ModelRunner`
     steps: Callable[[], Steps] = CudaGraphs  # how those of a model that drafts are launched
+    tokens: Tokens = OWN_TOKENS  # who draws, of several ranks
 
 
 class DraftSteps:
@@ -64,6 +66,7 @@ class DraftSteps:
         self._split_size = target.split_size
         self._inputs = InputBuffers(limits.max_num_seqs, limits.max_num_batched_tokens, block_tables, device)
         self._graphs = target.steps()
+        self._tokens = target.tokens
 
     def start(self, num_missing: np.ndarray | None = None) -> None:
         """Takes over how many tokens the rows have. num_missing int64 [max_num_seqs]: how many of them, the last ones,
@@ -105,6 +108,18 @@ class DraftSteps:
         if len(sampled):
             self._graphs.run("sample", shape, lambda: self._sample(hidden, shape))
 
+    @torch.inference_mode()
+    def record_missing(self) -> bool:
+        """As of `ModelRunner`."""
+        shape = self._graphs.missing()
+        if shape is None:
+            return False
+        self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
+        hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
+        if shape.is_uniform:
+            self._graphs.run("sample", shape, lambda: self._sample(hidden, shape))
+        return True
+
     def _forward(self, shape: BatchShape) -> Tensor:
         input_ids, context = self._inputs.gather(
             shape, self._rows, self._block_tables, self._block_size, self._split_size
@@ -114,7 +129,7 @@ class DraftSteps:
     def _sample(self, hidden: Tensor, shape: BatchShape) -> Tensor:
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
-        return sample_tokens(logits, rows, self._rows.columns, self._state.token_ids)
+        return self._tokens.sample(logits, rows, self._rows.columns, self._state.token_ids, None)
 
 
 def with_blocks_of(step: Step, indices: np.ndarray) -> Step:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
@@ -47,8 +49,22 @@ class Proposer(Protocol):
         """The model has other weights."""
 
 
+@runtime_checkable
+class HasModel(Protocol):
+    """A proposer with a model of its own."""
+
+    kv_caches: Sequence[Tensor]  # beside the target's
+
+    def record_missing(self) -> bool:
+        """As of `ModelRunner`, of a step of this model."""
+
+
 class _NobodyDrafts:
     max_draft_tokens = 0
+    kv_caches: Sequence[Tensor] = ()
+
+    def record_missing(self) -> bool:
+        return False
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         return None
@@ -61,3 +77,4 @@ class _NobodyDrafts:
 
 
 NOBODY_DRAFTS: Proposer = _NobodyDrafts()
+NO_MODEL: HasModel = _NobodyDrafts()

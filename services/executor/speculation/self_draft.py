@@ -8,7 +8,10 @@ prompt and no state of a request beside the model's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from torch import Tensor
 
 from pagewire.errors import StartupError
 from pagewire.services.executor.block_table import BlockTables
@@ -38,6 +41,7 @@ class SelfDraft:
         """copy: the target's `quantized_copy` in so many bits."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._copy, self._bits = target, copy, bits
+        self.kv_caches: Sequence[Tensor] = ()
         self._steps: DraftSteps | None = None
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
@@ -49,6 +53,9 @@ class SelfDraft:
         self._steps.draft(step, batch, step.num_draft_tokens)
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
+
+    def record_missing(self) -> bool:
+        return self._steps is not None and self._steps.record_missing()
 
     def reset(self) -> None: ...
 
