@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +90,18 @@ class Follower:
         return output
 
 
+def _made(make: Callable[[], Proposer], *of_rank: Any) -> Proposer:
+    return make()
+
+
 def test_ranks_draft_the_same(tmp_path: Path) -> None:
     """Only the leader samples, and each rank drafts for itself."""
     save_tiny(tmp_path, "Llama")
     samplings = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
     expected = [alone(load(tmp_path), TEXT, NUM_TOKENS, sampling) for sampling in samplings]
     for make in (ngrams, suffixes):
-        follower, leader = joined_runners(lambda group: load(tmp_path, tensor=group.tensor), 2, 1, LIMITS, 64, make)
+        made = partial(_made, make)
+        follower, leader = joined_runners(lambda group: load(tmp_path, tensor=group.tensor), 2, 1, LIMITS, 64, made)
         staged: Any = Staged([Follower(follower), leader])  # type: ignore[list-item]
         assert generate(Driver(staged, 64), samplings) == expected
         staged.stop()
