@@ -37,11 +37,10 @@ _ALL = (
         {
             "max_num_seqs": "64",
             "max_queue_time": "5",
-            "target_itl_ms": "30",
             "spec_method": "suffix",
             "enable_prefix_caching": "true",
         },
-        on_cpu={"max_num_batched_tokens": "1024"},
+        on_cpu={"max_num_batched_tokens": "512"},
         on_cuda={"max_num_batched_tokens": "4096"},
     ),
     Profile(
@@ -53,7 +52,7 @@ _ALL = (
             "max_queue_time": "0",
             "enable_prefix_caching": "true",
         },
-        on_cpu={"max_num_seqs": "256", "max_num_batched_tokens": "4096"},
+        on_cpu={"max_num_seqs": "256"},
         on_cuda={"max_num_seqs": "512", "max_num_batched_tokens": "16384", "gpu_memory_utilization": "0.95"},
     ),
     Profile(

@@ -29,9 +29,10 @@ class SpeculationConfig:
     spec_method: str | None = flag(
         None,
         "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
-        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says",
+        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says; "
+        "none = nothing is drafted, where a file or a profile has another",
         group="speculation",
-        choices=METHODS,
+        choices=(*METHODS, "none"),
     )
     spec_model: str | None = flag(
         None,
@@ -111,8 +112,8 @@ class Speculation:
     method: str  # of METHODS
     num_speculative_tokens: int = 5
     model: str = ""
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 8
+    prompt_lookup_min: int = 1
     adaptive: bool = True  # no more is drafted than pays
     # [(requests, tokens)]: in steps of so many requests, or more, no more tokens are drafted for each; rising.
     # Of num_speculative_tokens_per_batch_size and disable_by_batch_size.
@@ -130,7 +131,7 @@ class Speculation:
     def of(cls, config: SpeculationConfig) -> "Speculation | None":
         """None: nothing is to be drafted. Raises StartupError for what is unknown or contradicts itself."""
         values = _given(config)
-        if not values:
+        if not values or config.spec_method == "none":
             return None
         if values.get("model") == "[ngram]":
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}

@@ -16,8 +16,12 @@ FLAGS = [
     *ignored(_GRAMMARS, "guided-decoding-backend", "structured-outputs-config"),
     *ignored(_GRAMMARS, "guided-decoding-disable-fallback", takes="switch"),
     *refused(
-        "it is part of a request: structured_outputs",
+        "it is part of a request: structured_outputs.disable_any_whitespace",
         "guided-decoding-disable-any-whitespace",
+        takes="switch",
+    ),
+    *refused(
+        "a request's JSON schema says which properties there may be",
         "guided-decoding-disable-additional-properties",
         takes="switch",
     ),
