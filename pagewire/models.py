@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from pagewire.config import ModelConfigFlags
-from pagewire.errors import ModelNotFoundError, StartupError
+from pagewire.errors import ModelNotFoundError
 from pagewire.wheel_models import WHEEL_MODELS, wheel_model
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -23,17 +23,7 @@ def default_served_name(model: str) -> str:
 
 def find_model(config: ModelConfigFlags) -> Path:
     """The files of the model that the flags name. Raises StartupError."""
-    refuse_remote_code(config)
     return resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
-
-
-def refuse_remote_code(config: ModelConfigFlags) -> None:
-    """Raises StartupError if the flags ask for code in a checkpoint."""
-    if config.trust_remote_code:
-        raise StartupError(
-            "--trust-remote-code: code in a checkpoint is never run. Leave the flag out: the model is served if"
-            " Pagewire or transformers implements its architecture (docs/models.md)"
-        )
 
 
 def is_of_hub(model: str) -> bool:

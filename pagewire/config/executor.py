@@ -64,6 +64,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
             "mxfp4",
             "none",
         ),
+        short="q",
     )
     hf_overrides: str | None = flag(
         None,

@@ -24,6 +24,7 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
         "gateway processes behind the REST port",
         group="network",
         valid=POSITIVE,
+        short="asc",
     )
     reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
     metrics_port: int | None = flag(

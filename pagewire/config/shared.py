@@ -170,9 +170,6 @@ class ModelConfigFlags:
     )
     revision: str | None = flag(None, "branch, tag or commit of a hub id (default: its main branch)", group="model")
     download_dir: str | None = flag(None, "directory for models from the hub (default: the hub's cache)", group="model")
-    trust_remote_code: bool = flag(
-        False, "refused: code in a checkpoint is never run; models need an implementation here", group="model"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

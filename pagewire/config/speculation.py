@@ -25,14 +25,15 @@ class SpeculationConfig:
         'JSON object that says how tokens are drafted, as {"method": "ngram", "num_speculative_tokens": 5}; keys as '
         "vLLM's (default: nothing is drafted)",
         group="speculation",
+        short="sc",
     )
     spec_method: str | None = flag(
         None,
         "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
-        "outputs of other requests, too; draft_model, self, eagle3 = what another, smaller model says; mtp is refused, "
-        "as heads of that kind are not read yet",
+        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says; "
+        "none = nothing is drafted, where a file or a profile has another",
         group="speculation",
-        choices=METHODS,
+        choices=(*METHODS, "none"),
     )
     spec_model: str | None = flag(
         None,
@@ -112,8 +113,8 @@ class Speculation:
     method: str  # of METHODS
     num_speculative_tokens: int = 5
     model: str = ""
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 8
+    prompt_lookup_min: int = 1
     adaptive: bool = True  # no more is drafted than pays
     # [(requests, tokens)]: in steps of so many requests, or more, no more tokens are drafted for each; rising.
     # Of num_speculative_tokens_per_batch_size and disable_by_batch_size.
@@ -131,7 +132,7 @@ class Speculation:
     def of(cls, config: SpeculationConfig) -> "Speculation | None":
         """None: nothing is to be drafted. Raises StartupError for what is unknown or contradicts itself."""
         values = _given(config)
-        if not values:
+        if not values or config.spec_method == "none":
             return None
         if values.get("model") == "[ngram]":
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}
@@ -232,7 +233,8 @@ _KINDS: dict[str, tuple[str, Any]] = {
     ),
 }
 # vLLM's names of methods that are others here, and values that change nothing.
-_METHODS_OF_VLLM = {"ngram_gpu": "ngram", "eagle": "eagle3", "deepseek_mtp": "mtp"}
+_METHODS_OF_VLLM = {"ngram_gpu": "ngram", "eagle": "eagle3"}
+_MTP_OF_VLLM = "_mtp"  # the end of their names: deepseek_mtp, mimo_mtp and others, by the model
 _WITHOUT_EFFECT = {
     "rejection_sample_method": ("standard", "strict"),
     "draft_sample_method": ("probabilistic", "greedy"),
@@ -270,8 +272,12 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         expected, is_right = _KINDS[key]
         if not is_right(value):
             raise StartupError(f"--speculative-config: {key}: expected {expected}, got {json.dumps(value)}")
-        checked[key] = _METHODS_OF_VLLM.get(value, value) if key == "method" else value
+        checked[key] = _method(value) if key == "method" else value
     return checked
+
+
+def _method(name: str) -> str:
+    return "mtp" if name.endswith(_MTP_OF_VLLM) else _METHODS_OF_VLLM.get(name, name)
 
 
 def _method_of(model: str) -> str:

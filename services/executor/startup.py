@@ -118,6 +118,9 @@ def start_runner(
     graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()
     records = _records_steps(config, model, device)
     setup = Setup(config, model, limits, graph_sizes, device, records, pooling, group)
+    if setup.speculation is not None:
+        with phases("drafter"):
+            setup.load_drafter()  # before it is asked how much memory is left
     size = group.least(num_blocks(setup, Path(model_path), phases, progress))
     progress(1.0, "KV cache")
     with phases("kv_cache"):
@@ -255,7 +258,7 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=name,
         dtype=str(model.config.dtype).removeprefix("torch."),
-        weight_bytes=sum(setup.group.of_all(model.weight_bytes)),
+        weight_bytes=sum(setup.group.of_all(model.weight_bytes + setup.drafter_bytes)),
         kv_cache_bytes=sum(setup.group.of_all(sum(cache.nbytes for cache in runner.kv_caches))),
         max_draft_tokens=runner.max_draft_tokens,
         draft_bounds=() if setup.speculation is None else setup.speculation.draft_bounds,

@@ -12,7 +12,7 @@ from pagewire.config import TokenizerConfig
 from pagewire.discovery import Discovery, discover
 from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
-from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
+from pagewire.models import default_served_name, find_model, resolve_model
 from pagewire.process import release_unused_memory
 from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.services.tokenizer.chat import read_template
@@ -94,7 +94,6 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
 
 def _tokenizer_path(config: TokenizerConfig) -> Path:
     """Raises StartupError. --tokenizer may name a directory that holds a tokenizer and no model."""
-    refuse_remote_code(config)
     if config.tokenizer_revision is not None and not config.tokenizer:
         raise StartupError("--tokenizer-revision is that of --tokenizer, which is not given; --revision is the model's")
     if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():

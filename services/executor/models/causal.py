@@ -53,7 +53,11 @@ class Observer(Protocol):
     """Reads along, for a head that drafts."""
 
     def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: StepContext) -> None:
-        """Before each layer, of what it is about to get; changes none of it."""
+        """Before each layer, of what it is about to get; changes none of it. What was before is the sum, a stream
+        [num_tokens, hidden_size]."""
+
+    def end(self, hidden: Tensor, context: StepContext) -> None:
+        """Behind the last norm: what logits are made of, [num_tokens, hidden_size]."""
 
 
 class CausalModel(OwnModel):
@@ -91,12 +95,19 @@ class CausalModel(OwnModel):
             hidden = self.through(self.embedded(input_ids, context), stream.residual, context)
         else:
             hidden = self.through(stream.hidden, stream.residual, context)
-        return self.norm.add(hidden, stream.residual) if self.stage.is_last else stream.hidden.copy_(hidden)
+        return self.normed(hidden, stream.residual, context) if self.stage.is_last else stream.hidden.copy_(hidden)
 
     def decode(self, hidden: Tensor, context: StepContext) -> Tensor:
         """As `forward`, from embeddings [num_tokens, hidden_size]."""
         residual = torch.zeros_like(hidden, dtype=self.stream_dtype)
-        return self.norm.add(self.through(hidden, residual, context), residual)
+        return self.normed(self.through(hidden, residual, context), residual, context)
+
+    def normed(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        """Behind the last layer."""
+        normed = self.norm.add(hidden, residual)
+        if self.observer is not None:
+            self.observer.end(normed, context)
+        return normed
 
     def through(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         """What the layers here make of hidden, the output of what was before them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.services.executor.models.eagle3 import Eagle3Head
+from pagewire.services.executor.models.draft_head import DraftHead
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
@@ -55,9 +55,6 @@ def make_proposer(
     if speculation.method == "draft_model" and drafter is not None:
         longest = speculation.max_model_len or drafter.config.max_position_embeddings
         return DraftModel(target, drafter, most, min(longest, target.limits.max_model_len))
-    if isinstance(drafter, Eagle3Head):
+    if isinstance(drafter, DraftHead):
         return HeadProposer(target, drafter, most, target.limits.max_model_len)
-    raise StartupError(
-        f"--speculative-config: method {speculation.method} is not supported yet; use ngram, suffix (on CPUs), self, "
-        "draft_model or eagle3"
-    )
+    raise AssertionError(f"method {speculation.method} has no drafter")

@@ -41,6 +41,8 @@ class SuffixProposer:
         self._factor, self._min_probability = factor, min_probability
         self.reset()
 
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
+
     def reset(self) -> None:
         self._requests: dict[int, _Output] = {}  # by id
         self._recent: OrderedDict[int, RecentOutputs] = OrderedDict()  # by domain, the last one used last

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -18,7 +17,6 @@ from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
-from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP
@@ -28,6 +26,7 @@ from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.load_head import load_eagle3
+from tests.services.executor.speculation.recording import NUM_DRAFTS, Recording
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
     CPU,
@@ -42,7 +41,7 @@ from tests.services.executor.stepping import (
     tiny_llama,
 )
 
-NUM_DRAFTS, SIZE, HEADS, HEAD_DIM, DRAFT_VOCAB = 3, 32, 4, 8, 60
+SIZE, HEADS, HEAD_DIM, DRAFT_VOCAB = 32, 4, 8, 60
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "vocab_size": VOCAB_SIZE,
@@ -101,21 +100,6 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     return tiny_llama(tmp_path_factory.mktemp("twin"), num_hidden_layers=6)
 
 
-class Recording(HeadProposer):
-    """Knows what it has drafted last, by row."""
-
-    drafts: dict[int, list[int]]
-
-    def propose(self, step: Any, batch: InputBatch, state: Any, block_tables: Any) -> np.ndarray | None:
-        drafted = super().propose(step, batch, state, block_tables)
-        self.drafts = {
-            row: state.token_ids[row, n : n + NUM_DRAFTS].tolist()
-            for row in batch.rows.tolist()
-            for n in [int(state.columns.num_tokens[row])]
-        }
-        return drafted
-
-
 def recorded() -> Steps:
     from pagewire.services.executor.recorded_steps import RecordedSteps
 
@@ -140,6 +124,8 @@ def expected_drafts(twin: DecoderModel, tokens: list[int]) -> list[int]:
     class Spy:
         def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: object) -> None:
             streams[layer_idx] = hidden + residual
+
+        def end(self, hidden: Tensor, context: object) -> None: ...
 
     driver = make_driver(twin)
     twin.observer = Spy()
