@@ -37,6 +37,9 @@ Talk to a model:
   bench spec         what speculative decoding gains, by method and kind of text
   bench plot FILE    plot these curves
 
+See why it is slow:
+  doctor [MODEL]     checks of this machine, of flags, of a running stack
+
 Models and stacks on this machine:
   pull MODEL         download a model
   list               models that are downloaded
@@ -220,6 +223,12 @@ def _batch(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def _doctor(argv: list[str]) -> int:
+    from pagewire.doctor import command
+
+    return command.main(argv)
+
+
 def _keys(argv: list[str]) -> int:
     from pagewire.keys import command
 
@@ -255,6 +264,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     **{command: _on_this_machine(command) for command in ("pull", "list", "rm", "ps")},
     "bench": _bench,
     "keys": _keys,
+    "doctor": _doctor,
     "quantize": _quantize,
 }
 

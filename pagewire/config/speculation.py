@@ -25,13 +25,15 @@ class SpeculationConfig:
         'JSON object that says how tokens are drafted, as {"method": "ngram", "num_speculative_tokens": 5}; keys as '
         "vLLM's (default: nothing is drafted)",
         group="speculation",
+        short="sc",
     )
     spec_method: str | None = flag(
         None,
         "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
-        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says",
+        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says; "
+        "none = nothing is drafted, where a file or a profile has another",
         group="speculation",
-        choices=METHODS,
+        choices=(*METHODS, "none"),
     )
     spec_model: str | None = flag(
         None,
@@ -130,7 +132,7 @@ class Speculation:
     def of(cls, config: SpeculationConfig) -> "Speculation | None":
         """None: nothing is to be drafted. Raises StartupError for what is unknown or contradicts itself."""
         values = _given(config)
-        if not values:
+        if not values or config.spec_method == "none":
             return None
         if values.get("model") == "[ngram]":
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pagewire.config import ServeConfig, legacy
 from pagewire.config.profiles import PROFILES
+from pagewire.config.speculation import SpeculationConfig
 from pagewire.flags import command_line, help, shown
 from pagewire.flags.answers import Answers
 from pagewire.flags.given import Given
@@ -38,6 +39,7 @@ __all__ = [
 
 Config = TypeVar("Config")
 _Fields = Mapping[str, dataclasses.Field[Any]]
+_SPECULATION = {field.name for field in fields_of(SpeculationConfig)}
 
 
 def parse(
@@ -63,7 +65,8 @@ def parse(
         given, shows = _given(fields, argv, positionals, environ, flags_only)
         answers = Answers(fields)
         settled = answers.settle(given)
-        settled = _of_profile(settled.pop("profile", None), settled.get("device"), fields) | settled
+        settled = _of_profile(settled, fields) | settled
+        settled.pop("profile", None)
         values = {name: convert(fields[name], setting.text, setting.source) for name, setting in settled.items()}
     except command_line.HelpWanted as wanted:
         topic = str(wanted.args[0]) if wanted.args else ""
@@ -124,17 +127,25 @@ def _check_names(line: Sequence[Given]) -> None:
                 )
 
 
-def _of_profile(chosen: Given | None, device: Given | None, fields: _Fields) -> dict[str, Given]:
-    """What the profile says of these fields. Raises UsageError for one that is unknown."""
-    if chosen is None:
+def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Given]:
+    """What the profile among `settled` says of these fields. Raises UsageError for one that is unknown.
+
+    Its way to draft is taken whole or, if another source says anything of that, not at all.
+    """
+    if (chosen := settled.get("profile")) is None:
         return {}
+    device = settled.get("device")
     profile = PROFILES.get(str(chosen.text))
     if profile is None:
         raise UsageError(f"{chosen.source}: expected one of {', '.join(PROFILES)}, got {chosen.text!r}")
+    # A service that computes nothing does not know the device of those that do, which have limits of their own.
+    values = (
+        profile.values("auto" if device is None else str(device.text)) if "device" in fields else profile.everywhere
+    )
     return {
         name: Given(name, text, f"profile {profile.name}", "profile")
-        for name, text in profile.values("auto" if device is None else str(device.text)).items()
-        if name in fields
+        for name, text in values.items()
+        if name in fields and not (name in _SPECULATION and _SPECULATION & settled.keys())
     }
 
 
@@ -147,7 +158,8 @@ def of_keywords(fields: _Fields, keywords: Mapping[str, Any]) -> tuple[dict[str,
     settled = answers.settle(
         Given(name, text_of(value), flag_name(name), "keyword") for name, value in keywords.items() if value is not None
     )
-    settled = _of_profile(settled.pop("profile", None), settled.get("device"), fields) | settled
+    settled = _of_profile(settled, fields) | settled
+    settled.pop("profile", None)
     return {name: convert(fields[name], given.text, given.source) for name, given in settled.items()}, answers.lines
 
 

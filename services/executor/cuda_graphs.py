@@ -12,6 +12,7 @@ longest has would multiply the tokens.
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -74,20 +75,19 @@ class CudaGraphs:
     """Graphs by the name of a part of the step, and its shape. Without any, every step runs eagerly."""
 
     def __init__(self) -> None:
-        self._shapes: dict[bool, list[BatchShape]] = {False: [], True: []}  # with drafts? -> captured, rising in tokens
+        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # by kind: captured, rising in tokens
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Callable[[Function], Graph] | None = None
         self._capturing: BatchShape | None = None
 
     def padded(self, shape: BatchShape) -> BatchShape:
         """The next larger shape of its kind that was captured; if there is none, the same."""
-        if not _is_kept(shape):
-            return shape
-        if self._capturing is not None:
+        if self._capturing is not None and _kind(shape) == _kind(self._capturing):
             return self._capturing
-        shapes = self._shapes[shape.has_drafts_only]
+        shapes = self._shapes[_kind(shape)]
         index = bisect.bisect_left(shapes, shape.num_tokens, key=_num_tokens)
-        return shapes[index] if index < len(shapes) else shape
+        fits = index < len(shapes) and shapes[index].max_query_len >= shape.max_query_len
+        return shapes[index] if fits else shape
 
     def missing(self) -> BatchShape | None:
         """None: all were captured before there was a request."""
@@ -97,7 +97,7 @@ class CudaGraphs:
         """How a step of this padded shape runs: captured, replayed or eager."""
         if self._capturing is not None:
             return "captured" if self._record is not None else "eager"
-        return "replayed" if shape in self._shapes[shape.has_drafts_only] else "eager"
+        return "replayed" if shape in self._shapes[_kind(shape)] else "eager"
 
     def capture(self, shape: BatchShape, record: Callable[[Function], Graph], step: Callable[[], None]) -> None:
         """Captures what `step`, one that fits into this shape, runs through `run`. It runs twice: the first time
@@ -108,7 +108,7 @@ class CudaGraphs:
                 step()
             finally:
                 self._capturing, self._record = None, None
-        bisect.insort(self._shapes[shape.has_drafts_only], shape, key=_num_tokens)
+        bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
         """The function's result; through its graph, if it has one for this shape, in memory that the next run
@@ -122,8 +122,10 @@ class CudaGraphs:
         return graph.output
 
 
-def _is_kept(shape: BatchShape) -> bool:
-    return shape.is_uniform or shape.has_drafts_only
+def _kind(shape: BatchShape) -> str:
+    if shape.has_drafts_only:
+        return "drafts"
+    return "decodes" if shape.is_uniform else "chunks"  # of prompts, or of what a model that drafts has left out
 
 
 def _num_tokens(shape: BatchShape) -> int:

@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pagewire.services.executor.capture_sizes import draft_sizes
+from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, cuda_recorder
 from pagewire.services.executor.input_batch import BatchShape
-from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
-
-
-def graph_shapes(sizes: Sequence[int], limits: Limits, max_draft_tokens: int) -> list[BatchShape]:
-    """Of the steps that are captured, falling in tokens: of these numbers of requests, and with drafts."""
-    shapes = [BatchShape.uniform(size) for size in sizes]
-    for num_tokens in draft_sizes(sizes, max_draft_tokens, limits.max_num_batched_tokens):
-        # As many requests as there may be, and one that has the padding.
-        num_reqs = min(num_tokens, limits.max_num_seqs) + 1
-        shapes.append(BatchShape(num_reqs, num_tokens, num_tokens, 1 + max_draft_tokens))
-    return sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
 
 
 def filling(shape: BatchShape, max_draft_tokens: int) -> BatchShape:
@@ -36,8 +25,16 @@ def capture_graphs(
     progress: Callable[[float, str], None],
     record: Callable[[Function], Graph] | None = None,
 ) -> None:
-    """Captures steps of these numbers of requests, and steps with drafts."""
+    """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts."""
+    record = record or cuda_recorder()
     capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens), progress, record)
+    runner.drafter.capture(runner.drafter.graph_shapes(sizes), progress, record)
+
+
+def num_graphs(runner: ModelRunner, sizes: Sequence[int]) -> int:
+    """Shapes that `capture_graphs` captures."""
+    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens)
+    return len(shapes) + len(runner.drafter.graph_shapes(sizes))
 
 
 def capture_shapes(

@@ -48,7 +48,7 @@ def check_drafts(model: Model, max_draft_tokens: int) -> None:
     if max_draft_tokens and any(isinstance(spec, StateSpec) for spec in groups(model)):
         raise StartupError(
             f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong "
-            "cannot be taken back; serve it without speculative decoding"
+            "cannot be taken back; serve it with --spec-method none"
         )
 
 

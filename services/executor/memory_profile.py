@@ -23,8 +23,9 @@ import pagewire
 from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
 from pagewire.sampling_params import with_defaults
+from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.cuda_graphs import Function, Graph, cuda_recorder
-from pagewire.services.executor.graph_capture import capture_shapes, filling, graph_shapes
+from pagewire.services.executor.graph_capture import capture_shapes, filling, num_graphs
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
 from pagewire.services.executor.model_runner import ModelRunner
@@ -135,7 +136,7 @@ def measure(
         meter.release()
         taken.append(free - meter.now().free)
     largest, second = (*taken, 0, 0)[:2]
-    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, len(shapes)))
+    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, num_graphs(runner, sizes)))
 
 
 def cached_or_measured(

@@ -81,8 +81,8 @@ class ModelRunner:
         )
         block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
-        self._drafter = proposer if isinstance(proposer, HasModel) else NO_MODEL
-        self.kv_caches += self._drafter.kv_caches
+        self.drafter = proposer if isinstance(proposer, HasModel) else NO_MODEL
+        self.kv_caches += self.drafter.kv_caches
         self._proposer = constrained(proposer, device, is_alone=tokens is OWN_TOKENS)
         kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
@@ -285,7 +285,7 @@ class ModelRunner:
         """Runs a step of nobody, so that the next of its shape finds it recorded; between steps, whoever has a row.
         False: there is none to be recorded. Other stages would have to take part."""
         if self._stage is not ONE_STAGE or (shape := self._graphs.missing()) is None:
-            return self._drafter.record_missing()
+            return self.drafter.record_missing()
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
         if shape.is_uniform or shape.has_drafts_only:

@@ -59,7 +59,7 @@ def load_own(
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
     placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts)
     nowhere = replace(placement, device=torch.device("meta"))
-    shapes = _make(checkpoint, config, length, nowhere)
+    shapes = make_own(checkpoint, config, length, nowhere)
     if tensor.size > 1 and shapes.unsplit is not None:
         raise ModelLoadError(
             f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
@@ -68,7 +68,7 @@ def load_own(
     if weights is not None and has_own_head(shapes, weights):
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
         config = config.untied()
-        shapes = _make(checkpoint, config, length, nowhere)
+        shapes = make_own(checkpoint, config, length, nowhere)
     for layer in shapes.attention_layers if fp8_kv_cache else ():
         layer.kv_scales = torch.ones(0)
         layer.kv_spec()
@@ -76,16 +76,16 @@ def load_own(
     if whole_experts:
         _check_experts(checkpoint, shapes)
         # The checkpoint has all of them.
-        whole = _make(checkpoint, config, length, replace(nowhere, tensor=ALONE, whole_experts=False))
+        whole = make_own(checkpoint, config, length, replace(nowhere, tensor=ALONE, whole_experts=False))
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, whole)
     cache_order = [layer.kv_spec() for layer in shapes.caching_layers] if stage.count > 1 else []
     if stage.count > 1:
         placement = replace(placement, stage=stage_of(whole, stage))
     if stage.count > 1 or whole_experts:
-        shapes = _make(checkpoint, config, length, replace(placement, device=torch.device("meta")))
+        shapes = make_own(checkpoint, config, length, replace(placement, device=torch.device("meta")))
         stored = 0 if weights is None else _quantized_bytes(weights, shapes)
-    memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
-    model = _make(checkpoint, config, length, placement)
+    memory.check_weights_fit(shapes.weight_bytes + (dense_bytes(shapes) if dequantize else stored), device)
+    model = make_own(checkpoint, config, length, placement)
     model.cache_order = tuple(dict.fromkeys(cache_order))
     filler = Filler(model, device, dequantize, min(MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
@@ -115,7 +115,7 @@ def load_own(
     return model
 
 
-def _make(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:
+def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:
     """Without weights."""
     try:
         return ARCHITECTURES[checkpoint.architecture].model(config, length, placement)
@@ -148,7 +148,7 @@ def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
     return sum(stored_bytes(weights, shard) for shard in shards if shard.format is not None)
 
 
-def _dense_bytes(model: OwnModel) -> int:
+def dense_bytes(model: OwnModel) -> int:
     """Of quantized modules, were they dense."""
     shards = (shard for module in model.quantized_modules() for shard in module.shards)
     return sum(map(num_weights, shards)) * model.config.dtype.itemsize

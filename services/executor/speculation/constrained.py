@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pagewire.services.executor import host_memory
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.constraints import Constraints
 from pagewire.services.executor.input_batch import InputBatch
@@ -33,7 +34,7 @@ class Constrained:
     def __init__(self, proposer: Proposer, device: torch.device, *, is_alone: bool) -> None:
         """is_alone: no other rank must draft the same. Only one of them has matchers."""
         self._proposer = proposer
-        self._chooses = is_alone and device.type == "cpu"
+        self._chooses = is_alone and host_memory.is_shared(device)
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property

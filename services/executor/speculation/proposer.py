@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.cuda_graphs import Function, Graph
+from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import Step
 
@@ -58,6 +59,17 @@ class HasModel(Protocol):
     def record_missing(self) -> bool:
         """As of `ModelRunner`, of a step of this model."""
 
+    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+        """Of its steps beside those of so many requests, falling in tokens."""
+
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None:
+        """After the first step with drafts; without one, there is nothing to capture."""
+
 
 class _NobodyDrafts:
     max_draft_tokens = 0
@@ -65,6 +77,16 @@ class _NobodyDrafts:
 
     def record_missing(self) -> bool:
         return False
+
+    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+        return []
+
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None: ...
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         return None
