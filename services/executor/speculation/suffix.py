@@ -76,7 +76,8 @@ class SuffixProposer:
         recent = self._recent.get(domain)
         num_found = torch.empty(len(rows), dtype=torch.int64)
         ops.draft_by_suffix(
-            *(torch.from_numpy(column.astype(np.int32)) for column in (rows, num_wanted)),
+            torch.from_numpy(rows.astype(np.int32)),
+            torch.from_numpy(num_wanted.astype(np.int32)),
             state.token_ids,
             state.columns.num_tokens,
             _NO_TOKENS if recent is None else torch.from_numpy(recent.tokens),
