@@ -38,7 +38,7 @@ class ReplicaListener(Protocol):
     def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
         """A replica has looked who waits, and may have left some to others."""
 
-    def on_step(self, step: ScheduledStep) -> list[str]:
+    def on_step(self, replica: Replica, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
@@ -132,7 +132,7 @@ class ReplicaDriver:
                 num_drafts = self._replica.expected_drafts(step)
                 self._replica.pacer.on_sent(num_tokens - sum(step.drafts_of.values()), time.monotonic(), num_drafts)
                 self._stats.on_step(self._replica, num_tokens, schedule_seconds)
-                await self._client.send(step, self._listener.on_step(step))
+                await self._client.send(step, self._listener.on_step(self._replica, step))
 
     def _holds_back(self) -> bool:
         """Whether the next step is better decided later; there will be work again then."""
