@@ -1,7 +1,7 @@
 """`--profile`: values for one purpose, which any other source overrides.
 
-What they rest on is in docs/operations.md#profiles. Values are as on a command line; a field that a service has not is
-left out there.
+What they rest on is in benchmarks/results/2026-11-23-profiles.md. Values are as on a command line; what a
+service has not is left out there.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,11 @@ def has_nvidia_driver() -> bool:
 _ALL = (
     Profile(
         "latency",
-        "the first token and every next one soon, for people who wait; refuses early what would wait long",
+        "first tokens soon, short steps, drafts; refuses early what would wait long",
         {
             "max_num_seqs": "64",
             "max_queue_time": "5",
-            "spec_method": "suffix",
+            "spec_method": "auto",
             "enable_prefix_caching": "true",
         },
         on_cpu={"max_num_batched_tokens": "512"},
@@ -45,7 +45,7 @@ _ALL = (
     ),
     Profile(
         "throughput",
-        "as many tokens a second as can be, for batches; nobody waits, and everything may",
+        "tokens per second for batches, whatever single requests wait",
         {
             "target_itl_ms": "0",
             "max_waiting_requests": "65536",
@@ -57,10 +57,10 @@ _ALL = (
     ),
     Profile(
         "cost",
-        "the smallest machine that does it: a KV cache of half the bytes (fp8, less exact), fewer requests at once",
+        "less memory: an fp8 KV cache (less exact), fewer requests at once, drafts",
         {
             "kv_cache_dtype": "fp8",
-            "spec_method": "ngram",
+            "spec_method": "auto",
             "grammar_cache_size": "64",
             "mm_encoder_cache_bytes": "64MiB",
             "enable_prefix_caching": "true",
