@@ -33,7 +33,7 @@ def has_nvidia_driver() -> bool:
 _ALL = (
     Profile(
         "latency",
-        "the first token and every next one soon, for people who wait; refuses early what would wait long",
+        "first tokens soon, short steps, drafts; refuses early what would wait long",
         {
             "max_num_seqs": "64",
             "max_queue_time": "5",
@@ -45,7 +45,7 @@ _ALL = (
     ),
     Profile(
         "throughput",
-        "as many tokens a second as can be, for batches; nobody waits, and everything may",
+        "tokens per second for batches, whatever single requests wait",
         {
             "target_itl_ms": "0",
             "max_waiting_requests": "65536",
@@ -57,7 +57,7 @@ _ALL = (
     ),
     Profile(
         "cost",
-        "the smallest machine that does it: a KV cache of half the bytes (fp8, less exact), fewer requests at once",
+        "less memory: an fp8 KV cache (less exact), fewer requests at once, drafts",
         {
             "kv_cache_dtype": "fp8",
             "spec_method": "ngram",

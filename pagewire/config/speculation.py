@@ -25,6 +25,7 @@ class SpeculationConfig:
         'JSON object that says how tokens are drafted, as {"method": "ngram", "num_speculative_tokens": 5}; keys as '
         "vLLM's (default: nothing is drafted)",
         group="speculation",
+        short="sc",
     )
     spec_method: str | None = flag(
         None,

@@ -153,5 +153,20 @@ def test_help_of_one_group(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--kv-cache-dtype" in text and "--max-queue-time" not in text
 
 
+def test_help_is_short_unless_more_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*topic: str) -> str:
+        with pytest.raises(SystemExit):
+            parse("--help", *topic)
+        return capsys.readouterr().out
+
+    short, whole = told(), told("all")
+    assert len(short) < 0.7 * len(whole)
+    assert "gptq_marlin" in whole and "gptq_marlin" not in short
+    one = told("--max-num-seqs")
+    assert "requests that may run at once" in one and "fewer for each" in one and "--port" not in one
+    assert told("swap-space").startswith("--swap-space (vLLM's): ignored: a preempted request")
+    assert told("task") == "--task (vLLM's): becomes --runner\n"
+
+
 def test_phrases_are_of_settings_that_there_are() -> None:
     assert _PHRASES.keys() <= {field.name for field in names.fields_of(ServeConfig)}

@@ -13,6 +13,9 @@ FLAGS = [
     *ignored(
         "a parser is found by the chat template, or named by --reasoning-parser", "enable-reasoning", takes="switch"
     ),
+    *ignored("what a reasoning parser looks for is its own", "reasoning-config"),
+    *ignored("comments that keep a stream alive are not needed, or a proxy's affair", "sse-keep-alive-interval"),
+    *ignored("misspelt variables end the command", "fail-on-environ-validation", takes="switch"),
     *ignored(_GRAMMARS, "guided-decoding-backend", "structured-outputs-config"),
     *ignored(_GRAMMARS, "guided-decoding-disable-fallback", takes="switch"),
     *refused(

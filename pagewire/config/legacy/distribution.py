@@ -102,7 +102,7 @@ FLAGS = [
     *ignored(
         "images are encoded where the first layers are", "enable-multimodal-encoder-data-parallel", takes="switch"
     ),
-    *refused(_DISAGGREGATED, "kv-transfer-config", "ec-transfer-config"),
+    *refused(_DISAGGREGATED, "kv-transfer-config", "ec-transfer-config", "ec-manager-config"),
     *ignored("blocks are not announced to others", "kv-events-config"),
     *refused("weights are replaced from a directory: POST /update_weights_from_disk", "weight-transfer-config"),
     *ignored(
