@@ -36,6 +36,7 @@ from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.keys import Door
 from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.streams import Peer
+from pagewire.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
@@ -81,6 +82,7 @@ class Gateway:
         self.siblings = Siblings(store.directory, telemetry.exposition)
         self._vllm_metrics = config.vllm_metrics
         self._default_model = ""
+        self._served: frozenset[str] = frozenset()
 
     async def default_model(self) -> str:
         """The first served name: what an answer says when the request named no model."""
@@ -88,11 +90,22 @@ class Gateway:
             self._default_model = (await self.list_models())[0].id
         return self._default_model
 
+    def served_name(self, model: str, *, answered: bool) -> str:
+        """The served model that a request was for; "" if it is not known to be served, or nobody has asked yet.
+
+        model: that it named, or "". answered: successfully.
+        """
+        if not model:
+            return self._default_model
+        return model if answered or model in self._served else ""
+
     def _tokenizers(self) -> list[Neighbour]:
         return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
 
     async def list_models(self) -> Sequence[inference_pb2.Model]:
-        return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
+        models = (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
+        self._served = frozenset(model.id for model in models)
+        return models
 
     async def call(
         self, method: Callable[..., Awaitable[Answered]], request: object, metadata: Metadata = ()
@@ -118,7 +131,7 @@ class Gateway:
         raise AssertionError("unreachable")
 
     async def call_to_its_end(
-        self, method: Callable[..., Awaitable[Answered]], request: object, traceparent: str
+        self, method: Callable[..., Awaitable[Answered]], request: object, trace: Trace
     ) -> Answered:
         """A unary call that computes, for as long as it takes.
 
@@ -126,7 +139,7 @@ class Gateway:
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
-        metadata = [*tenants.metadata(), *([("traceparent", traceparent)] if traceparent else [])]
+        metadata = [*tenants.metadata(), *trace.metadata]
         for attempt in itertools.count(1):
             while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
                 await asyncio.sleep(AWAY_POLL_S)

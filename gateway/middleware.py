@@ -253,5 +253,5 @@ def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     metrics.HTTP_DURATION.labels(scope["method"], path).observe(context.elapsed)
     logger.info(
         "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,
-        extra={"request_id": context.request_id},
+        extra={"request_id": context.request_id, "trace_id": context.trace_id},
     )  # fmt: skip

@@ -83,7 +83,7 @@ class ModelRunner:
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
         self.drafter = proposer if isinstance(proposer, HasModel) else NO_MODEL
         self.kv_caches += self.drafter.kv_caches
-        self._proposer = constrained(proposer, device, is_alone=tokens is OWN_TOKENS)
+        self._proposer = constrained(proposer, device, is_alone=tokens is OWN_TOKENS and stage is ONE_STAGE)
         kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
@@ -145,7 +145,7 @@ class ModelRunner:
         launching: called before the forward pass, when everything it reads is on its way to the device, with the step's
         load (`InputBatch.load`).
         """
-        self._stage.begin()
+        self._stage.begin(step, self._state)
         self._state.settle()
         step = self._images.update(step)
         self._prompt_logprobs.update(step)
@@ -239,8 +239,8 @@ class ModelRunner:
 
     def _pass_on(self, step: Step, batch: InputBatch) -> StepOutput:
         """The last stage samples, and answers."""
-        self._stage.pass_on(batch, self._state)
-        self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
+        drafted = self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
+        self._stage.pass_on(batch, self._state, drafted)
         return StepOutput(step.step_id, [], [], batch.num_tokens, None)
 
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:

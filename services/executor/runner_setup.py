@@ -87,7 +87,8 @@ class Setup:
     @cached_property
     def stage(self) -> OneStage:
         """What every runner does as one."""
-        return stage_in(self.group, self.model, self.limits, self.device)
+        most = 0 if self.speculation is None else self.speculation.num_speculative_tokens
+        return stage_in(self.group, self.model, self.limits, self.device, most)
 
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
         make: Callable[..., ModelRunner] = ModelRunner

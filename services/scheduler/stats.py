@@ -1,5 +1,7 @@
 """Prometheus metrics of the scheduler. Updated once per step or per request, never per token."""
 
+from collections.abc import Mapping
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.loop_histogram import LoopHistogram
@@ -107,10 +109,10 @@ _COMPUTED = PROMPT_TOKENS_BY_SOURCE.labels("local_compute")
 _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in FinishReason}
 
 
-def on_first_step(request: Request, waited: float) -> None:
-    """waited: seconds since its arrival."""
+def on_first_step(request: Request, waited: float, exemplar: Mapping[str, str] | None) -> None:
+    """waited: seconds since its arrival. exemplar: its trace."""
     num_prompt_tokens, num_cached_tokens = request.num_prompt_tokens, request.num_cached_tokens or 0
-    QUEUE_TIME.observe(waited)
+    QUEUE_TIME.observe(waited, exemplar)
     PROMPT_TOKENS.inc(num_prompt_tokens)
     PROMPT_RATE.add(num_prompt_tokens)
     CACHED_PROMPT_TOKENS.inc(num_cached_tokens)

@@ -22,6 +22,7 @@ from pagewire.services.tokenizer.images import make_image_reader
 from pagewire.services.tokenizer.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.servicer import InferenceServicer
 from pagewire.services.tokenizer.text_generator import TextGenerator
@@ -156,7 +157,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         if server is servers[0] or config.public_admin:
-            server.add_admin("tokenizer", behind, link.describe, replace_behind(behind))
+            server.add_admin("tokenizer", behind, link.describe, replace_behind(behind), ACCOUNTS)
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers

@@ -125,5 +125,5 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
         num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
         stage=stage_of_rank(config, rank),
-        pipes=pipes_through_torch(config.tensor_parallel_size, config.pipeline_parallel_size, rank),
+        pipes=pipes_through_torch(config, rank),
     )

@@ -29,10 +29,11 @@ def make_proposer(
         raise StartupError(
             "--speculative-config: the model is served for vectors, of which nothing can be drafted; leave it out"
         )
-    if group.stage is not WHOLE:
+    if group.stage is not WHOLE and target.device.type != "cpu":
         raise StartupError(
-            "--speculative-config with --pipeline-parallel-size: only the last stage knows which drafts were right; "
-            "leave one of them out, or share the layers with --tensor-parallel-size instead"
+            "--speculative-config with --pipeline-parallel-size on GPUs: how large a step is follows from how many "
+            "drafts were right, for which the host of the first stage would wait; leave one of them out, or share the "
+            "layers with --tensor-parallel-size instead"
         )
     device, most = target.device, speculation.num_speculative_tokens
     if speculation.method == "ngram":
