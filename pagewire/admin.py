@@ -10,11 +10,8 @@ from typing import NamedTuple, TypeVar
 import grpc
 
 from pagewire import error_details, telemetry
-<<<<<<< HEAD
 from pagewire.binding import cpu_text, usable_cpus
-=======
 from pagewire.recent import Accounts
->>>>>>> main
 from pagewire.rpc_error import RpcError
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import RequestAccount, ServiceMetrics, ServiceState, ServiceStatus
