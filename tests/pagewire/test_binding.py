@@ -101,7 +101,8 @@ def test_a_process_binds_itself() -> None:
     assert _bound()[0] == binding.cpu_text(cpus)
     assert _bound(str(cpus[-1]))[0] == str(cpus[-1])
     if len(cpus) > 1:  # ranks of a group have parts
-        assert [_bound(binding.cpu_text(cpus[:2]), rank=rank, ranks=2)[0] for rank in (0, 1)] == list(map(str, cpus[:2]))
+        of_both = binding.cpu_text(cpus[:2])
+        assert [_bound(of_both, rank=rank, ranks=2)[0] for rank in (0, 1)] == [str(cpu) for cpu in cpus[:2]]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="this kernel has no NUMA")  # noqa: PTH110
