@@ -14,6 +14,7 @@ from pagewire.gateway.admin import routes as admin_routes
 from pagewire.gateway.batches import routes as batch_routes
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.explain import routes as explain_routes
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of
 from pagewire.gateway.generation import routes as generation_routes
@@ -99,6 +100,7 @@ def with_routes(*, for_operators: bool = True) -> FastAPI:
     app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     app.include_router(operation_routes.router)
+    app.include_router(explain_routes.router)
     for one in admin_routes.ROUTERS if for_operators else ():
         app.include_router(one)
     app.include_router(sglang_routes.router)

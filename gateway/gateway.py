@@ -34,6 +34,7 @@ from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.keys import Door
+from pagewire.recent import Accounts
 from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.streams import Peer
 from pagewire.trace import Trace
@@ -78,7 +79,8 @@ class Gateway:
         self.inference: Any = BalancedStub(self.link, inference_pb2_grpc.InferenceServiceStub)
         self.searches = Searches(self.inference, self.call_to_its_end)
         self.admin: Any = BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub)
-        self.status = StatusSource(self._tokenizers, self.why_not_ready)
+        self.status = StatusSource(self.tokenizers, self.why_not_ready)
+        self.accounts = Accounts()
         self.siblings = Siblings(store.directory, telemetry.exposition)
         self._vllm_metrics = config.vllm_metrics
         self._default_model = ""
@@ -99,7 +101,7 @@ class Gateway:
             return self._default_model
         return model if answered or model in self._served else ""
 
-    def _tokenizers(self) -> list[Neighbour]:
+    def tokenizers(self) -> list[Neighbour]:
         return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
 
     async def list_models(self) -> Sequence[inference_pb2.Model]:
@@ -205,7 +207,7 @@ class Gateway:
         request = admin_pb2.GetMetricsRequest()
         own, *behind = await asyncio.gather(
             self.siblings.metrics(),
-            *(metrics_behind(one, request, 2 * PROBE_TIMEOUT_S) for one in self._tokenizers()),
+            *(metrics_behind(one, request, 2 * PROBE_TIMEOUT_S) for one in self.tokenizers()),
         )
         if not self._default_model and self.link.is_up:
             with suppress(ApiError, grpc.aio.AioRpcError):

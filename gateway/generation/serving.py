@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from pagewire.gateway.request_context import RequestContext, request_context, ti
 from pagewire.rpc import RpcError
 from pagewire.trace import Trace
 from pagewire.v1 import common_pb2
+from pagewire.v1.admin_pb2 import RequestAccount
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 # What the services have to say themselves that a request's time is up.
@@ -195,7 +196,12 @@ class GenerationResponse(Response):
         operation, usage = self._answer.operation, self._usage
         outcome = self._failed_status or status
         request_model = self._requests[0].model
-        served = scope["app"].state.gateway.served_name(request_model, answered=outcome == OK)
+        gateway: Any = scope["app"].state.gateway  # whose module imports parts of this folder
+        served = gateway.served_name(request_model, answered=outcome == OK)
+        account = RequestAccount(
+            service="gateway", request_id=context.request_id, trace_id=context.trace_id, seconds=context.elapsed
+        )
+        gateway.accounts.add(tenants.present.get().name, account)
         tokens = {"input": usage.prompt_tokens, "output": usage.completion_tokens} if self._failure is None else {}
         genai.observe(span, operation, (request_model if served else "", served), context.elapsed, outcome, tokens)
         if not span.is_recorded:

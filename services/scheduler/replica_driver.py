@@ -129,7 +129,8 @@ class ReplicaDriver:
                 if step is None:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
-                self._replica.pacer.on_sent(num_tokens, time.monotonic())
+                num_drafts = self._replica.expected_drafts(step)
+                self._replica.pacer.on_sent(num_tokens - sum(step.drafts_of.values()), time.monotonic(), num_drafts)
                 self._stats.on_step(self._replica, num_tokens, schedule_seconds)
                 await self._client.send(step, self._listener.on_step(self._replica, step))
 
@@ -163,7 +164,8 @@ class ReplicaDriver:
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         now = time.monotonic()
         self._listener.on_result(self._replica, result, clock, self._replica.pacer.seconds_of_oldest(now))
-        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
+        num_drafts = sum(result.num_drafted)
+        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now, num_drafts)
 
     def on_leaving(self, is_leaving: bool) -> None:
         self._is_ending = is_leaving

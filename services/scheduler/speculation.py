@@ -133,6 +133,10 @@ class Speculation:
             request.acceptance = Acceptance(self._max_drafts, shared)
         return request.acceptance
 
+    def expected(self, step: ScheduledStep) -> float:
+        """How many of the drafts that a step asks for are likely to be found."""
+        return sum(asked * self._acceptance(step.sampled[i]).share_found for i, asked in step.drafts_of.items())
+
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
