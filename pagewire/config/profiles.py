@@ -1,7 +1,7 @@
 """`--profile`: values for one purpose, which any other source overrides.
 
-What they rest on is in docs/operations.md#profiles. Values are as on a command line; a field that a service has not is
-left out there.
+What they rest on is in benchmarks/results/2026-11-23-profiles.md. Values are as on a command line; what a
+service has not is left out there.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _ALL = (
         {
             "max_num_seqs": "64",
             "max_queue_time": "5",
-            "spec_method": "suffix",
+            "spec_method": "auto",
             "enable_prefix_caching": "true",
         },
         on_cpu={"max_num_batched_tokens": "512"},
@@ -60,7 +60,7 @@ _ALL = (
         "less memory: an fp8 KV cache (less exact), fewer requests at once, drafts",
         {
             "kv_cache_dtype": "fp8",
-            "spec_method": "ngram",
+            "spec_method": "auto",
             "grammar_cache_size": "64",
             "mm_encoder_cache_bytes": "64MiB",
             "enable_prefix_caching": "true",

@@ -31,7 +31,7 @@ from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pipeline import OneStage, stage_in
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.speculation import draft_cache
-from pagewire.services.executor.speculation.build import make_proposer
+from pagewire.services.executor.speculation.build import can_have_drafts, make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import check_drafters, load_drafter, own_bytes
 
@@ -54,7 +54,11 @@ class Setup:
     @cached_property
     def speculation(self) -> Speculation | None:
         """How tokens are drafted, if they are."""
-        return Speculation.of(self.config)
+        speculation = Speculation.of(self.config)
+        if speculation is None or not speculation.if_possible or can_have_drafts(self.model, self.pooling, self.group):
+            return speculation
+        logger.info("nothing is drafted: it cannot be for %s served so", self.model.config.architecture)
+        return None
 
     @cached_property
     def drafter(self) -> Model | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
+from pagewire.services.executor import kv_cache
 from pagewire.services.executor.models.draft_head import DraftHead
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
@@ -16,6 +17,11 @@ from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
 from pagewire.services.executor.speculation.suffix import SuffixProposer
+
+
+def can_have_drafts(model: Model, pooling: Pooling, group: Group) -> bool:
+    """Whether method ngram would not be refused."""
+    return pooling.generates and group.stage is WHOLE and not kv_cache.has_state(model)
 
 
 def make_proposer(
