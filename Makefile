@@ -1,11 +1,13 @@
 # `make serve` and `make test` set up .venv first. PYTHON picks the interpreter, ARGS are passed on:
 #   make serve ARGS="--port 9000 --max-num-seqs 32"
 #   make test ARGS="tests/pagewire -x"
+# Tests run in two processes, a file in one of them; WORKERS=0 runs them in one.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: help setup serve test chaos lint protos clean
 
@@ -30,7 +32,7 @@ serve: $(READY)
 	@exec $(BIN)/pagewire serve $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # Lengths by flags: make chaos ARGS="--schedules 20 --model-schedules 2 --soak-minutes 1"
 chaos: $(READY)

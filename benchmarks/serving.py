@@ -43,7 +43,9 @@ def server(config: ServeConfig) -> Iterator[tuple[psutil.Process, int]]:
             process.wait()
 
 
-def drive(url: str, *, num_requests: int, concurrency: int, input_len: int, output_len: int) -> dict[str, Any]:
+def drive(
+    url: str, *, num_requests: int, concurrency: int, input_len: int, output_len: int, temperature: float = 0.0
+) -> dict[str, Any]:
     """The summary of `pagewire bench serve`, with prompts that no prefix cache knows. Exits if a request failed."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory, "result.json")
@@ -55,6 +57,7 @@ def drive(url: str, *, num_requests: int, concurrency: int, input_len: int, outp
             "seed": time.time_ns() % 2**31,
             "input-len": input_len,
             "output-len": output_len,
+            "temperature": temperature,
             "json-out": result,
         }
         argv = [f"--{name}={value}" for name, value in arguments.items()]

@@ -3,7 +3,9 @@
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
+from starlette.applications import Starlette
 from starlette.responses import Response
+from starlette.routing import Route
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
@@ -12,6 +14,7 @@ from pagewire.gateway.admin import routes as admin_routes
 from pagewire.gateway.batches import routes as batch_routes
 from pagewire.gateway.encoding import json_response
 from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.explain import routes as explain_routes
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.gateway import Gateway, gateway_of
 from pagewire.gateway.generation import routes as generation_routes
@@ -56,6 +59,13 @@ def create_admin_app(config: GatewayConfig, gateway: Gateway) -> FastAPI:
     return _served(app, config, gateway, host=config.admin_host)
 
 
+def create_metrics_app(gateway: Gateway) -> Starlette:
+    """What --metrics-port serves, to anybody."""
+    app = Starlette(routes=[Route("/metrics", admin_routes.get_metrics)])
+    app.state.gateway = gateway
+    return app
+
+
 def _served(app: FastAPI, config: GatewayConfig, gateway: Gateway, *, host: str) -> FastAPI:
     app.state.gateway = gateway
     app.state.is_private = is_loopback(host)
@@ -90,6 +100,7 @@ def with_routes(*, for_operators: bool = True) -> FastAPI:
     app.include_router(responses_routes.router)
     app.include_router(batch_routes.router)
     app.include_router(operation_routes.router)
+    app.include_router(explain_routes.router)
     for one in admin_routes.ROUTERS if for_operators else ():
         app.include_router(one)
     app.include_router(sglang_routes.router)

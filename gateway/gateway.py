@@ -14,10 +14,11 @@ from pagewire import error_details, telemetry, tenants
 from pagewire.admin import Neighbour, each_once, metrics_behind
 from pagewire.config import GatewayConfig
 from pagewire.discovery import discover
-from pagewire.gateway import metrics
 from pagewire.gateway.balanced_stub import AWAY, BalancedStub
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.exposition.merge import Exposition, expose
+from pagewire.gateway.exposition.siblings import Siblings
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.generation.searches import Searches
@@ -33,8 +34,10 @@ from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.keys import Door
+from pagewire.recent import Accounts
 from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.streams import Peer
+from pagewire.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0
@@ -76,8 +79,12 @@ class Gateway:
         self.inference: Any = BalancedStub(self.link, inference_pb2_grpc.InferenceServiceStub)
         self.searches = Searches(self.inference, self.call_to_its_end)
         self.admin: Any = BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub)
-        self.status = StatusSource(self._tokenizers, self.why_not_ready)
+        self.status = StatusSource(self.tokenizers, self.why_not_ready)
+        self.accounts = Accounts()
+        self.siblings = Siblings(store.directory, telemetry.exposition)
+        self._vllm_metrics = config.vllm_metrics
         self._default_model = ""
+        self._served: frozenset[str] = frozenset()
 
     async def default_model(self) -> str:
         """The first served name: what an answer says when the request named no model."""
@@ -85,11 +92,22 @@ class Gateway:
             self._default_model = (await self.list_models())[0].id
         return self._default_model
 
-    def _tokenizers(self) -> list[Neighbour]:
+    def served_name(self, model: str, *, answered: bool) -> str:
+        """The served model that a request was for; "" if it is not known to be served, or nobody has asked yet.
+
+        model: that it named, or "". answered: successfully.
+        """
+        if not model:
+            return self._default_model
+        return model if answered or model in self._served else ""
+
+    def tokenizers(self) -> list[Neighbour]:
         return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
 
     async def list_models(self) -> Sequence[inference_pb2.Model]:
-        return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
+        models = (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
+        self._served = frozenset(model.id for model in models)
+        return models
 
     async def call(
         self, method: Callable[..., Awaitable[Answered]], request: object, metadata: Metadata = ()
@@ -115,7 +133,7 @@ class Gateway:
         raise AssertionError("unreachable")
 
     async def call_to_its_end(
-        self, method: Callable[..., Awaitable[Answered]], request: object, traceparent: str
+        self, method: Callable[..., Awaitable[Answered]], request: object, trace: Trace
     ) -> Answered:
         """A unary call that computes, for as long as it takes.
 
@@ -123,7 +141,7 @@ class Gateway:
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
-        metadata = [*tenants.metadata(), *([("traceparent", traceparent)] if traceparent else [])]
+        metadata = [*tenants.metadata(), *trace.metadata]
         for attempt in itertools.count(1):
             while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
                 await asyncio.sleep(AWAY_POLL_S)
@@ -184,16 +202,21 @@ class Gateway:
         reasons = await asyncio.gather(*map(_why_not_ready, self.link.peers))
         return "" if "" in reasons else reasons[0]
 
-    async def metrics(self) -> bytes:
-        """Metrics of every service that answers."""
-        own = admin_pb2.ServiceMetrics(service="gateway", exposition=telemetry.exposition())
+    async def metrics(self, accept: str = "") -> Exposition:
+        """Metrics of every service, and of every gateway of this data directory, that answers. accept: the header."""
         request = admin_pb2.GetMetricsRequest()
-        behind = await asyncio.gather(
-            *(metrics_behind(one, request, 2 * PROBE_TIMEOUT_S) for one in self._tokenizers())
+        own, *behind = await asyncio.gather(
+            self.siblings.metrics(),
+            *(metrics_behind(one, request, 2 * PROBE_TIMEOUT_S) for one in self.tokenizers()),
         )
-        services = [own, *each_once(behind)]
+        if not self._default_model and self.link.is_up:
+            with suppress(ApiError, grpc.aio.AioRpcError):
+                await self.default_model()
+        services = [*own, *each_once(behind)]
         # Parsing a few thousand lines takes longer than a token may wait.
-        return await asyncio.to_thread(metrics.merge, services)
+        return await asyncio.to_thread(
+            expose, services, accept, self._default_model, with_vllm_names=self._vllm_metrics
+        )
 
 
 async def _why_not_ready(peer: Peer[Any, Any]) -> str:

@@ -9,12 +9,12 @@ from functools import partial
 
 import grpc
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from pagewire import rpc, tenants
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
-from pagewire.gateway.app import create_admin_app, create_app
+from pagewire.gateway.app import create_admin_app, create_app, create_metrics_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
 from pagewire.gateway.connection_limits import BACKLOG, Limits
@@ -23,7 +23,7 @@ from pagewire.gateway.gateway import Gateway
 from pagewire.gateway.http_connection import Connection
 from pagewire.gateway.store import Store, data_directory
 from pagewire.gateway.tls_listener import TlsListener
-from pagewire.secure_rpc import ServiceTls
+from pagewire.secure_rpc import NO_TLS, ServiceTls
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,14 @@ def listen_for_operators(config: GatewayConfig) -> socket.socket | None:
         return None
     flags = ("--admin-host", "--admin-port")
     return _listen(config.admin_host, config.admin_port, flags, reuse_port=config.reuse_port)
+
+
+def listen_for_scrapers(config: GatewayConfig) -> socket.socket | None:
+    """That of --metrics-port; the same holds for it."""
+    if config.metrics_port is None:
+        return None
+    flags = ("--admin-host", "--metrics-port")
+    return _listen(config.admin_host, config.metrics_port, flags, reuse_port=config.reuse_port)
 
 
 def _listen(host: str, port: int, flags: tuple[str, str], *, reuse_port: bool) -> socket.socket:
@@ -117,13 +125,17 @@ async def serve(
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     gateway = Gateway(config, store, tls)
     app = create_app(config, gateway)
-    for_operators = listen_for_operators(config)
+    for_operators, for_scrapers = listen_for_operators(config), listen_for_scrapers(config)
     worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
     servers = {_server(app, connections, tls): sock}
     if for_operators is not None:
         servers[_server(create_admin_app(config, gateway), connections, tls)] = for_operators
         logger.info("for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
+    if for_scrapers is not None:
+        servers[_server(create_metrics_app(gateway), connections, NO_TLS)] = for_scrapers
+        logger.info("metrics on http://%s:%d/metrics", config.admin_host, for_scrapers.getsockname()[1])
+    await gateway.siblings.start()
     link = asyncio.create_task(gateway.link.run())
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(gateway.background.run())
@@ -148,11 +160,12 @@ async def serve(
         await asyncio.wait(serving)
     finally:
         await rpc.cancel([stopped, *serving, watching, batches, background, link, keeper])
+        await gateway.siblings.close()
         await gateway.keeper.close()
         await store.close()
 
 
-def _server(app: FastAPI, connections: Connections, tls: ServiceTls) -> _Server:
+def _server(app: Starlette, connections: Connections, tls: ServiceTls) -> _Server:
     """All servers of a process share what it has room for."""
     return _Server(
         uvicorn.Config(

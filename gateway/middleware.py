@@ -99,15 +99,15 @@ class RequestMiddleware:
         context = RequestContext(request_id, send, speaks_anthropic=_speaks_anthropic(scope["path"], headers))
         add_context(scope, context)
         quiet = scope["path"] in _QUIET
-        metrics.HTTP_IN_FLIGHT.inc()
         if not quiet:
+            metrics.HTTP_IN_FLIGHT.inc()
             self._shutdown.request_begins()
         try:
             await self._answer(scope, headers, receive, _sender(context, send, self._shutdown))
         finally:
             if not quiet:
                 self._shutdown.request_ends()
-            metrics.HTTP_IN_FLIGHT.dec()
+                metrics.HTTP_IN_FLIGHT.dec()
             return_memory_after(_content_length(headers))
             _record(scope, context, quiet)
 
@@ -246,10 +246,12 @@ def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     # Paths that are no route would make one time series each.
     path = getattr(route, "path", "unknown")
     status = context.status or CLIENT_GONE
+    if quiet:
+        metrics.HTTP_PROBES.labels(path, str(status)).inc()
+        return
     metrics.HTTP_REQUESTS.labels(scope["method"], path, str(status)).inc()
     metrics.HTTP_DURATION.labels(scope["method"], path).observe(context.elapsed)
-    if not quiet:
-        logger.info(
-            "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,
-            extra={"request_id": context.request_id},
-        )  # fmt: skip
+    logger.info(
+        "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,
+        extra={"request_id": context.request_id, "trace_id": context.trace_id},
+    )  # fmt: skip

@@ -29,7 +29,7 @@ NO_CERTIFICATE = "pagewire.no_certificate"
 class RequestContext:
     """One HTTP request and its response, as the log and the metrics see them."""
 
-    __slots__ = ("created", "note", "request_id", "send", "speaks_anthropic", "started", "status")
+    __slots__ = ("created", "note", "request_id", "send", "speaks_anthropic", "started", "status", "trace_id")
 
     def __init__(self, request_id: str, send: Send, *, speaks_anthropic: bool = False) -> None:
         """send: the server's own, for a body whose head has passed through everything between.
@@ -43,6 +43,7 @@ class RequestContext:
         self.started = time.monotonic()
         self.status = 0
         self.note = ""
+        self.trace_id = ""  # 32 hexadecimal digits, of one that is traced
 
     @property
     def elapsed(self) -> float:

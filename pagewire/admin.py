@@ -10,9 +10,11 @@ from typing import NamedTuple, TypeVar
 import grpc
 
 from pagewire import error_details, telemetry
+from pagewire.binding import cpu_text, usable_cpus
+from pagewire.recent import Accounts
 from pagewire.rpc_error import RpcError
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
-from pagewire.v1.admin_pb2 import ServiceMetrics, ServiceState, ServiceStatus
+from pagewire.v1.admin_pb2 import RequestAccount, ServiceMetrics, ServiceState, ServiceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ def own_status(service: str, *, is_serving: bool) -> ServiceStatus:
     """Of this process."""
     state = ServiceState.SERVICE_STATE_SERVING if is_serving else ServiceState.SERVICE_STATE_NOT_SERVING
     uptime = time.monotonic() - _STARTED
-    return ServiceStatus(service=service, state=state, pid=os.getpid(), uptime_seconds=uptime)
+    cpus = cpu_text(usable_cpus())
+    return ServiceStatus(service=service, state=state, pid=os.getpid(), uptime_seconds=uptime, cpus=cpus)
 
 
 async def status_behind(
@@ -71,6 +74,24 @@ async def metrics_behind(
     return services
 
 
+async def accounts_behind(
+    neighbour: Neighbour, request: admin_pb2.ExplainRequestRequest, timeout: float = _TIMEOUT_S
+) -> list[RequestAccount]:
+    """What a neighbour and those behind it know of a request; nothing if it does not answer in time, or keeps none."""
+    if neighbour.service == "executor":
+        return []
+    try:
+        stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
+        accounts = list((await stub.ExplainRequest(request, timeout=timeout)).accounts)
+    except grpc.aio.AioRpcError as error:
+        logger.debug("no account of the %s at %s: %s", neighbour.service, neighbour.address, error.details())
+        return []
+    for account in accounts:
+        if account.service == neighbour.service and not account.address:
+            account.address = neighbour.address
+    return accounts
+
+
 Told = TypeVar("Told", ServiceStatus, ServiceMetrics)
 
 
@@ -92,8 +113,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         is_serving: Callable[[], bool],
         describe: Describe,
         replace_weights: ReplaceWeights | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
-        """behind: those that are there now. replace_weights: None, where that is not offered."""
+        """behind: those that are there now. replace_weights: None, where that is not offered. accounts: of requests
+        that have ended; None: none are kept."""
+        self._accounts = accounts
         self._service = service
         self._replace_weights = replace_weights
         self._behind = behind
@@ -106,6 +130,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
         behind = await asyncio.gather(*(metrics_behind(one, request) for one in self._behind()))
         return admin_pb2.GetMetricsResponse(services=[own, *(one for services in behind for one in services)])
+
+    async def ExplainRequest(
+        self, request: admin_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ExplainRequestResponse:
+        from pagewire import tenants  # which imports rpc, which imports this
+
+        if (tenant := tenants.whose_requests()) is not None:
+            request.tenant = tenant
+        of_tenant = request.tenant if request.HasField("tenant") else None
+        own = self._accounts.find(request.request_id, of_tenant) if self._accounts is not None else []
+        behind = await asyncio.gather(*(accounts_behind(one, request) for one in self._behind()))
+        return admin_pb2.ExplainRequestResponse(accounts=[*own, *(one for told in behind for one in told)])
 
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext

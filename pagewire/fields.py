@@ -50,13 +50,15 @@ def flag(
     valid: Range | None = None,
     secret: bool = False,
     short: str = "",
+    takes: str = "value",
 ) -> Any:
     """A dataclass field that is also a flag.
 
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
     A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
     secret: handed to child processes through the environment, never through their command line.
-    short: a letter or two that are a flag, too, with one dash.
+    short: letters that are a flag, too, with one dash; several with spaces between.
+    takes: "words" for a text that may be several words, which are joined by commas.
     """
     metadata = {
         "help": help,
@@ -65,6 +67,7 @@ def flag(
         "kind": kind,
         "valid": valid,
         "secret": secret,
-        "short": short,
+        "short": tuple(short.split()),
+        "takes": takes,
     }
     return dataclasses.field(default=default, metadata=metadata)

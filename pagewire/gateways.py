@@ -19,6 +19,9 @@ def run(config: GatewayConfig) -> int:
     config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
     if config.admin_port is not None:
         config = replace(config, admin_port=launch.available_port(config.admin_host, config.admin_port, "--admin-port"))
+    if config.metrics_port is not None:
+        port = launch.available_port(config.admin_host, config.metrics_port, "--metrics-port")
+        config = replace(config, metrics_port=port)
     supervisor = Supervisor(
         services(config),
         shutdown_timeout=config.time_to_end,

@@ -12,6 +12,9 @@ from pagewire.config import ServiceConfig
 # What clients send may be part of a message: it must not look like another line, nor change the terminal.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
+# That records may have besides their message.
+_IDS = ("request_id", "trace_id")
+
 
 def _harmless(message: str) -> str:
     """Further lines are indented, control characters escaped."""
@@ -32,8 +35,7 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        request_id = getattr(record, "request_id", None)
-        return line if request_id is None else f"{line} request_id={request_id}"
+        return line + "".join(f" {name}={value}" for name in _IDS if (value := getattr(record, name, None)))
 
 
 class _JsonFormatter(logging.Formatter):
@@ -49,8 +51,7 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if (request_id := getattr(record, "request_id", None)) is not None:
-            line["request_id"] = request_id
+        line |= {name: value for name in _IDS if (value := getattr(record, name, None))}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

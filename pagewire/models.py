@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from pagewire.config import ModelConfigFlags
-from pagewire.errors import ModelNotFoundError, StartupError
+from pagewire.errors import ModelNotFoundError
 from pagewire.wheel_models import WHEEL_MODELS, wheel_model
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -23,17 +23,7 @@ def default_served_name(model: str) -> str:
 
 def find_model(config: ModelConfigFlags) -> Path:
     """The files of the model that the flags name. Raises StartupError."""
-    refuse_remote_code(config)
     return resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
-
-
-def refuse_remote_code(config: ModelConfigFlags) -> None:
-    """Raises StartupError if the flags ask for code in a checkpoint."""
-    if config.trust_remote_code:
-        raise StartupError(
-            "--trust-remote-code: code in a checkpoint is never run. Leave the flag out: the model is served if"
-            " Pagewire or transformers implements its architecture (docs/models.md)"
-        )
 
 
 def is_of_hub(model: str) -> bool:
@@ -42,12 +32,18 @@ def is_of_hub(model: str) -> bool:
 
 
 def resolve_model(
-    model: str, revision: str | None = None, download_dir: str | None = None, accepted_license: str | None = None
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    accepted_license: str | None = None,
+    *,
+    pickled: bool = False,
 ) -> Path:
     """The model's directory or .gguf file; downloads what is not there yet. Raises ModelNotFoundError.
 
-    revision, download_dir: of and for a hub id. accepted_license: for a model of `wheel_models`. Several processes may
-    call this at once for the same model: one downloads, the others wait for it.
+    revision, download_dir: of and for a hub id. accepted_license: for a model of `wheel_models`. pickled: of a hub id
+    `pytorch_model.bin` is wanted, too. Several processes may call this at once for the same model: one downloads, the
+    others wait for it.
     """
     if revision is not None and not is_of_hub(model):
         raise ModelNotFoundError(
@@ -68,7 +64,7 @@ def resolve_model(
             raise ModelNotFoundError(f"{path}: expected a .gguf file or a directory with config.json and safetensors")
         return path.resolve()
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-        return _from_hub(model, revision, download_dir)
+        return _from_hub(model, revision, download_dir, pickled)
     raise ModelNotFoundError(
         f"no model {model!r}: there is no such file or directory, it is not a hub id (owner/name),"
         f" and it is none of {', '.join(WHEEL_MODELS)}, which come from PyPI"
@@ -82,7 +78,7 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "pagewire"
 
 
-def _from_hub(model: str, revision: str | None, download_dir: str | None) -> Path:
+def _from_hub(model: str, revision: str | None, download_dir: str | None, pickled: bool) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -91,7 +87,8 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None) -> Pat
         ) from error
     try:
         directory = None if download_dir is None else Path(download_dir).expanduser()
-        path = Path(snapshot_download(model, revision=revision, cache_dir=directory, allow_patterns=_HUB_FILES))
+        files = [*_HUB_FILES, *["pytorch_model.bin"] * pickled]
+        path = Path(snapshot_download(model, revision=revision, cache_dir=directory, allow_patterns=files))
     # The hub's own errors, HTTP errors and broken connections have no common base but Exception.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]

@@ -4,11 +4,35 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pagewire.v1.admin_pb2 import RecentLatency
+from pagewire.v1.admin_pb2 import RecentLatency, RequestAccount
 
 RATE_S = 5
 LATENCY_S = 30.0
 MAX_LATENCIES = 1000
+MAX_ACCOUNTS = 1000
+
+
+def goes_by(one: str, request_id: str) -> bool:
+    """Whether a request's id is this, or that of one of its choices."""
+    return one == request_id or (one.startswith(f"{request_id}-") and one[len(request_id) + 1 :].isdigit())
+
+
+class Accounts:
+    """Of the latest requests that have ended: where their time went."""
+
+    def __init__(self) -> None:
+        self._accounts: deque[tuple[str, RequestAccount]] = deque(maxlen=MAX_ACCOUNTS)
+
+    def add(self, tenant: str, account: RequestAccount) -> None:
+        self._accounts.append((tenant, account))
+
+    def find(self, request_id: str, tenant: str | None) -> list[RequestAccount]:
+        """Of all attempts at a request and its choices, the latest last. tenant: whose it must be; None: anybody's."""
+        return [
+            account
+            for owner, account in self._accounts
+            if tenant in (None, owner) and goes_by(account.request_id, request_id)
+        ]
 
 
 class Rate:

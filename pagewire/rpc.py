@@ -19,8 +19,10 @@ from pagewire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.errors import StartupError
 from pagewire.introspection import HealthServicer, add_reflection
 from pagewire.process import open_descriptors, raise_descriptor_limit
+from pagewire.recent import Accounts
 from pagewire.rpc_error import RpcError as RpcError
 from pagewire.status_interceptor import StatusInterceptor
+from pagewire.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pagewire.watchdog import watched
 
@@ -95,12 +97,9 @@ def set_timeout(context: common_pb2.RequestContext, call: grpc.aio.ServicerConte
         context.timeout.CopyFrom(error_details.duration(max(0.0, seconds)))
 
 
-def traceparent_of(context: grpc.aio.ServicerContext) -> str:
-    """The W3C trace context in a call's metadata; "" if there is none."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent":
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return ""
+def trace_of(context: grpc.aio.ServicerContext) -> Trace:
+    """What a call's metadata say of its trace."""
+    return Trace.of_client(context.invocation_metadata() or ())
 
 
 @dataclass
@@ -161,11 +160,12 @@ class Server:
         behind: Callable[[], Sequence[Neighbour]] = lambda: (),
         describe: Describe = lambda status, with_kv_maps: None,
         replace_weights: ReplaceWeights | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         """behind: those behind this service now. describe: fills in what only this service can tell of itself.
-        replace_weights: if that is offered here."""
+        replace_weights: if that is offered here. accounts: of requests that have ended, where such are kept."""
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-        servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights)
+        servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights, accounts)
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
 
     @property

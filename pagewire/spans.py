@@ -4,45 +4,55 @@ from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pagewire import __version__
+from pagewire import __version__, otlp
+from pagewire.trace import Trace
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-def provider(service: str, endpoint: str) -> TracerProvider:
-    """Sends spans to an OTLP endpoint, host:port or a URL, over gRPC."""
-    result = TracerProvider(
-        resource=Resource.create({"service.name": f"pagewire-{service}", "service.version": __version__})
-    )
-    # The exporter takes an address without a scheme for one with TLS unless it is told.
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
-    result.add_span_processor(BatchSpanProcessor(exporter))
+def provider(service: str, target: otlp.Target) -> TracerProvider:
+    """Sends spans to an OTLP endpoint. What OTEL_TRACES_SAMPLER and OTEL_BSP_* say holds."""
+    result = TracerProvider(resource=otlp.resource(service))
+    result.add_span_processor(BatchSpanProcessor(_exporter(target)))
     return result
+
+
+def _exporter(target: otlp.Target) -> SpanExporter:
+    if target.protocol == otlp.HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+        return HttpExporter(endpoint=target.endpoint)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+    return GrpcExporter(endpoint=target.endpoint, insecure=target.insecure)
 
 
 def tracer(provider: TracerProvider) -> trace.Tracer:
     return provider.get_tracer("pagewire", __version__)
 
 
-def start(tracer: trace.Tracer, name: str, traceparent: str, *, serves: bool) -> tuple[trace.Span, str]:
-    """A span and its W3C context. traceparent: the parent's, "" for a new trace."""
-    parent = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else None
-    span = tracer.start_span(name, context=parent, kind=SpanKind.SERVER if serves else SpanKind.INTERNAL)
+def start(
+    tracer: trace.Tracer, name: str, parent: Trace, *, serves: bool, start_ns: int | None
+) -> tuple[trace.Span, Trace]:
+    """A span, and what its children are told. start_ns: since the epoch; None: now."""
+    context = None
+    if parent.traceparent:
+        context = _PROPAGATOR.extract({"traceparent": parent.traceparent, "tracestate": parent.tracestate})
+    kind = SpanKind.SERVER if serves else SpanKind.INTERNAL
+    span = tracer.start_span(name, context=context, kind=kind, start_time=start_ns)
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
-    return span, carrier.get("traceparent", "")
+    return span, Trace(carrier.get("traceparent", ""), carrier.get("tracestate", ""), parent.baggage)
 
 
-def end(span: trace.Span, attributes: Mapping[str, Any] | None, error: str | None) -> None:
+def end(span: trace.Span, attributes: Mapping[str, Any] | None, error: str | None, end_ns: int | None) -> None:
     if attributes:
-        span.set_attributes(attributes)
+        span.set_attributes({name: value for name, value in attributes.items() if value is not None})
     if error is not None:
         span.set_status(Status(StatusCode.ERROR, error))
-    span.end()
+    span.end(end_ns)

@@ -21,6 +21,8 @@ from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.speculation.draft_steps import Target
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.step import Blocks, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -57,6 +59,7 @@ class Driver:
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
         device: torch.device,
+        make_proposer: Callable[[Target], Proposer] | None = None,
     ) -> None:
         self._device = device
         self._prompts = [np.array(prompt, dtype=np.int32) for prompt in prompts]
@@ -66,12 +69,17 @@ class Driver:
         order = 1 + np.random.default_rng(0).permutation(len(prompts) * num_blocks).astype(np.int32)
         self._blocks = order.reshape(len(prompts), num_blocks)
         limits = Limits(len(prompts), max(8192, len(prompts)), self._max_len, BLOCK_SIZE)
-        self.runner = ModelRunner(model, limits, order.size + 1, device)
+        target = Target(model, limits, order.size + 1, device)
+        proposer = make_proposer(target) if make_proposer is not None else None
+        self.runner = ModelRunner(model, limits, target.num_blocks, device, proposer=proposer)
         self._step_id = 0
 
     def capture_graphs(self, sizes: Sequence[int]) -> None:
         record = None if self._device.type == "cuda" else _Rerun
         capture_graphs(self.runner, sizes, lambda fraction, text: None, record)
+
+    def prompt_len(self, index: int) -> int:
+        return len(self._prompts[index])
 
     def prefill(self) -> float:
         """Fills the cache with the prompts' keys and values; prompt tokens per second."""
@@ -160,7 +168,13 @@ class Driver:
         )
 
     def _run(
-        self, requests: list[int], num_tokens: np.ndarray, new: list[NewRequest], finished: Sequence[int] = ()
+        self,
+        requests: list[int],
+        num_tokens: np.ndarray,
+        new: list[NewRequest],
+        finished: Sequence[int] = (),
+        drafts: np.ndarray | None = None,
+        is_fixed: bool = False,
     ) -> StepOutput:
         self._step_id += 1
         return self.runner.execute(
@@ -172,6 +186,8 @@ class Driver:
                 new_block_ids=np.empty(0, dtype=np.int32),
                 new_requests=new,
                 finished_request_ids=finished,
+                num_draft_tokens=drafts,
+                has_fixed_drafts=is_fixed,
             )
         )
 

@@ -34,6 +34,10 @@ OTHER_BLOCK_SIZES = (32, 64)
 # (query heads per KV head, tokens of a query) whose rows fill tiles of 16, 32 and 64
 DECODE_ROWS = ((1, 1), (7, 4), (8, 8))
 LONG_QUERY = 2048
+# The same where drafts are verified, 2 to 16 tokens: one of each configuration and tile that these come to.
+VERIFIED_ROWS = ((1, 8), (2, 9), (16, 2))
+VERIFIED_HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+VERIFIED_FEATURE_ROWS = ((4, 8), (4, 16))
 _INDEX_ARITHMETIC = ("GROUP", "BLOCK_Q", "BLOCK_SIZE", "REQS")
 CACHE_DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}
 # What a model may ask of attention besides.
@@ -83,28 +87,59 @@ def attention(capability: int) -> Iterator[Specialization]:
     Of entries that differ only in what is index arithmetic one is taken.
     """
     seen = set()
+    for is_needed, forms in (
+        (False, _listed(capability)),
+        (True, _of_models(capability)),
+        (False, _verified(capability)),
+    ):
+        for form in forms:
+            key = attention_key(form)
+            if is_needed or key not in seen:
+                yield form
+            seen.add(key)
+
+
+def attention_key(form: Specialization) -> tuple[Any, ...]:
+    """Equal where forms differ only in what is index arithmetic."""
+    essence = {name: value for name, value in form.constants.items() if name not in _INDEX_ARITHMETIC}
+    return (form.name, *form.types.values(), *essence.values(), form.num_warps, form.num_stages)
+
+
+def _listed(capability: int) -> Iterator[Specialization]:
     for kernel in ("decode_attention", "prefill_attention"):
         for entry in tuning.load_table(kernel, tuning.table_architecture(kernel, capability)):
-            form = attention_form(kernel, capability, entry.shape)
-            essence = {name: value for name, value in form.constants.items() if name not in _INDEX_ARITHMETIC}
-            key = (form.name, *form.types.values(), *essence.values(), form.num_warps, form.num_stages)
-            if key not in seen:
-                seen.add(key)
-                yield form
-    model = {"block_size": 16, "kv_bytes": 2, "batch": 1}
+            yield attention_form(kernel, capability, entry.shape)
+
+
+_MODEL = {"block_size": 16, "kv_bytes": 2, "batch": 1}
+
+
+def _of_models(capability: int) -> Iterator[Specialization]:
     for head_dim, kv_bytes in itertools.product(OTHER_HEAD_DIMS, (1, 2)):
-        shape = model | {"head_dim": head_dim, "kv_bytes": kv_bytes}
+        shape = _MODEL | {"head_dim": head_dim, "kv_bytes": kv_bytes}
         for group, query_len in DECODE_ROWS:
             yield attention_form("decode_attention", capability, shape | {"group": group, "query_len": query_len})
         yield attention_form("prefill_attention", capability, shape | {"group": 7, "query_len": LONG_QUERY})
     for kernel, query_len in (("decode_attention", 1), ("prefill_attention", LONG_QUERY)):
-        shape = model | {"head_dim": 128, "group": 4, "query_len": query_len}
+        shape = _MODEL | {"head_dim": 128, "group": 4, "query_len": query_len}
         for block_size in OTHER_BLOCK_SIZES:
             yield attention_form(kernel, capability, shape | {"block_size": block_size})
         for features in FEATURES:
             yield attention_form(kernel, capability, shape, **features)
         for features in GEMMA_FEATURES:
             yield attention_form(kernel, capability, shape | {"head_dim": 256}, **features)
+
+
+def _verified(capability: int) -> Iterator[Specialization]:
+    for head_dim, kv_bytes, (group, query_len) in itertools.product(VERIFIED_HEAD_DIMS, (1, 2), VERIFIED_ROWS):
+        shape = _MODEL | {"head_dim": head_dim, "kv_bytes": kv_bytes, "group": group, "query_len": query_len}
+        yield attention_form("decode_attention", capability, shape)
+    for group, query_len in VERIFIED_FEATURE_ROWS:
+        shape = _MODEL | {"head_dim": 128, "group": group, "query_len": query_len}
+        for features in FEATURES:
+            yield attention_form("decode_attention", capability, shape, **features)
+        for features in GEMMA_FEATURES:
+            yield attention_form("decode_attention", capability, shape | {"head_dim": 256}, **features)
 
 
 def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **features: Any) -> Specialization:

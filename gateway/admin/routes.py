@@ -13,8 +13,9 @@ telling = APIRouter(route_class=JsonRoute, tags=["operation"])
 
 @telling.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(request: Request) -> Response:
-    """Prometheus metrics of all services."""
-    return Response(await gateway_of(request).metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    """Prometheus metrics of all services, as OpenMetrics where the header Accept names it."""
+    exposition = await gateway_of(request).metrics(request.headers.get("accept", ""))
+    return Response(exposition.content, media_type=exposition.content_type)
 
 
 # Routers of what changes the service have AdminRoute as their route_class.

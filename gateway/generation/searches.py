@@ -15,13 +15,14 @@ from pagewire.gateway.balanced_stub import BalancedStub
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.generation.reply import PendingChoice, Reply
 from pagewire.rpc import RpcError
+from pagewire.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
 logger = logging.getLogger(__name__)
 
-# A unary method, its request, a traceparent; see `Gateway.call_to_its_end`.
-CallToItsEnd = Callable[[Callable[..., Awaitable[Any]], GenerateRequest, str], Awaitable[list[GenerateResponse]]]
+# A unary method, its request, its trace; see `Gateway.call_to_its_end`.
+CallToItsEnd = Callable[[Callable[..., Awaitable[Any]], GenerateRequest, Trace], Awaitable[list[GenerateResponse]]]
 
 
 def is_search(request: GenerateRequest) -> bool:
@@ -67,9 +68,9 @@ class Searches:
 
     async def _run(self, reply: Reply, choices: Sequence[PendingChoice]) -> None:
         request = choices[0].request
-        traceparent = reply.context.traceparent if reply.context is not None else ""
+        trace = Trace.of(reply.context) if reply.context is not None else NO_TRACE
         try:
-            responses = await self._call_to_its_end(self._outputs, request, traceparent)
+            responses = await self._call_to_its_end(self._outputs, request, trace)
         except grpc.aio.AioRpcError as error:
             reply.fail(RpcError.from_call(error))
         except ApiError as error:

@@ -1,7 +1,6 @@
 """The HTTP response of one generation request: whole or streamed, from the first output to the last byte."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -9,8 +8,8 @@ import grpc
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire import error_details, telemetry, tenants
-from pagewire.gateway import metrics
+from pagewire import error_details, semconv, telemetry, tenants
+from pagewire.gateway import genai, metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
 from pagewire.gateway.generation.answer import Answer, UsageTotal, fingerprint, finish_reason
@@ -19,16 +18,14 @@ from pagewire.gateway.kept import Kept, Line
 from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.request_context import RequestContext, request_context, time_left
 from pagewire.rpc import RpcError
+from pagewire.trace import Trace
 from pagewire.v1 import common_pb2
+from pagewire.v1.admin_pb2 import RequestAccount
 from pagewire.v1.inference_pb2 import GenerateRequest
-
-# Sampling parameters that OpenTelemetry has an attribute for.
-_TRACED = ("seed", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "max_tokens")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
 
 # What the services have to say themselves that a request's time is up.
 _GRACE_S = 0.2
+OK = 200
 
 
 class ClientGone(Exception):
@@ -82,14 +79,20 @@ class GenerationResponse(Response):
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
         self._failure: str | None = None
+        self._failed_status = 0  # that an answer would have had which fails in its midst
+        self._first_chunk: float | None = None  # seconds since the request came
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
-        span = telemetry.Span(f"{scope['method']} {scope['path']}", traceparent_of(scope["headers"]), serves=True)
+        span = telemetry.Span(
+            f"{scope['method']} {scope['path']}", Trace.of_client(scope["headers"]), serves=True, start=context.started
+        )
+        context.trace_id = span.trace.trace_id
         _label(self._requests, context.request_id)
+        metrics.REQUEST_CHOICES.observe(self._choices_per_prompt)
         status = 0
         try:
-            told = tenants.tell(tenants.present.get(), common_pb2.RequestContext(traceparent=span.traceparent))
+            told = tenants.tell(tenants.present.get(), span.trace.tell(common_pb2.RequestContext()))
             await self._serve(context, told, receive, send)
         except ClientGone:
             self._failure = "client gone"
@@ -103,8 +106,7 @@ class GenerationResponse(Response):
             context.note = f" prompt={self._usage.prompt_tokens} completion={self._usage.completion_tokens}"
             if self._failure is not None:
                 context.note += f": {self._failure}"
-            attributes = self._attributes(scope, context, status or context.status) if telemetry.tracing() else None
-            span.end(attributes, error=self._failure)
+            self._tell(span, scope, context, status or context.status)
 
     async def _serve(
         self, context: RequestContext, told: common_pb2.RequestContext, receive: Receive, send: Send
@@ -165,7 +167,8 @@ class GenerationResponse(Response):
                         self._finish_reasons[index] = finish_reason(output)
                 if not started:
                     started = True
-                    metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(context.elapsed)
+                    self._first_chunk = context.elapsed
+                    metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(self._first_chunk)
                     headers = [*EVENT_STREAM_HEADERS, *_weights_header(reply.choices)]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                     send = context.send  # what lies between has seen all it has to
@@ -183,34 +186,40 @@ class GenerationResponse(Response):
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not context.status:
                 raise api_error from error
-            self._failure = api_error.message
+            self._failure, self._failed_status = api_error.message, api_error.status
             last = []
             answer.error(last, api_error)
         await send({"type": "http.response.body", "body": b"".join(last)})
 
-    def _attributes(self, scope: Scope, context: RequestContext, status: int) -> dict[str, Any]:
-        """OpenTelemetry's HTTP and GenAI conventions."""
-        request = self._requests[0]
-        params = request.sampling_params
-        attributes = {
-            "http.request.method": scope["method"],
-            "http.route": scope["path"],
-            "http.response.status_code": status,
-            "gen_ai.operation.name": self._answer.operation,
-            "gen_ai.provider.name": "pagewire",
-            "gen_ai.request.model": request.model or None,
-            "gen_ai.request.choice.count": self._choices_per_prompt if self._choices_per_prompt > 1 else None,
-            "gen_ai.request.stop_sequences": list(request.stop) or None,
-            "gen_ai.response.id": context.request_id,
-            "gen_ai.response.finish_reasons": [reason for reason in self._finish_reasons if reason],
-            "gen_ai.usage.input_tokens": self._usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": self._usage.completion_tokens,
+    def _tell(self, span: telemetry.Span, scope: Scope, context: RequestContext, status: int) -> None:
+        """The request is over: its span, and the histograms of GenAI. status: of the answer's head."""
+        operation, usage = self._answer.operation, self._usage
+        outcome = self._failed_status or status
+        request_model = self._requests[0].model
+        gateway: Any = scope["app"].state.gateway  # whose module imports parts of this folder
+        served = gateway.served_name(request_model, answered=outcome == OK)
+        account = RequestAccount(
+            service="gateway", request_id=context.request_id, trace_id=context.trace_id, seconds=context.elapsed
+        )
+        gateway.accounts.add(tenants.present.get().name, account)
+        tokens = {"input": usage.prompt_tokens, "output": usage.completion_tokens} if self._failure is None else {}
+        genai.observe(span, operation, (request_model if served else "", served), context.elapsed, outcome, tokens)
+        if not span.is_recorded:
+            span.end()
+            return
+        attributes = genai.http_attributes(scope, status) | genai.generation_attributes(
+            self._requests, operation, served, usage
+        )
+        choices = self._choices_per_prompt
+        attributes |= {
+            semconv.ERROR_TYPE: genai.error_type(outcome),
+            semconv.REQUEST_CHOICE_COUNT: choices if choices > 1 else None,
+            semconv.REQUEST_STREAM: self._streaming or None,
+            semconv.RESPONSE_ID: context.request_id,
+            semconv.RESPONSE_FINISH_REASONS: [reason for reason in self._finish_reasons if reason],
+            semconv.RESPONSE_TIME_TO_FIRST_CHUNK: self._first_chunk,
         }
-        # Rounded: the wire's floats are of 32 bits.
-        sampling = {
-            f"gen_ai.request.{name}": round(getattr(params, name), 6) for name in _TRACED if params.HasField(name)
-        }
-        return {name: value for name, value in (attributes | sampling).items() if value is not None}
+        span.end(attributes, error=self._failure if genai.error_type(outcome) else None)
 
 
 def _weights_header(choices: Sequence[PendingChoice]) -> list[tuple[bytes, bytes]]:
@@ -231,12 +240,6 @@ def _give_up_later(reply: Outputs) -> asyncio.TimerHandle | None:
         return None
     error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up, and the services did not answer")
     return asyncio.get_running_loop().call_later(left + _GRACE_S, reply.fail, error)
-
-
-def traceparent_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """Of a request; "" if it has none that is valid."""
-    value = next((value for name, value in headers if name == b"traceparent"), b"")
-    return value.decode() if _TRACEPARENT.fullmatch(value) else ""
 
 
 def _label(requests: Sequence[GenerateRequest], request_id: str) -> None:

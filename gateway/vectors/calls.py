@@ -9,14 +9,15 @@ import grpc
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pagewire import telemetry
-from pagewire.gateway import metrics
+from pagewire import semconv, telemetry
+from pagewire.gateway import genai, metrics
 from pagewire.gateway.errors import ApiError, from_rpc
 from pagewire.gateway.gateway import NamedBody, gateway_of, head_of
-from pagewire.gateway.generation.serving import traceparent_of
+from pagewire.gateway.generation.serving import OK
 from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.request_context import request_context
 from pagewire.rpc import RpcError
+from pagewire.trace import Trace
 from pagewire.v1 import inference_pb2
 
 # Of one call. Its vectors fit into a message if they have less than 60,000 numbers each.
@@ -32,16 +33,18 @@ Named = TypeVar("Named", bound=NamedBody)
 class VectorCall:
     """What one HTTP request asks of the tokenizer service."""
 
-    def __init__(self, request: Request, operation: str) -> None:
-        """operation: its name in metrics and spans."""
+    def __init__(self, request: Request, operation: str, model: str) -> None:
+        """operation: its name in metrics and spans. model: that the answer names."""
         scope = request.scope
         self.gateway = gateway_of(request)
         self.operation = operation
         self.prompt_tokens = 0
         self._name = f"{scope['method']} {scope['path']}"
-        self._path = scope["path"]
-        self._span = telemetry.Span(self._name, traceparent_of(scope["headers"]), serves=True)
+        self._scope = scope
+        self._model = model
+        self._span = telemetry.Span(self._name, Trace.of_client(scope["headers"]), serves=True)
         self._context = request_context(scope)
+        self._context.trace_id = self._span.trace.trace_id
 
     async def answers(
         self, method: Callable[..., Awaitable[Any]], message: VectorsRequest, inputs: Iterable[inference_pb2.InputText]
@@ -54,7 +57,7 @@ class VectorCall:
         running: deque[asyncio.Task[Any]] = deque()
 
         async def answer(part: VectorsRequest) -> Any:
-            answer = await self.gateway.call_to_its_end(method, part, self._span.traceparent)
+            answer = await self.gateway.call_to_its_end(method, part, self._span.trace)
             self.prompt_tokens += sum(answer.num_tokens)
             return answer
 
@@ -74,16 +77,18 @@ class VectorCall:
         self._context.note = f" prompt={self.prompt_tokens}" + ("" if failure is None else f": {failure}")
         if failure is None:
             metrics.E2E_LATENCY.labels(self.operation).observe(self._context.elapsed)
-        attributes = {
-            "http.request.method": self._name.partition(" ")[0],
-            "http.route": self._path,
-            "http.response.status_code": status,
-            "gen_ai.operation.name": self.operation,
-            "gen_ai.provider.name": "pagewire",
-            "gen_ai.response.id": self._context.request_id,
-            "gen_ai.usage.input_tokens": self.prompt_tokens,
+        model = self.gateway.served_name(self._model, answered=status == OK)
+        tokens = {"input": self.prompt_tokens} if failure is None else {}
+        genai.observe(self._span, self.operation, (model, model), self._context.elapsed, status, tokens)
+        attributes = genai.http_attributes(self._scope, status) | {
+            semconv.OPERATION_NAME: genai.operation_name(self.operation),
+            semconv.PROVIDER_NAME: semconv.PROVIDER,
+            semconv.REQUEST_MODEL: model or None,
+            semconv.RESPONSE_MODEL: model or None,
+            semconv.RESPONSE_ID: self._context.request_id,
+            semconv.USAGE_INPUT_TOKENS: self.prompt_tokens,
         }
-        self._span.end(attributes if telemetry.tracing() else None, error=failure)
+        self._span.end(attributes, error=failure if genai.error_type(status) else None)
 
 
 async def serve(
@@ -98,7 +103,7 @@ async def serve(
     Raises ApiError or ClientDisconnect.
     """
     head = await head_of(request, body, prefix)
-    call = VectorCall(request, operation)
+    call = VectorCall(request, operation, head.model)
     status, failure = 200, None
     try:
         return await _until_gone(request, compute(call, body, head))

@@ -41,6 +41,7 @@ from pagewire.kernels.cpu.packed_linear import packed_embedding, packed_linear
 from pagewire.kernels.cpu.sampling import apply_penalties
 from pagewire.kernels.cpu.state_space import causal_conv, gated_rms_norm, state_scan
 from pagewire.kernels.cpu.step_inputs import step_inputs
+from pagewire.kernels.cpu.suffix import draft_by_suffix
 from pagewire.kernels.cpu.token_groups import TokenGroups, sample_tokens
 from pagewire.kernels.cpu.token_masks import mask_tokens
 
@@ -56,6 +57,7 @@ __all__ = [
     "causal_conv",
     "clamped_swiglu",
     "combine_experts",
+    "draft_by_suffix",
     "encoder_attention",
     "experts_linear",
     "fp8_experts_linear",

@@ -69,6 +69,7 @@ from pagewire.kernels.ops.state_space import (
     gated_rms_norm,
     state_scan,
 )
+from pagewire.kernels.ops.suffix import draft_by_suffix
 
 __all__ = [
     "DEFINITIONS",
@@ -92,6 +93,7 @@ __all__ = [
     "clamped_swiglu",
     "combine_experts",
     "cpu_backend",
+    "draft_by_suffix",
     "encoder_attention",
     "experts_linear",
     "fp8_experts_linear",

@@ -102,11 +102,11 @@ def look_up_drafts(
     Changed:
     token_ids    int32 [max_num_seqs, max_model_len]: drafts at [row, num_tokens[row] : num_tokens[row] + num_wanted]
     Written:
-    num_found    int64 [R], num_wanted, or 0 where there is no such place
+    num_found    int64 [R], drafts worth checking: 2 for each token in common, <= num_wanted; 0 where there is no place
 
     longest, shortest: 1 <= shortest <= longest
 
-    Example, 3 and 1: known [5, 7, 9, 2, 5, 7], 3 wanted: drafts [9, 2, 5]. Known [5, 7, 5, 7]: drafts [5, 7, 5].
+    Example, 3 and 1: known [5, 7, 9, 2, 5, 7], 3 wanted: drafts [9, 2, 5]. Known [7, 5, 7]: [5, 7, 5], 2 of them found.
     """
 
 

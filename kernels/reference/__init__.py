@@ -49,6 +49,7 @@ from pagewire.kernels.reference.sampling import (
     token_logprobs,
 )
 from pagewire.kernels.reference.state_space import causal_conv, gated_rms_norm, state_scan, tokens_by_block
+from pagewire.kernels.reference.suffix import draft_by_suffix
 
 __all__ = [
     "FP8_MAX",
@@ -63,6 +64,7 @@ __all__ = [
     "causal_conv",
     "clamped_swiglu",
     "combine_experts",
+    "draft_by_suffix",
     "encoder_attention",
     "experts_linear",
     "fp8_experts_linear",

@@ -105,7 +105,7 @@ def look_up_drafts(
         for length in range(min(longest, known - 1), shortest - 1, -1):
             places = [at for at in range(known - length) if text[at : at + length] == text[known - length :]]
             if places:
-                start, found = places[-1] + length, wanted
+                start, found = places[-1] + length, min(wanted, 2 * length)
                 break
         for index in range(wanted):
             token_ids[row, known + index] = text[start + index % (known - start)]

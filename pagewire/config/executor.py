@@ -64,6 +64,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
             "mxfp4",
             "none",
         ),
+        short="q",
     )
     hf_overrides: str | None = flag(
         None,
@@ -173,6 +174,12 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         "CPU threads that compute (default: the cores this process may use)",
         group="executor",
         valid=Range(minimum=1, maximum=1024),
+    )
+    numa_bind: str | None = flag(
+        None,
+        "NUMA node whose processors and memory an executor uses; with several executors one for each as 0,1, in turns, "
+        "or auto: the nodes there are (default: not bound)",
+        group="executor",
     )
     cpu_share: float = flag(
         1.0,

@@ -21,11 +21,24 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     )
     api_server_count: int = flag(
         1,
-        "gateway processes behind the REST port; with several, /metrics shows the gateway metrics of only one",
+        "gateway processes behind the REST port",
         group="network",
         valid=POSITIVE,
+        short="asc",
     )
     reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
+    metrics_port: int | None = flag(
+        None,
+        "HTTP port for the metrics of all services at /metrics, on --admin-host, which asks for no key (default: they "
+        "are where --admin-port, else --port, is)",
+        group="observability",
+        valid=PORT,
+    )
+    vllm_metrics: bool = flag(
+        False,
+        "metrics under the names of vLLM, too, so that dashboards and alerts made for vLLM fill",
+        group="observability",
+    )
     request_timeout: float | None = flag(
         None,
         "seconds that a REST request may take at most, and takes if it has no X-Request-Timeout; then it ends with 504 "

@@ -21,6 +21,7 @@ class ParallelConfig:
         "with --tensor-parallel-size, of a model with experts: each device has whole ones, some of them, instead of a "
         "part of every one",
         group="executor",
+        short="ep",
     )
     pipeline_parallel_size: int = flag(
         1,

@@ -38,7 +38,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 
 # What the stack itself sets for its services: not flags of `pagewire serve`.
 SET_BY_STACK = (
-    *("listen", "public_listen", "public_admin", "metrics_port", "reuse_port"),
+    *("listen", "public_listen", "public_admin", "reuse_port"),
     *("tokenizer_discovery", "scheduler_discovery", "executor_discovery"),
     *("tokenizer_address", "scheduler_address", "executor_address", "cpu_share"),
     *("rank", "leader", "group_secret"),

@@ -68,6 +68,13 @@ class ServiceConfig(TlsConfig):
         valid=NOT_NEGATIVE,
     )
 
+    cpu_bind: str | None = flag(
+        None,
+        "processors that it runs on, as 0-3,8; of `pagewire serve` those of its executor, with several a set for each "
+        "as 0-3|4-7, or auto: all but a few, which the other services have (default: not bound)",
+        group="executor",
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsConfig:
@@ -170,9 +177,6 @@ class ModelConfigFlags:
     )
     revision: str | None = flag(None, "branch, tag or commit of a hub id (default: its main branch)", group="model")
     download_dir: str | None = flag(None, "directory for models from the hub (default: the hub's cache)", group="model")
-    trust_remote_code: bool = flag(
-        False, "refused: code in a checkpoint is never run; models need an implementation here", group="model"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

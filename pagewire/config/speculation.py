@@ -1,17 +1,15 @@
 """Flags of speculative decoding, and what they come to."""
 
-import difflib
 import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagewire.config.speculation_keys import MOST_TOKENS, checked
 from pagewire.errors import StartupError
 from pagewire.fields import POSITIVE, Range, flag
 
-# Most tokens that may be drafted for a request in one step: kernels and recorded steps are made for a few.
-MOST_TOKENS = 16
 METHODS = ("ngram", "suffix", "draft_model", "self", "eagle3", "mtp")
 _WITH_MODEL = ("draft_model", "self", "eagle3")
 
@@ -25,14 +23,15 @@ class SpeculationConfig:
         'JSON object that says how tokens are drafted, as {"method": "ngram", "num_speculative_tokens": 5}; keys as '
         "vLLM's (default: nothing is drafted)",
         group="speculation",
+        short="sc",
     )
     spec_method: str | None = flag(
         None,
         "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
-        "outputs of other requests, too; draft_model, self, eagle3 = what another, smaller model says; mtp is refused, "
-        "as heads of that kind are not read yet",
+        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says; "
+        "auto = ngram if the model and its devices can have drafts, none = nothing, whatever a profile says",
         group="speculation",
-        choices=METHODS,
+        choices=(*METHODS, "auto", "none"),
     )
     spec_model: str | None = flag(
         None,
@@ -112,9 +111,10 @@ class Speculation:
     method: str  # of METHODS
     num_speculative_tokens: int = 5
     model: str = ""
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 8
+    prompt_lookup_min: int = 1
     adaptive: bool = True  # no more is drafted than pays
+    if_possible: bool = False  # else nothing is drafted, instead of being refused
     # [(requests, tokens)]: in steps of so many requests, or more, no more tokens are drafted for each; rising.
     # Of num_speculative_tokens_per_batch_size and disable_by_batch_size.
     draft_bounds: tuple[tuple[int, int], ...] = ()
@@ -131,11 +131,13 @@ class Speculation:
     def of(cls, config: SpeculationConfig) -> "Speculation | None":
         """None: nothing is to be drafted. Raises StartupError for what is unknown or contradicts itself."""
         values = _given(config)
-        if not values:
+        if not values or config.spec_method == "none":
             return None
         if values.get("model") == "[ngram]":
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}
         method = values.pop("method", None) or _method_of(str(values.get("model", "")))
+        if method == "auto":
+            method, values["if_possible"] = "ngram", True
         if method not in METHODS:
             raise StartupError(f"--speculative-config: method {method!r} is none of {', '.join(METHODS)}")
         if method in _WITH_MODEL and not values.get("model"):
@@ -168,7 +170,7 @@ def older_flags(config: SpeculationConfig) -> list[str]:
 
 def _given(config: SpeculationConfig) -> dict[str, Any]:
     """By key of `--speculative-config`, whichever flag has said it."""
-    values = _checked(_parsed(config.speculative_config)) if config.speculative_config else {}
+    values = checked(_parsed(config.speculative_config)) if config.speculative_config else {}
     for name, key in _KEYS.items():
         if (value := getattr(config, name)) is not None:
             values[key] = _same(value, values.get(key), key)
@@ -192,86 +194,6 @@ def _parsed(text: str) -> Mapping[str, Any]:
             f"got {text!r:.200}"
         )
     return values
-
-
-# Key -> (what its value is to be, whether a value is that).
-def _is_whole(least: int, most: int | None = None) -> tuple[str, Any]:
-    text = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
-    return (
-        text,
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= (most or value),
-    )
-
-
-_TEXT = ("a string", lambda value: isinstance(value, str))
-_KINDS: dict[str, tuple[str, Any]] = {
-    "method": _TEXT,
-    "model": _TEXT,
-    "quantization": _TEXT,
-    "revision": _TEXT,
-    "num_speculative_tokens": _is_whole(1, MOST_TOKENS),
-    "prompt_lookup_max": _is_whole(1),
-    "prompt_lookup_min": _is_whole(1),
-    "disable_by_batch_size": _is_whole(1),
-    "draft_tensor_parallel_size": _is_whole(1),
-    "max_model_len": _is_whole(2),
-    "suffix_decoding_max_tree_depth": _is_whole(2),
-    "suffix_decoding_max_cached_requests": _is_whole(0),
-    "suffix_decoding_max_spec_factor": (
-        "a number above 0",
-        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
-    ),
-    "suffix_decoding_min_token_prob": (
-        "a number from 0 to 1",
-        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1,
-    ),
-    "adaptive": ("true or false", lambda value: isinstance(value, bool)),
-    "num_speculative_tokens_per_batch_size": (
-        "a list of [fewest requests, most requests, tokens]",
-        lambda value: isinstance(value, list) and all(_is_range(entry) for entry in value),
-    ),
-}
-# vLLM's names of methods that are others here, and values that change nothing.
-_METHODS_OF_VLLM = {"ngram_gpu": "ngram", "eagle": "eagle3", "deepseek_mtp": "mtp"}
-_WITHOUT_EFFECT = {
-    "rejection_sample_method": ("standard", "strict"),
-    "draft_sample_method": ("probabilistic", "greedy"),
-    "enforce_eager": (False,),
-}
-
-
-def _is_range(entry: Any) -> bool:
-    return (
-        isinstance(entry, list)
-        and len(entry) == 3
-        and all(isinstance(number, int) and not isinstance(number, bool) for number in entry)
-        and 1 <= entry[0] <= entry[1]
-        and entry[2] >= 0
-    )
-
-
-def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    checked = {}
-    for key, value in values.items():
-        if value is None:
-            continue
-        if key in _WITHOUT_EFFECT:
-            if value not in _WITHOUT_EFFECT[key]:
-                possible = " or ".join(map(json.dumps, _WITHOUT_EFFECT[key]))
-                raise StartupError(
-                    f"--speculative-config: {key} {json.dumps(value)} is not supported: what is drafted never changes "
-                    f"the distribution of tokens; leave it out, or give {possible}"
-                )
-            continue
-        if key not in _KINDS:
-            near = difflib.get_close_matches(key, _KINDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_KINDS)}"
-            raise StartupError(f"--speculative-config: unknown key {key}; {hint}")
-        expected, is_right = _KINDS[key]
-        if not is_right(value):
-            raise StartupError(f"--speculative-config: {key}: expected {expected}, got {json.dumps(value)}")
-        checked[key] = _METHODS_OF_VLLM.get(value, value) if key == "method" else value
-    return checked
 
 
 def _method_of(model: str) -> str:

@@ -32,7 +32,10 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         choices=("static", "dns", "kubernetes"),
     )
     served_model_name: str | None = flag(
-        None, "names that clients use, comma separated; the first is reported (default: MODEL)", group="model"
+        None,
+        "names that clients use, with commas or spaces between; the first is reported (default: MODEL)",
+        group="model",
+        takes="words",
     )
     tokenizer: str | None = flag(None, "tokenizer directory or .gguf file (default: the model's own)", group="model")
     tokenizer_revision: str | None = flag(

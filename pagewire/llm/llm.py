@@ -3,7 +3,6 @@
 import asyncio
 import atexit
 import dataclasses
-import json
 import sys
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence, Sized
@@ -247,16 +246,18 @@ def _length(items: Iterable[Any]) -> int:
 
 
 def _config(model: str, serve: Mapping[str, Any]) -> ServeConfig:
-    """Values are checked as those of flags are, by the stack's process."""
-    values: dict[str, Any] = {"log_level": "warning"}
-    for name, value in serve.items():
-        if name not in _FIELDS:
+    """Raises TypeError for a flag that does not exist, StartupError for one that has a bad value or is refused."""
+    for name in serve:
+        if name not in _FIELDS and not flags.is_of_vllm(name):
             match = flags.nearest(name, _FIELDS)
             raise TypeError(f"pagewire serve has no flag {name}" + (f"; did you mean {match}?" if match else ""))
-        values[name] = (
-            json.dumps(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
-        )
-    return ServeConfig(**{"port": 0, "grpc_port": 0, **values, "model": model})
+    try:
+        values, lines = flags.of_keywords(_FIELDS, serve)
+    except flags.UsageError as error:
+        raise StartupError(str(error)) from error
+    for line in lines:
+        _echo(f"pagewire.LLM: {line}")
+    return ServeConfig(**{"log_level": "warning", "port": 0, "grpc_port": 0, **values, "model": model})
 
 
 def _echo(line: str) -> None:

@@ -1,14 +1,18 @@
-"""CUDA graphs of uniform steps: what the device is to do, recorded once per number of requests and query length, and
-launched as one.
+"""CUDA graphs of small steps: what the device is to do, recorded once per shape, and launched as one.
 
 A graph reads and writes the addresses it was recorded with, so everything it touches is in memory that stays: inputs
 (`InputBuffers`), rows, KV cache, weights. A batch between two sizes runs as the next larger one; the padding has no
 row (-1) and leaves no trace.
+
+Steps of one token each are recorded by their requests. Steps with drafts are recorded by their tokens, whoever has how
+many of them: a graph for each number of drafts would be k times as many, and to give every request as many as the
+longest has would multiply the tokens.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -71,20 +75,19 @@ class CudaGraphs:
     """Graphs by the name of a part of the step, and its shape. Without any, every step runs eagerly."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, list[int]] = {}  # query length -> numbers of requests, rising; those captured
+        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # by kind: captured, rising in tokens
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Callable[[Function], Graph] | None = None
         self._capturing: BatchShape | None = None
 
     def padded(self, shape: BatchShape) -> BatchShape:
-        """A uniform step's next larger size that was captured; all else as it is."""
-        if not shape.is_uniform:
-            return shape
-        if self._capturing is not None:
+        """The next larger shape of its kind that was captured; if there is none, the same."""
+        if self._capturing is not None and _kind(shape) == _kind(self._capturing):
             return self._capturing
-        sizes = self._sizes.get(shape.max_query_len, [])
-        index = bisect.bisect_left(sizes, shape.num_reqs)
-        return BatchShape.uniform(sizes[index], shape.max_query_len) if index < len(sizes) else shape
+        shapes = self._shapes[_kind(shape)]
+        index = bisect.bisect_left(shapes, shape.num_tokens, key=_num_tokens)
+        fits = index < len(shapes) and shapes[index].max_query_len >= shape.max_query_len
+        return shapes[index] if fits else shape
 
     def missing(self) -> BatchShape | None:
         """None: all were captured before there was a request."""
@@ -92,32 +95,38 @@ class CudaGraphs:
 
     def mode(self, shape: BatchShape) -> str:
         """How a step of this padded shape runs: captured, replayed or eager."""
-        if not self._keeps(shape):
-            return "eager"
-        return "captured" if self._capturing is not None else "replayed"
-
-    def _keeps(self, shape: BatchShape) -> bool:
-        if not shape.is_uniform:
-            return False
-        return shape == self._capturing or shape.num_reqs in self._sizes.get(shape.max_query_len, [])
+        if self._capturing is not None:
+            return "captured" if self._record is not None else "eager"
+        return "replayed" if shape in self._shapes[_kind(shape)] else "eager"
 
     def capture(self, shape: BatchShape, record: Callable[[Function], Graph], step: Callable[[], None]) -> None:
-        """Captures what `step`, a uniform step of this shape, runs through `run`."""
-        self._capturing, self._record = shape, record
-        try:
-            step()
-        finally:
-            self._capturing, self._record = None, None
-        bisect.insort(self._sizes.setdefault(shape.max_query_len, []), shape.num_reqs)
+        """Captures what `step`, one that fits into this shape, runs through `run`. It runs twice: the first time
+        compiles what is recorded."""
+        for recorder in (None, record):
+            self._capturing, self._record = shape, recorder
+            try:
+                step()
+            finally:
+                self._capturing, self._record = None, None
+        bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
         """The function's result; through its graph, if it has one for this shape, in memory that the next run
         reuses."""
-        if not self._keeps(shape):
-            return function()
         graph = self._graphs.get((name, shape))
         if graph is None:
-            assert self._record is not None, f"the captured step of {shape} has no part {name}"
+            if self._record is None or shape != self._capturing:
+                return function()
             graph = self._graphs[name, shape] = self._record(function)
         graph.replay()
         return graph.output
+
+
+def _kind(shape: BatchShape) -> str:
+    if shape.has_drafts_only:
+        return "drafts"
+    return "decodes" if shape.is_uniform else "chunks"  # of prompts, or of what a model that drafts has left out
+
+
+def _num_tokens(shape: BatchShape) -> int:
+    return shape.num_tokens

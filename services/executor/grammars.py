@@ -92,7 +92,7 @@ class Grammars:
     def _make_matcher(self, params: SamplingParams, compiled: LLMatcher | None, output: list[int]) -> Matcher:
         """On the thread. compiled: of the grammar, if there is one. Advanced over the output."""
         vocab_size, eos_token_ids = self._vocabulary
-        grammar = None if compiled is None else GrammarMatcher(compiled.deep_copy(), params, eos_token_ids)
+        grammar = None if compiled is None else GrammarMatcher(compiled, params, eos_token_ids)
         matcher: Matcher | None = grammar
         if params.HasField("thinking"):
             matcher = ThinkingMatcher(params, grammar, eos_token_ids, vocab_size)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, cuda_recorder
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.model_runner import ModelRunner
+
+
+def filling(shape: BatchShape, max_draft_tokens: int) -> BatchShape:
+    """A uniform step that fits into one of the `graph_shapes`, with as many tokens as possible."""
+    if not shape.has_drafts_only:
+        return shape
+    query_len = min(1 + max_draft_tokens, shape.num_tokens)
+    return BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len)
 
 
 def capture_graphs(
@@ -16,18 +25,27 @@ def capture_graphs(
     progress: Callable[[float, str], None],
     record: Callable[[Function], Graph] | None = None,
 ) -> None:
-    """Captures steps of these numbers of requests, without and with as many drafts as there may be.
+    """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts."""
+    record = record or cuda_recorder()
+    capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens), progress, record)
+    runner.drafter.capture(runner.drafter.graph_shapes(sizes), progress, record)
 
-    The largest first: the others fit into its memory.
-    """
+
+def num_graphs(runner: ModelRunner, sizes: Sequence[int]) -> int:
+    """Shapes that `capture_graphs` captures."""
+    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens)
+    return len(shapes) + len(runner.drafter.graph_shapes(sizes))
+
+
+def capture_shapes(
+    runner: ModelRunner,
+    shapes: Sequence[BatchShape],
+    progress: Callable[[float, str], None],
+    record: Callable[[Function], Graph] | None = None,
+) -> None:
+    """shapes: some of `graph_shapes`, falling: the largest makes the memory that the others fit into."""
     record, graphs = record or cuda_recorder(), CudaGraphs()
     runner.use_graphs(graphs)
-    lens, max_tokens = {1, 1 + runner.max_draft_tokens}, runner.limits.max_num_batched_tokens
-    shapes = [BatchShape.uniform(size, query_len) for size in sizes for query_len in lens]
-    falling = sorted((s for s in shapes if s.num_tokens <= max_tokens), key=lambda s: s.num_tokens, reverse=True)
-    # Before there is a larger graph that it would be padded to: compiles what is recorded.
-    for shape in falling:
-        runner.uniform_run(shape)
-    for index, shape in enumerate(falling):
-        progress(index / len(falling), f"CUDA graph of {shape.num_reqs} requests")
-        graphs.capture(shape, record, partial(runner.uniform_run, shape))
+    for index, shape in enumerate(shapes):
+        progress(index / len(shapes), f"CUDA graph of {shape.num_tokens} tokens")
+        graphs.capture(shape, record, partial(runner.uniform_run, filling(shape, runner.max_draft_tokens)))

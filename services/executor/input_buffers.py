@@ -5,6 +5,7 @@ They are always in the same, which may be overwritten as soon as a step is launc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.services.executor import host_memory
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.request_state import RequestState
@@ -40,7 +42,9 @@ class InputBuffers:
         block_tables: BlockTables,
         device: torch.device,
         max_draft_tokens: int = 0,
+        max_rounds: int = 0,
     ) -> None:
+        """max_rounds: see `stage_rounds`."""
         # All that the host tells is staged as one array and copied at once.
         max_num_reqs = max_num_seqs + 1  # where tokens are padded there is a request that they belong to
         max_samples = max_num_seqs * (1 + max_draft_tokens)
@@ -54,11 +58,12 @@ class InputBuffers:
             "sample_rows": max_samples,
             "offsets": max_samples if max_draft_tokens else 0,
             "sample_start_loc": max_num_reqs + 1 if max_draft_tokens else 0,
+            "rounds": max_num_reqs * max_rounds,
             "new_block_ids": block_tables.num_pool_blocks,  # last: only as much as there is of it is copied
         }
         size = sum(sections.values())
         self._staged = torch.zeros(size, dtype=torch.int32, device=device)
-        self._is_shared = device.type == "cpu"  # a step has been computed when the next is staged
+        self._is_shared = host_memory.is_shared(device)  # a step has been computed when the next is staged
         self._host = self._staged.numpy() if self._is_shared else np.zeros(size, dtype=np.int32)
         ends = np.cumsum(list(sections.values()))
         self._host_sections = dict(zip(sections, np.split(self._host, ends[:-1]), strict=True))
@@ -72,6 +77,7 @@ class InputBuffers:
         self._offsets = device_sections["offsets"]
         self._sample_start_loc = device_sections["sample_start_loc"]
         self._new_block_ids = device_sections["new_block_ids"]
+        self._rounds = device_sections["rounds"].view(max_rounds, max_num_reqs)
 
         self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
@@ -111,9 +117,28 @@ class InputBuffers:
             query_start_loc[-1] = shape.num_tokens
             host["new_block_start_loc"][num_tables + 1 : shape.num_reqs * num_groups + 1] = len(step.new_block_ids)
         host["sample_rows"][num_sampled : shape.num_sampled] = PADDING_ROW
+        host["logits_indices"][num_sampled : shape.num_sampled] = 0  # of an earlier step, there may be no such token
         if not self._is_shared:
             used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
             upload_into(self._staged[:used], self._host[:used])
+
+    def stage_rounds(
+        self, batch: InputBatch, sizes: Sequence[int], step: Step, block_tables: BlockTables, shape: BatchShape
+    ) -> None:
+        """As `stage`, for several steps of one token each: step i is of the batch's first sizes[i] requests. sizes fall
+        from that of the batch; shape: of the first step. What the others need is on the device, then."""
+        rounds = self._host_sections["rounds"].reshape(self._rounds.shape)
+        rounds[: len(sizes)] = PADDING_ROW
+        for staged, size in zip(rounds, sizes, strict=False):
+            staged[:size] = batch.rows[:size]
+        self.stage(batch, step, block_tables, shape)
+
+    def begin_round(self, index: int, num_reqs: int) -> None:
+        """The next step is that one of those staged, padded to num_reqs. New blocks are written again, to where they
+        are."""
+        rows = self._rounds[index, :num_reqs]
+        self._rows[:num_reqs].copy_(rows)
+        self._sample_rows[:num_reqs].copy_(rows)
 
     def _stage_samples(
         self, batch: InputBatch, num_samples: np.ndarray, offsets: np.ndarray, shape: BatchShape

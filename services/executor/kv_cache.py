@@ -45,11 +45,15 @@ def check_dtype(name: str, model_dtype: torch.dtype) -> None:
 
 def check_drafts(model: Model, max_draft_tokens: int) -> None:
     """Raises StartupError if tokens are to be drafted for a model that could not take them back."""
-    if max_draft_tokens and any(isinstance(spec, StateSpec) for spec in groups(model)):
+    if max_draft_tokens and has_state(model):
         raise StartupError(
             f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong "
             "cannot be taken back; serve it without speculative decoding"
         )
+
+
+def has_state(model: Model) -> bool:
+    return any(isinstance(spec, StateSpec) for spec in groups(model))
 
 
 def groups(model: Model) -> dict[CacheSpec, list[CachingLayer]]:

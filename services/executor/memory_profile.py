@@ -23,8 +23,9 @@ import pagewire
 from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
 from pagewire.sampling_params import with_defaults
+from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.cuda_graphs import Function, Graph, cuda_recorder
-from pagewire.services.executor.graph_capture import capture_graphs
+from pagewire.services.executor.graph_capture import capture_shapes, filling, num_graphs
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
 from pagewire.services.executor.model_runner import ModelRunner
@@ -117,25 +118,25 @@ def measure(
     meter: Meter,
     recorder: Callable[[], Callable[[Function], Graph]] = cuda_recorder,
 ) -> MemoryProfile:
-    """runner: has one block of KV cache. sizes: of the graphs that will be captured; the two largest are, here."""
+    """runner: has one block of KV cache. sizes: as of `capture_graphs`; here the two largest are made."""
     before = meter.now()
     meter.reset_peak()
     profile_run(runner)
     peak = meter.peak()
     library_bytes = max(0, meter.now().outside_torch - before.outside_torch)
     record, taken = recorder() if sizes else None, []
-    measured = sorted(sizes, reverse=True)[:2]
-    for size in measured:
-        runner.dummy_run(size, size)  # what this reserves is not the graphs'
-    for size in measured:
+    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens)
+    for shape in shapes[:2]:
+        runner.uniform_run(filling(shape, runner.max_draft_tokens))  # what this reserves is not the graphs'
+    for shape in shapes[:2]:
         # Capturing releases what torch keeps of earlier steps: before it, that would look like the graphs' memory.
         meter.release()
         free = meter.now().free
-        capture_graphs(runner, [size], lambda fraction, text: None, record)
+        capture_shapes(runner, [shape], lambda fraction, text: None, record)
         meter.release()
         taken.append(free - meter.now().free)
     largest, second = (*taken, 0, 0)[:2]
-    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, len(sizes)))
+    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, num_graphs(runner, sizes)))
 
 
 def cached_or_measured(

@@ -32,7 +32,8 @@ from pagewire.services.executor.prompt_lines import PromptPart
 from pagewire.services.executor.prompt_logprobs import PromptLogprobs
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
-from pagewire.services.executor.speculation.proposer import NOBODY_DRAFTS, Proposer
+from pagewire.services.executor.speculation.constrained import constrained
+from pagewire.services.executor.speculation.proposer import NO_MODEL, HasModel, Proposer
 from pagewire.services.executor.step import PendingResults, Step, StepOutput
 from pagewire.services.executor.step_context import StepImages
 from pagewire.services.executor.upload import upload
@@ -80,7 +81,9 @@ class ModelRunner:
         )
         block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
-        self._proposer = proposer or NOBODY_DRAFTS
+        self.drafter = proposer if isinstance(proposer, HasModel) else NO_MODEL
+        self.kv_caches += self.drafter.kv_caches
+        self._proposer = constrained(proposer, device, is_alone=tokens is OWN_TOKENS and stage is ONE_STAGE)
         kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = ImageInputs(model, device, image_cache_bytes)
@@ -89,11 +92,7 @@ class ModelRunner:
         self._stage = stage
         self._prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
         self._inputs = InputBuffers(
-            limits.max_num_seqs,
-            limits.max_num_batched_tokens,
-            self._block_tables,
-            device,
-            self.max_draft_tokens,
+            limits.max_num_seqs, limits.max_num_batched_tokens, self._block_tables, device, self.max_draft_tokens
         )
         self._graphs: Steps = graphs or CudaGraphs()
         self._eager: Steps = CudaGraphs()  # has none
@@ -146,7 +145,7 @@ class ModelRunner:
         launching: called before the forward pass, when everything it reads is on its way to the device, with the step's
         load (`InputBatch.load`).
         """
-        self._stage.begin()
+        self._stage.begin(step, self._state)
         self._state.settle()
         step = self._images.update(step)
         self._prompt_logprobs.update(step)
@@ -240,8 +239,8 @@ class ModelRunner:
 
     def _pass_on(self, step: Step, batch: InputBatch) -> StepOutput:
         """The last stage samples, and answers."""
-        self._stage.pass_on(batch, self._state)
-        self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
+        drafted = self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
+        self._stage.pass_on(batch, self._state, drafted)
         return StepOutput(step.step_id, [], [], batch.num_tokens, None)
 
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
@@ -285,9 +284,8 @@ class ModelRunner:
     def record_missing(self) -> bool:
         """Runs a step of nobody, so that the next of its shape finds it recorded; between steps, whoever has a row.
         False: there is none to be recorded. Other stages would have to take part."""
-        shape = self._graphs.missing()
-        if shape is None or self._stage is not ONE_STAGE:
-            return False
+        if self._stage is not ONE_STAGE or (shape := self._graphs.missing()) is None:
+            return self.drafter.record_missing()
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
         if shape.is_uniform or shape.has_drafts_only:

@@ -83,6 +83,10 @@ class RequestState:
             raise InvalidStep("a request is scheduled twice in one step")
         return np.array(rows, dtype=np.int64)
 
+    def known_rows(self, request_ids: Sequence[int]) -> np.ndarray:
+        """int64 [at most n]: of those that have a row."""
+        return np.array([self._row_of[id] for id in request_ids if id in self._row_of], dtype=np.int64)
+
     def add(self, requests: Sequence[NewRequest]) -> np.ndarray:
         """Fills a row for each; returns them, int64 [n]. Raises InvalidStep."""
         rows = np.array([self._take_row(request) for request in requests], dtype=np.int64)

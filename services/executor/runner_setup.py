@@ -26,14 +26,14 @@ from pagewire.services.executor.memory_profile import CudaMeter, Meter, cached_o
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
-from pagewire.services.executor.parallel.tokens import tokens_of
+from pagewire.services.executor.parallel.tokens import Tokens, tokens_of
 from pagewire.services.executor.phases import Phases
 from pagewire.services.executor.pipeline import OneStage, stage_in
 from pagewire.services.executor.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.speculation import draft_cache
-from pagewire.services.executor.speculation.build import make_proposer
+from pagewire.services.executor.speculation.build import can_have_drafts, make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
-from pagewire.services.executor.speculation.drafters import load_drafter
+from pagewire.services.executor.speculation.drafters import check_drafters, load_drafter, own_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +54,26 @@ class Setup:
     @cached_property
     def speculation(self) -> Speculation | None:
         """How tokens are drafted, if they are."""
-        return Speculation.of(self.config)
+        speculation = Speculation.of(self.config)
+        if speculation is None or not speculation.if_possible or can_have_drafts(self.model, self.pooling, self.group):
+            return speculation
+        logger.info("nothing is drafted: it cannot be for %s served so", self.model.config.architecture)
+        return None
 
     @cached_property
     def drafter(self) -> Model | None:
         """The model that drafts, if one does."""
         return load_drafter(self.speculation, self.config, self.model, self.limits, self.device, self.group)
+
+    def load_drafter(self) -> None:
+        """Raises StartupError, also where ranks do not have the same weights, ModelLoadError or RankLost."""
+        if self.drafter is not None:
+            check_drafters(self.speculation, self.config, self.group)
+
+    @property
+    def drafter_bytes(self) -> int:
+        """Of weights that the model that drafts does not share with the other."""
+        return 0 if self.drafter is None else own_bytes(self.drafter, self.model)
 
     def cache_bytes(self, num_blocks: int) -> int:
         """Of the KV cache, and of that of a model that drafts."""
@@ -68,22 +82,24 @@ class Setup:
             return of_model
         return of_model + draft_cache.num_bytes(self.drafter, self.model, num_blocks, self.limits)
 
-    def _drafted_for(self, num_blocks: int, limits: Limits) -> Target:
+    def _drafted_for(self, num_blocks: int, limits: Limits, tokens: Tokens) -> Target:
         def steps() -> Steps:
             return _recorded_steps(limits, self.pooling) if self.record_steps else CudaGraphs()
 
-        return Target(self.model, limits, num_blocks, self.device, self.config.attention_split_size, steps)
+        return Target(self.model, limits, num_blocks, self.device, self.config.attention_split_size, steps, tokens)
 
     @cached_property
     def stage(self) -> OneStage:
         """What every runner does as one."""
-        return stage_in(self.group, self.model, self.limits, self.device)
+        most = 0 if self.speculation is None else self.speculation.num_speculative_tokens
+        return stage_in(self.group, self.model, self.limits, self.device, most)
 
     def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
         make: Callable[..., ModelRunner] = ModelRunner
         if self.config.fault_injection:
             make = partial(FaultyRunner, parse_faults(self.config.fault_injection))
-        drafted_for = self._drafted_for(num_blocks, limits)
+        tokens = tokens_of(self.group, limits.max_num_seqs, self.device)
+        drafted_for = self._drafted_for(num_blocks, limits, tokens)
         proposer = make_proposer(self.speculation, self.pooling, self.group, drafted_for, self.drafter)
         max_draft_tokens = 0 if proposer is None else proposer.max_draft_tokens
         return make(
@@ -96,7 +112,7 @@ class Setup:
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
-            tokens=tokens_of(self.group, limits.max_num_seqs, self.device),
+            tokens=tokens,
             stage=self.stage,
             proposer=proposer,
         )

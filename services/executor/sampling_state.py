@@ -125,7 +125,7 @@ class SamplingState:
         if not self._with_extras:
             return None
         arrays: dict[str, np.ndarray] = {}
-        self._stage_masks(arrays, rows, num_tokens)
+        self._stage_masks(arrays, rows, num_tokens if is_exact else None, offsets)
         if self._bias or self._end_token_ids:
             self._stage_bias(arrays, rows, num_tokens, is_exact)
         if self._bad_words:
@@ -165,8 +165,14 @@ class SamplingState:
             logprobs = LogprobsSelection(tensors.get("logprobs.batch_indices"), num_top)
         return SamplingExtras(bias, penalties, logprobs, masks, bad_words)
 
-    def _stage_masks(self, arrays: dict[str, np.ndarray], rows: np.ndarray, num_tokens: np.ndarray) -> None:
-        masked = self.constraints.masks(rows, num_tokens)
+    def _stage_masks(
+        self,
+        arrays: dict[str, np.ndarray],
+        rows: np.ndarray,
+        num_tokens: np.ndarray | None,
+        offsets: np.ndarray | None,
+    ) -> None:
+        masked = self.constraints.masks(rows, num_tokens, offsets)
         parts = [] if masked is None else [masked]
         # No row has both: a matcher sees to allowed_token_ids itself.
         allowed = [(index, self._allowed[row]) for index, row in enumerate(rows.tolist()) if row in self._allowed]

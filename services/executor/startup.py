@@ -106,7 +106,7 @@ def start_runner(
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
     # The number of OpenMP threads belongs to the thread that sets it.
-    torch.set_num_threads(config.num_threads or max(1, int(usable_cores() * config.cpu_share)))
+    torch.set_num_threads(config.num_threads or _num_threads(config))
     with phases("weights"):
         path = Path(model_path)
         served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
@@ -118,6 +118,9 @@ def start_runner(
     graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()
     records = _records_steps(config, model, device)
     setup = Setup(config, model, limits, graph_sizes, device, records, pooling, group)
+    if setup.speculation is not None:
+        with phases("drafter"):
+            setup.load_drafter()  # before it is asked how much memory is left
     size = group.least(num_blocks(setup, Path(model_path), phases, progress))
     progress(1.0, "KV cache")
     with phases("kv_cache"):
@@ -145,6 +148,11 @@ def start_runner(
     info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs)
     _report_bytes(info, runner, device)
     return runner, info
+
+
+def _num_threads(config: ExecutorConfig) -> int:
+    """Cores that are bound are all its own; of others it takes its share."""
+    return max(1, usable_cores() if config.cpu_bind is not None else int(usable_cores() * config.cpu_share))
 
 
 def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
@@ -255,7 +263,7 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=name,
         dtype=str(model.config.dtype).removeprefix("torch."),
-        weight_bytes=sum(setup.group.of_all(model.weight_bytes)),
+        weight_bytes=sum(setup.group.of_all(model.weight_bytes + setup.drafter_bytes)),
         kv_cache_bytes=sum(setup.group.of_all(sum(cache.nbytes for cache in runner.kv_caches))),
         max_draft_tokens=runner.max_draft_tokens,
         draft_bounds=() if setup.speculation is None else setup.speculation.draft_bounds,

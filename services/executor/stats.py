@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pagewire import telemetry
+from pagewire import semconv, telemetry
 from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.step import HostTokens, Step
+from pagewire.trace import Trace
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(
@@ -155,6 +157,17 @@ def record_drafts(tokens: HostTokens) -> None:
         _ACCEPTED_PER_POSITION.labels(position).inc(int((accepted > position).sum()))
 
 
+def _attributes(request_id: int, code: str) -> dict[str, Any]:
+    """code: of a gRPC status."""
+    return {
+        semconv.RPC_SYSTEM: "grpc",
+        semconv.RPC_METHOD: "pagewire.v1.ExecutorService/Execute",
+        semconv.RPC_STATUS: code,
+        semconv.ERROR_TYPE: code if code in semconv.FAULTS_OF_SERVERS else None,
+        "pagewire.request_id": request_id,
+    }
+
+
 class RequestSpans:
     """One span per traced request, from its first step here to its end."""
 
@@ -166,13 +179,13 @@ class RequestSpans:
         if self._open:
             for request_id in step.finished_request_ids:
                 if (span := self._open.pop(request_id, None)) is not None:
-                    span.end({"request_id": request_id})
+                    span.end(_attributes(request_id, "OK"))
         for request in step.new_requests:
             if request.traceparent and telemetry.tracing():
-                self._open[request.request_id] = telemetry.Span("executor.request", request.traceparent)
+                self._open[request.request_id] = telemetry.Span("execute", Trace(request.traceparent), serves=True)
 
     def end_all(self, reason: str) -> None:
         """The stream is gone, and all rows with it."""
         for request_id, span in self._open.items():
-            span.end({"request_id": request_id}, error=reason)
+            span.end(_attributes(request_id, "UNAVAILABLE"), error=reason)
         self._open.clear()

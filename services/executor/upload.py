@@ -39,5 +39,5 @@ def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Ten
 def upload_into(target: Tensor, array: np.ndarray) -> None:
     """Copies the array to `target`, of its shape and dtype, on CUDA; it may be changed as soon as this returns."""
     # A pinned buffer of its own for each copy, as in `upload`.
-    pinned = torch.empty(target.shape, dtype=target.dtype, pin_memory=True).copy_(torch.from_numpy(array))
+    pinned = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.is_cuda).copy_(torch.from_numpy(array))
     target.copy_(pinned, non_blocking=True)

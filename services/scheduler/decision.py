@@ -125,8 +125,8 @@ class Decision:
         kv, step = self._kv, self._step
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
         num_drafts = min(wanted, max_gain - 1)
-        # Nobody is to lose blocks to a draft. What a matcher allows behind one is not known.
-        if num_drafts <= 0 or request.has_matcher or not kv.has_free_blocks(len(self._rows.running) + num_drafts):
+        # Nobody is to lose blocks to a draft.
+        if num_drafts <= 0 or not kv.has_free_blocks(len(self._rows.running) + num_drafts):
             return 0
         if request.status is not RequestStatus.RUNNING:
             return 0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from pagewire import telemetry
+from pagewire.recent import Accounts
 from pagewire.rpc import RpcError
-from pagewire.services.scheduler import convert, stats
+from pagewire.services.scheduler import convert, stats, timeline
 from pagewire.services.scheduler.entrance import Entrance
 from pagewire.services.scheduler.expiry import Expiry
 from pagewire.services.scheduler.live_request import LiveRequest
@@ -17,6 +17,7 @@ from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, RequestOutput
 from pagewire.services.scheduler.scheduler import Scheduler
+from pagewire.services.scheduler.timeline import DECODE
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Delivery:
         self._wake = wake
         self._undelivered: Outputs | None = None  # of the latest result, not told yet
         self.live: dict[int, LiveRequest] = {}
+        self.accounts = Accounts()
 
     def add(self, live: LiveRequest) -> None:
         self.live[live.request.request_id] = live
@@ -52,13 +54,9 @@ class Delivery:
             live = self.live[request.request_id]
             if live.first_step_time is None:
                 live.first_step_time = now
-                stats.QUEUE_TIME.observe(now - live.arrival_time)
-                stats.PROMPT_TOKENS.inc(request.num_prompt_tokens)
-                stats.PROMPT_RATE.add(request.num_prompt_tokens)
+                stats.on_first_step(request, now - live.arrival_time, live.span.exemplar)
                 self._entrance.on_first_step(live, now)
-                live.span.end()
-                live.span = telemetry.Span("scheduler.run", live.traceparent)
-            traceparents.append(live.span.traceparent)
+            traceparents.append(live.span.trace.traceparent)
         return traceparents
 
     # -- outputs -----------------------------------------------------------------------------------------------------
@@ -83,11 +81,8 @@ class Delivery:
             if live is None:
                 continue  # aborted since
             output = RequestOutput.of(request, outputs.token_ids[start:end])
-            if live.first_token_time is None and live.first_step_time is not None:
-                live.first_token_time = now
-                stats.PREFILL_TIME.observe(now - live.first_step_time)
-                self._entrance.on_first_token(live, now)
-                output.weights_version = request.weights_version
+            if live.timeline.is_prefilling:
+                self._on_prefilled(live, output, now)
             if outputs.logprobs and (logprobs := outputs.logprobs.get(i)) is not None:
                 output.logprobs = [convert.first_logprobs(logprobs, num_tokens)]
             if outputs.prompt_logprobs:
@@ -102,6 +97,17 @@ class Delivery:
         for request, error in outputs.refused:
             if (live := self.live.get(request.request_id)) is not None:
                 self.end(live, RpcError.from_message(error))
+
+    def _on_prefilled(self, live: LiveRequest, output: RequestOutput, now: float) -> None:
+        """The first output since it was let in; again after a preemption or a recovery."""
+        if not output.is_last:
+            live.timeline.enter(DECODE, now, num_output_tokens=live.request.num_output_tokens - len(output.token_ids))
+        if live.first_token_time is None and live.first_step_time is not None:
+            live.first_token_time = now
+            stats.PREFILL_TIME.observe(now - live.first_step_time, live.span.exemplar)
+            live.span.event("first token", now)
+            self._entrance.on_first_token(live, now)
+            output.weights_version = live.request.weights_version
 
     def _check_unread(self, live: LiveRequest, pending: RequestOutput) -> None:
         """Ends a request whose client does not read, or whose client's requests have too much unread together."""
@@ -131,22 +137,24 @@ class Delivery:
         del self.live[request.request_id]
         self._expiry.remove(request.request_id)
         assert request.finish_reason is not None
-        self._stats.on_end(request.finish_reason)
+        self._stats.on_end(request)
         self._entrance.on_end(live)
         logger.debug(
             "ended (%s) after %d prompt and %d output tokens, %d preemptions%s",
             *(request.finish_reason.name.lower(), request.num_prompt_tokens, request.num_output_tokens),
             *(request.num_preemptions, f": {error.message}" if error else ""),
-            extra={"request_id": live.external_id or request.request_id},
+            extra={"request_id": live.external_id or request.request_id, "trace_id": live.span.trace.trace_id},
         )
+        now, exemplar = time.monotonic(), live.span.exemplar
         if live.first_step_time is not None:
-            stats.INFERENCE_TIME.observe(time.monotonic() - live.first_step_time)
-        if telemetry.tracing():
-            attributes = {
-                "pagewire.prompt_tokens": request.num_prompt_tokens,
-                "pagewire.cached_tokens": request.num_cached_tokens or 0,
-                "pagewire.output_tokens": request.num_output_tokens,
-                "pagewire.preemptions": request.num_preemptions,
-                "pagewire.finish_reason": request.finish_reason.name.lower(),
-            }
-            live.span.end(attributes, error=error.message if error else None)
+            stats.INFERENCE_TIME.observe(now - live.first_step_time, exemplar)
+        if live.first_token_time is not None:
+            stats.DECODE_TIME.observe(now - live.first_token_time, exemplar)
+        live.timeline.close(now, request.num_output_tokens)
+        code = error.code.name if error else "CANCELLED" if request.finish_reason is FinishReason.ABORT else "OK"
+        timeline.tell(live.span, request, live.timeline, code, error.message if error else None)
+        if live.external_id:
+            trace_id = live.span.trace.trace_id
+            first_token = live.first_token_time
+            told = timeline.account(live.external_id, request, live.timeline, trace_id, first_token)
+            self.accounts.add(request.tenant, told)

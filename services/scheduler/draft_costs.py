@@ -1,26 +1,34 @@
-"""What drafts cost: the seconds of steps without and with them.
+"""What drafts cost: how long steps with them take, compared with steps without.
 
-The executor has measured at start how long steps of so many tokens take, and what its proposer takes. How much longer
-steps take in service, as contexts are longer and cores are shared, is learned of those without drafts. What remains of
-those with drafts is what each token of the longest draft costs: the proposer's time, and whatever makes checking dearer
-than a step of as many requests. Steps with prompts say nothing of either.
+The executor has measured at start how long steps of so many tokens take, and what its proposer takes. In service all
+steps are slower or faster by a factor that changes all the time, as contexts grow and others want the cores. It hits
+steps with drafts and without alike, so only neighbours are compared, of which one has drafts and one has none. What
+they differ by, beyond what was measured, is taken for a cost of each token of the longest draft: the proposer's time,
+and whatever makes checking dearer than a step of as many requests. Steps with prompts say nothing.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-# Twenty steps are remembered, and one is believed to differ so much from what was expected.
-_KEPT = 0.95
-_LEAST, _MOST = 0.5, 1.5
-_MEASURED = 8.0  # drafted tokens that count as much as what was measured at start, where others may have been busy, too
+# Standard deviations. Of the cost of a draft's token, as a share of a plain step: as a part of what was told, and
+# beyond that, and its change from one comparison to the next. Of a step's time, as a logarithm.
+_OF_TOLD, _OF_SHARE, _SHARE_DRIFT, _NOISE = 0.5, 0.15, 0.03, 0.17
+# The most that two steps are believed to differ from what was expected, as a logarithm: one may have met a stall.
+_MOST_SURPRISE = 0.7
+_VAGUE = 0.1
 
 
-def _believed(seconds: float, expected: float) -> float:
-    return min(max(seconds, _LEAST * expected), _MOST * expected)
+class _Step(NamedTuple):
+    num_requests: int
+    num_drafts: int
+    longest: int
+    seconds: float
 
 
 class DraftCosts:
-    """Seconds of steps without prompts."""
+    """Of steps without prompts. Seconds are those of the executor at start; only ratios of them hold."""
 
     def __init__(self, measured: Sequence[tuple[int, float]], draft_seconds: float) -> None:
         """measured: (tokens, seconds) of steps, rising in tokens, at least one. draft_seconds: of a proposer, for each
@@ -30,30 +38,47 @@ class DraftCosts:
         for _, seconds in measured:  # a larger step that was faster had luck
             self._seconds.append(max([seconds, *self._seconds[-1:]]))
         self._last_slope = self._slope(len(measured) - 2) if len(measured) > 1 else 0.0
-        self._measured = self._expected = 0.0  # seconds of plain steps
-        self._slowness = 1.0  # in service, to what was measured at start
-        # One that is slower than the model is none.
-        self._rest, self._longest = _MEASURED * min(draft_seconds, self._seconds[0]), _MEASURED
+        self._share = min(draft_seconds / self._seconds[0], 1.0)  # one that is slower than the model is none
+        self._variance = (_OF_TOLD * self._share + _OF_SHARE) ** 2
+        self._last: _Step | None = None
 
     def plain(self, num_tokens: float) -> float:
         """Of a step in which as many requests have one token each."""
-        return self._curve(num_tokens) * self._slowness
+        return self._curve(num_tokens)
 
-    def drafted(self, num_requests: float, num_drafts: float, longest: int) -> float:
+    def drafted(self, num_requests: float, num_drafts: float, longest: float) -> float:
         """Of one in which they also check so many drafts, `longest` of one request."""
-        seconds = self._curve(num_requests + num_drafts) + longest * self._rest / self._longest
-        return max(seconds, self._curve(num_requests)) * self._slowness
+        plain = self._curve(num_requests)
+        if not num_drafts:
+            return plain
+        return max(plain, self._curve(num_requests + num_drafts) + min(longest, num_drafts) * self._share * plain)
+
+    @property
+    def are_vague(self) -> bool:
+        """Whether steps have hardly been compared yet."""
+        return self._variance > _VAGUE**2
 
     def learn(self, num_requests: int, num_drafts: int, longest: int, seconds: float) -> None:
         """A step took so long."""
-        if num_drafts:
-            seconds = _believed(seconds, self.drafted(num_requests, num_drafts, longest)) / self._slowness
-            self._rest = self._rest * _KEPT + seconds - self._curve(num_requests + num_drafts)
-            self._longest = self._longest * _KEPT + longest
-        else:
-            self._measured = self._measured * _KEPT + _believed(seconds, self.plain(num_requests))
-            self._expected = self._expected * _KEPT + self._curve(num_requests)
-            self._slowness = self._measured / self._expected
+        last, step = self._last, _Step(num_requests, num_drafts, longest, seconds)
+        self._last = step
+        if last is not None and bool(last.num_drafts) != bool(num_drafts):
+            self._compare(*(step, last) if num_drafts else (last, step))
+
+    def forget_last(self) -> None:
+        """A step of another kind was between the last one and the next."""
+        self._last = None
+
+    def _compare(self, drafted: _Step, plain: _Step) -> None:
+        """Corrects the share: a Kalman filter of one state."""
+        expected = self.drafted(drafted.num_requests, drafted.num_drafts, drafted.longest)
+        surprise = math.log(drafted.seconds / expected) - math.log(plain.seconds / self._curve(plain.num_requests))
+        surprise = min(max(surprise, -_MOST_SURPRISE), _MOST_SURPRISE)
+        effect = drafted.longest * self._curve(drafted.num_requests) / expected  # of the share on the logarithm
+        self._variance += _SHARE_DRIFT**2
+        gain = self._variance * effect / (self._variance * effect**2 + 2 * _NOISE**2)
+        self._share += gain * surprise
+        self._variance *= 1 - gain * effect
 
     def _curve(self, num_tokens: float) -> float:
         """As measured; between sizes and beyond the last on straight lines."""

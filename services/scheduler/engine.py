@@ -33,8 +33,11 @@ from pagewire.services.scheduler.request_output import RequestOutbox
 from pagewire.services.scheduler.rollout import Rollout
 from pagewire.services.scheduler.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.timeline import QUEUE
+from pagewire.services.scheduler.tracking import Tracking
 from pagewire.services.scheduler.wakes import Wakes
 from pagewire.streams import Draining
+from pagewire.trace import Trace
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,8 @@ class Engine:
             self.scheduler, self._drivers, self._wake_all, self._end_request, config.recovery_timeout
         )
         self._delivery = Delivery(self.scheduler, self._entrance, self._expiry, self._stats, self._wake_after_end)
+        self.accounts = self._delivery.accounts
+        self._tracking = Tracking(self._delivery.live)
         self.availability = Availability(config, self._on_given_up)
         self.draining = Draining()
         self._last_request_id = 0
@@ -85,11 +90,9 @@ class Engine:
             is_live = request.has_grammar or self.scheduler.add_request(request)
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
             raise self._entrance.status_of(error, forecast) from error
-        traceparent = submission.context.traceparent
-        span = telemetry.Span("scheduler.queue", traceparent)
-        live = LiveRequest(
-            request, outbox, number, submission.request.external_id, traceparent, max_unread, span, time.monotonic()
-        )
+        now = time.monotonic()
+        span = telemetry.Span("generate", Trace.of(submission.context), serves=True, start=now)
+        live = LiveRequest(request, outbox, number, submission.request.external_id, max_unread, span, now)
         self._entrance.on_taken(live, forecast)
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
@@ -110,6 +113,7 @@ class Engine:
                 request.sampling_params.grammar, lambda: [d.compile for d in self._drivers.values() if d.has_executor]
             )
             live.compiling = None
+            live.timeline.enter(QUEUE, time.monotonic())
             self.rollout.check(request)  # its weights may be gone meanwhile
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
@@ -198,9 +202,11 @@ class Engine:
         self._expiry.check()
 
     def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
+        self._tracking.on_decision(replica)
         self._wake(self._wakes.after_decision(replica, step))
 
-    def on_step(self, step: ScheduledStep) -> list[str]:
+    def on_step(self, replica: Replica, step: ScheduledStep) -> list[str]:
+        self._tracking.on_step(replica, step)
         return self._delivery.on_admitted(step.admitted)
 
     def weights_wanted(self, present: Weights) -> Weights:
@@ -231,6 +237,7 @@ class Engine:
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
         self._delivery.deliver()
+        self._tracking.on_result(replica, result.step_id)
         outputs = self.scheduler.update(replica, result, seconds)
         # The sender wakes first: the device gets its next step before anybody is told about this one.
         self._wake(self._wakes.after_result(replica))
@@ -252,7 +259,9 @@ class Engine:
         self._delivery.deliver()
         self._entrance.on_failure(self._delivery.live.values())
         loss = loss_of(reason)
-        self._condemn(self.scheduler.detach(replica, loss), loss, reason)
+        ended = self.scheduler.detach(replica, loss)
+        self._tracking.on_lost(replica)
+        self._condemn(ended, loss, reason)
         self.executors.on_progress()
         self.availability.note(self.scheduler.info)
         self.rollout.notify()
@@ -271,6 +280,7 @@ class Engine:
     def on_removed(self, replica: Replica) -> None:
         self._wakes.forget(replica)
         self._stats.on_removed(replica)
+        self._tracking.on_removed(replica)
 
     def _condemn(self, requests: Sequence[Request], loss: Loss, reason: str) -> None:
         """Tells the clients of requests that are the reason why executors fail."""

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire import telemetry
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, Forecast
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutbox
+from pagewire.services.scheduler.timeline import GRAMMAR, QUEUE, Timeline
 
 
 @dataclass(slots=True, eq=False)
@@ -18,14 +19,17 @@ class LiveRequest:
     outbox: RequestOutbox
     number: int  # the client's own for it
     external_id: str
-    traceparent: str
     max_unread: int | None  # tokens and log probabilities in the outbox; None = only those of all are bounded
-    span: telemetry.Span  # "scheduler.queue", then "scheduler.run"
+    span: telemetry.Span
     arrival_time: float
     first_step_time: float | None = None
     first_token_time: float | None = None
     compiling: asyncio.Task[None] | None = None  # its grammar; meanwhile the scheduler does not have it
     forecast: Forecast = NOTHING_KNOWN
+    timeline: Timeline = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline(GRAMMAR if self.request.has_grammar else QUEUE, self.arrival_time)
 
     def goes_by(self, external_ids: Collection[str], tenant: str | None) -> bool:
         """Whether its client has given it one of these ids, and it is of the tenant; None: of any."""

@@ -59,7 +59,7 @@ def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TL
     def executors() -> list[Neighbour]:
         return [Neighbour("executor", one.address, one.channel) for one in engine.executors.drivers.values()]
 
-    server.add_admin("scheduler", executors, partial(describe, engine), engine.rollout.replace)
+    server.add_admin("scheduler", executors, partial(describe, engine), engine.rollout.replace, engine.accounts)
     return server
 
 

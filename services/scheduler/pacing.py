@@ -4,7 +4,8 @@ Two steps are in flight so that the device never waits for the scheduler. Decide
 second would lie in the executor's queue for as long as the first runs, and a request that arrives meanwhile would be in
 neither. Held back until the first is about to end, it takes along whatever has arrived.
 
-How long a step takes is guessed from the last one of its size. A guess that is too short costs nothing but some of that
+How long a step takes is guessed from the last one of its size, which is that with as many drafts as are likely to be
+found, and afterwards that with as many as there were. A guess that is too short costs nothing but some of that
 gain. After one that is too long the device waits, at most until the result is here and the next step is decided and
 there: so long may a prompt of many thousand tokens take that is to be looked up and sent. So the lead, by which the
 decision precedes the guessed end, grows with every step that came too late and shrinks with every other.
@@ -31,7 +32,8 @@ _TOLERANCE = 0.0005
 
 @dataclass(slots=True)
 class _Sent:
-    num_tokens: int
+    num_tokens: int  # without drafts
+    num_drafts: float  # that are expected
     time: float
     was_held: bool
     followed_long: bool  # the step before was long enough that this one might have been held
@@ -65,18 +67,18 @@ class Pacer:
         self._was_held, self._is_holding = self._is_holding and not is_holding, is_holding
         return left if is_holding else 0.0
 
-    def on_sent(self, num_tokens: int, now: float) -> None:
-        """What was decided is on its way."""
-        followed_long = bool(self._in_flight) and self._guess(self._in_flight[0].num_tokens) > _MIN_LEAD + _MIN_HOLD
-        self._in_flight.append(_Sent(num_tokens, now, self._was_held, followed_long))
+    def on_sent(self, num_tokens: int, now: float, num_drafts: float = 0.0) -> None:
+        """What was decided is on its way. num_tokens: without drafts. num_drafts: so many are likely to be found."""
+        followed_long = bool(self._in_flight) and self._guess(self._in_flight[0]) > _MIN_LEAD + _MIN_HOLD
+        self._in_flight.append(_Sent(num_tokens, num_drafts, now, self._was_held, followed_long))
 
-    def on_result(self, execute_seconds: float, idle_seconds: float | None, now: float) -> None:
+    def on_result(self, execute_seconds: float, idle_seconds: float | None, now: float, num_drafts: int = 0) -> None:
         """The oldest step in flight is done. execute_seconds: of the slowest stage. idle_seconds: how long the first
-        stage had waited for it; None if unknown."""
+        stage had waited for it; None if unknown. num_drafts: that there were."""
         done = self._in_flight.popleft()
         self._last_result_time, self._last_seconds = now, execute_seconds
-        if done.num_tokens:  # else it only freed rows
-            self._last_of_size[done.num_tokens.bit_length()] = (done.num_tokens, execute_seconds)
+        if num_tokens := done.num_tokens + num_drafts:  # else it only freed rows
+            self._last_of_size[num_tokens.bit_length()] = (num_tokens, execute_seconds)
         if idle_seconds is None:
             return
         if done.was_held and idle_seconds > _TOLERANCE:
@@ -104,10 +106,11 @@ class Pacer:
             return 0.0
         end = self._last_result_time - (self._num_stages - 1) * self._last_seconds
         for step in self._in_flight:
-            end = max(end, step.time) + self._guess(step.num_tokens)
+            end = max(end, step.time) + self._guess(step)
         return end - now
 
-    def _guess(self, num_tokens: int) -> float:
-        """Seconds that a step of so many tokens takes; rather too few than too many."""
+    def _guess(self, step: _Sent) -> float:
+        """Seconds that it takes; rather too few than too many."""
+        num_tokens = step.num_tokens + int(step.num_drafts)
         last_num_tokens, seconds = self._last_of_size.get(num_tokens.bit_length(), (1, 0.0))
         return seconds * min(1.0, num_tokens / last_num_tokens)

@@ -196,6 +196,10 @@ class Replica:
         """Of steps on the executor that is attached."""
         return self._rows.costs
 
+    def expected_drafts(self, step: ScheduledStep) -> float:
+        """How many of the drafts that a step asks for are likely to be found."""
+        return self._rows.speculation.expected(step)
+
     def prompt_room(self, num_decodes: float, num_short_prompts: float, num_tokens: float) -> float:
         """How many tokens of prompts a step computes beside so many decodes. num_short_prompts: that run, or could.
         num_tokens: of a prompt, on average."""

@@ -38,7 +38,7 @@ class ReplicaListener(Protocol):
     def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
         """A replica has looked who waits, and may have left some to others."""
 
-    def on_step(self, step: ScheduledStep) -> list[str]:
+    def on_step(self, replica: Replica, step: ScheduledStep) -> list[str]:
         """A step is about to be sent; returns the trace contexts of those it admits."""
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
@@ -129,9 +129,10 @@ class ReplicaDriver:
                 if step is None:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
-                self._replica.pacer.on_sent(num_tokens, time.monotonic())
+                num_drafts = self._replica.expected_drafts(step)
+                self._replica.pacer.on_sent(num_tokens - sum(step.drafts_of.values()), time.monotonic(), num_drafts)
                 self._stats.on_step(self._replica, num_tokens, schedule_seconds)
-                await self._client.send(step, self._listener.on_step(step))
+                await self._client.send(step, self._listener.on_step(self._replica, step))
 
     def _holds_back(self) -> bool:
         """Whether the next step is better decided later; there will be work again then."""
@@ -163,7 +164,8 @@ class ReplicaDriver:
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         now = time.monotonic()
         self._listener.on_result(self._replica, result, clock, self._replica.pacer.seconds_of_oldest(now))
-        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
+        num_drafts = sum(result.num_drafted)
+        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now, num_drafts)
 
     def on_leaving(self, is_leaving: bool) -> None:
         self._is_ending = is_leaving

@@ -1,6 +1,6 @@
 """Metrics of each replica, made when somebody asks: a step costs nothing for them, and one that is gone has none."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -32,6 +32,18 @@ _COUNTERS: dict[str, tuple[str, Callable[[Replica], float]]] = {
 }
 
 
+def _cache_config(replicas: Sequence[Replica]) -> Metric:
+    family = GaugeMetricFamily(
+        "pagewire:executor_cache_config_info",
+        "1, of each executor's KV cache: blocks of the largest group of layers and tokens in one",
+        labels=[*_LABELS, "block_size", "num_gpu_blocks"],
+    )
+    for replica in replicas:
+        if (info := replica.info) is not None:
+            family.add_metric([replica.name, str(info.block_size), str(info.num_blocks)], 1)
+    return family
+
+
 class ReplicaMetrics(Collector):
     """Labels are the names of the replicas, as many as there ever were at once."""
 
@@ -54,6 +66,7 @@ class ReplicaMetrics(Collector):
             for replica in replicas:
                 counter.add_metric([replica.name], value(replica))
             yield counter
+        yield _cache_config(replicas)
 
 
 REPLICAS = ReplicaMetrics()

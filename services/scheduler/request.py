@@ -74,7 +74,6 @@ class Request:
         "epoch",
         "finish_reason",
         "has_grammar",
-        "has_matcher",
         "hashed_for",
         "held_blocks",
         "images",
@@ -157,7 +156,6 @@ class Request:
         self.sampling_params = sampling_params
         # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector
-        self.has_matcher = self.has_grammar or sampling_params.HasField("thinking")  # what may follow depends on it
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
         self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]

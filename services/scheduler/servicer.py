@@ -20,7 +20,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        told = tenants.tell(tenants.present.get(), RequestContext(traceparent=rpc.traceparent_of(context)))
+        told = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
         rpc.set_timeout(told, context)
         submission = TokenSubmission(request=request.request, context=told)
         outbox = new_outbox()

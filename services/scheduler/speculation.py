@@ -25,8 +25,9 @@ from pagewire.services.scheduler.step import ScheduledStep, StepResult
 _FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
 # Steps from one probe to the next, at least; and where drafts would not pay if they were right, but costs may change.
 _PROBE_EVERY, _PROBE_COSTS_EVERY = 2, 64
-# Steps with drafts after which one goes without, so that it is known what that costs: a fraction of what drafts gain.
-_PLAIN_EVERY = 64
+# Of the rate, what steps without drafts may cost that tell what those with drafts cost; and of steps, how many these
+# are at most, where drafts gain little or hardly anything is known yet.
+_SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
 _MAX_TENANTS = 1024
 
 
@@ -55,7 +56,8 @@ class Speculation:
             self._costs = DraftCosts(info.decode_costs, info.draft_seconds)
         self._shared: dict[str, Acceptance] = {}  # by tenant
         self._credit = _FIRST_CREDIT
-        self._num_steps = self._next_probe = self._num_since_plain = 0
+        self._num_steps = self._next_probe = 0
+        self._plain_due = 0.0
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -65,30 +67,30 @@ class Speculation:
             return NO_DRAFTS
         decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
         most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
-        able = [request for request in decoding if not request.has_matcher]
-        if not most or not able:
+        if not most or not decoding:
             return NO_DRAFTS
         if self._costs is None:
             return Plan(otherwise=most)
         self._num_steps += 1
-        if self._num_since_plain >= _PLAIN_EVERY:
-            self._num_since_plain = 0
+        plan = self._best(self._costs, decoding, most)
+        if self._plain_due >= 1:
+            self._plain_due = 0.0
             return NO_DRAFTS
-        plan = self._best(self._costs, len(decoding), able, most)
         if self._num_steps >= self._next_probe:
-            idle = [request for request in able if not plan.of(request)]
+            idle = [request for request in decoding if not plan.of(request)]
             return self._probe(self._costs, len(decoding), idle, most, plan) if idle else plan
         return plan
 
-    def _best(self, costs: DraftCosts, num_requests: int, able: Sequence[Request], most: int) -> Plan:
+    def _best(self, costs: DraftCosts, decoding: Sequence[Request], most: int) -> Plan:
         """The drafts with which the step yields the most tokens per second, if their costs are within the credit."""
-        if not _may_pay(costs, num_requests, len(able), most):
+        num_requests = len(decoding)
+        if not _may_pay(costs, num_requests, num_requests, most):
             return NO_DRAFTS
         plain = costs.plain(num_requests)
         best, least_chance = num_requests / plain, 2.0
         gain = num_drafts = 0.0
         longest = 0
-        for chance, drafts in _by_chance(self._acceptance(request) for request in able):
+        for chance, drafts in _by_chance(self._acceptance(request) for request in decoding):
             for share_found, depth in drafts:
                 if depth <= most:
                     gain += chance * share_found
@@ -101,9 +103,11 @@ class Speculation:
                 best, least_chance = (num_requests + gain) / with_drafts, chance
         if least_chance > 1:
             return NO_DRAFTS
+        share = 1.0 if costs.are_vague else _SHARE_OF_PLAIN / (1 - num_requests / plain / best)
+        self._plain_due += min(_MOST_PLAIN, share)
         counts = {
             request.request_id: sum(chance >= least_chance for chance in self._acceptance(request).chances()[:most])
-            for request in able
+            for request in decoding
         }
         return Plan(counts)
 
@@ -114,7 +118,8 @@ class Speculation:
         share_found = self._acceptance(request).share_found
         if loss * share_found > self._credit:
             return plan
-        every = _PROBE_EVERY if _may_pay(costs, num_requests, 1, most) else _PROBE_COSTS_EVERY
+        is_worth_it = costs.are_vague or _may_pay(costs, num_requests, 1, most)
+        every = _PROBE_EVERY if is_worth_it else _PROBE_COSTS_EVERY
         self._next_probe = self._num_steps + max(1, round(every * share_found))
         return Plan({**plan.drafts, request.request_id: 1})
 
@@ -127,6 +132,10 @@ class Speculation:
                 shared = self._shared[request.tenant] = Acceptance(self._max_drafts)
             request.acceptance = Acceptance(self._max_drafts, shared)
         return request.acceptance
+
+    def expected(self, step: ScheduledStep) -> float:
+        """How many of the drafts that a step asks for are likely to be found."""
+        return sum(asked * self._acceptance(step.sampled[i]).share_found for i, asked in step.drafts_of.items())
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -142,16 +151,19 @@ class Speculation:
             num_asked += asked
             num_drafted += drafted
             num_accepted += accepted
-            longest = max(longest, asked)
+            longest = max(longest, drafted)
             if self._costs is not None:
                 self._acceptance(step.sampled[i]).learn(asked, drafted, accepted)
         num_requests = step.work.num_decodes - num_asked
         step.work.num_decodes -= num_asked - num_drafted
         if self._costs is None or num_requests <= 0:
             return
-        self._num_since_plain = self._num_since_plain + 1 if num_drafted else 0
+        if not num_drafted:
+            self._plain_due = 0.0
         if seconds > 0 and not step.work.num_prompt_tokens:
             self._costs.learn(num_requests, num_drafted, longest, seconds)
+        else:
+            self._costs.forget_last()
         lost = 0.0
         if num_asked:
             with_drafts = self._costs.drafted(num_requests, num_drafted, longest)

@@ -1,17 +1,20 @@
 """Prometheus metrics of the scheduler. Updated once per step or per request, never per token."""
 
+from collections.abc import Mapping
+
 from prometheus_client import Counter, Gauge, Histogram
 
+from pagewire.loop_histogram import LoopHistogram
 from pagewire.recent import Rate
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.replica_stats import REPLICAS
-from pagewire.services.scheduler.request import FinishReason
+from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import StepClock
-from pagewire.telemetry import LATENCY_BUCKETS
+from pagewire.services.scheduler.tenant_stats import TENANTS
+from pagewire.telemetry import LATENCY_BUCKETS, TOKEN_BUCKETS
 
 _STEP_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 262144)
 
 NUM_RUNNING = Gauge("pagewire:num_requests_running", "Requests that hold a row and KV blocks")
 NUM_WAITING = Gauge("pagewire:num_requests_waiting", "Requests that wait for a row or for KV blocks")
@@ -24,6 +27,15 @@ PREEMPTIONS = Counter("pagewire:num_preemptions", "Times a request lost its KV b
 PREFIX_QUERIES = Counter("pagewire:prefix_cache_queries", "Tokens looked up in the prefix cache")
 PREFIX_HITS = Counter("pagewire:prefix_cache_hits", "Tokens whose KV was found in the prefix cache")
 PROMPT_TOKENS = Counter("pagewire:prompt_tokens", "Prompt tokens of requests that were admitted")
+CACHED_PROMPT_TOKENS = Counter(
+    "pagewire:prompt_tokens_cached", "Prompt tokens of requests that were admitted whose KV was in the prefix cache"
+)
+PROMPT_TOKENS_BY_SOURCE = Counter(
+    "pagewire:prompt_tokens_by_source",
+    "Prompt tokens of requests that were admitted: computed (local_compute) or found in the prefix cache "
+    "(local_cache_hit)",
+    ["source"],
+)
 GENERATION_TOKENS = Counter("pagewire:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS = Counter("pagewire:request_success", "Requests that ended, by reason", ["finished_reason"])
 REFUSALS = Counter(
@@ -37,10 +49,10 @@ EXPIRED = Counter(
     "Requests whose deadline passed while they were waiting, or their prompt or output was computed",
     ["stage"],
 )
-FORECAST_ERROR = Histogram(
+FORECAST_ERROR = LoopHistogram(
     "pagewire:time_to_first_token_forecast_error_seconds",
-    "Time from arrival to the first token less what was forecast",
-    buckets=(-10.0, -3.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "Seconds from a request's arrival to its first token less what was forecast",
+    (-10.0, -3.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
 CONDEMNED = Counter(
     "pagewire:requests_condemned",
@@ -53,27 +65,60 @@ WEIGHTS_REPLACED = Counter("pagewire:weights_replaced", "Times the weights of al
 STEPS = Counter("pagewire:steps", "Steps sent to the executor")
 LATE_STEPS = Counter("pagewire:late_steps", "Steps that were decided too late: the device waited for them")
 STEP_LEAD = Gauge("pagewire:step_lead_seconds", "How long before a long step should end the next one is decided")
-STEP_TOKENS = Histogram("pagewire:iteration_tokens", "Tokens computed per step", buckets=_TOKEN_BUCKETS)
+STEP_TOKENS = Histogram("pagewire:iteration_tokens", "Tokens computed per step", buckets=TOKEN_BUCKETS)
 SCHEDULE_TIME = Histogram("pagewire:schedule_time_seconds", "Time to decide one step", buckets=_STEP_BUCKETS)
 EXECUTE_TIME = Histogram("pagewire:execute_time_seconds", "Device time of one step", buckets=LATENCY_BUCKETS)
 EXECUTE_QUEUE_TIME = Histogram(
     "pagewire:execute_queue_time_seconds", "Time a step waited in the executor's queue", buckets=LATENCY_BUCKETS
 )
-QUEUE_TIME = Histogram(
-    "pagewire:request_queue_time_seconds", "Time from arrival to the first step", buckets=LATENCY_BUCKETS
+QUEUE_TIME = LoopHistogram(
+    "pagewire:request_queue_time_seconds", "Seconds from a request's arrival to its first step", LATENCY_BUCKETS
 )
-PREFILL_TIME = Histogram(
-    "pagewire:request_prefill_time_seconds", "Time from the first step to the first token", buckets=LATENCY_BUCKETS
+PREFILL_TIME = LoopHistogram(
+    "pagewire:request_prefill_time_seconds", "Seconds from a request's first step to its first token", LATENCY_BUCKETS
 )
-INFERENCE_TIME = Histogram(
-    "pagewire:request_inference_time_seconds", "Time from the first step to the end", buckets=LATENCY_BUCKETS
+DECODE_TIME = LoopHistogram(
+    "pagewire:request_decode_time_seconds", "Seconds from a request's first token to its end", LATENCY_BUCKETS
+)
+INFERENCE_TIME = LoopHistogram(
+    "pagewire:request_inference_time_seconds", "Seconds from a request's first step to its end", LATENCY_BUCKETS
+)
+# Of requests that have ended, whatever the reason.
+REQUEST_PROMPT_TOKENS = LoopHistogram("pagewire:request_prompt_tokens", "Tokens of a request's prompt", TOKEN_BUCKETS)
+REQUEST_COMPUTED_PROMPT_TOKENS = LoopHistogram(
+    "pagewire:request_computed_prompt_tokens",
+    "Tokens of a request's prompt whose KV was not in the prefix cache",
+    TOKEN_BUCKETS,
+)
+REQUEST_GENERATION_TOKENS = LoopHistogram(
+    "pagewire:request_generation_tokens", "Tokens of a request's output", TOKEN_BUCKETS
+)
+REQUEST_MAX_TOKENS = LoopHistogram(
+    "pagewire:request_params_max_tokens", "Tokens that a request says its output may have (max_tokens)", TOKEN_BUCKETS
+)
+REQUEST_PREEMPTIONS = LoopHistogram(
+    "pagewire:request_num_preemptions", "Times that a request lost its KV blocks to others", (0, 1, 2, 3, 5, 10)
 )
 # For GetStatus.
 GENERATION_RATE = Rate()
 PROMPT_RATE = Rate()
 _COUNTERS = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS, LATE_STEPS)
 _NOTHING = (0,) * len(_COUNTERS)
+_CACHED = PROMPT_TOKENS_BY_SOURCE.labels("local_cache_hit")
+_COMPUTED = PROMPT_TOKENS_BY_SOURCE.labels("local_compute")
 _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in FinishReason}
+
+
+def on_first_step(request: Request, waited: float, exemplar: Mapping[str, str] | None) -> None:
+    """waited: seconds since its arrival. exemplar: its trace."""
+    num_prompt_tokens, num_cached_tokens = request.num_prompt_tokens, request.num_cached_tokens or 0
+    QUEUE_TIME.observe(waited, exemplar)
+    PROMPT_TOKENS.inc(num_prompt_tokens)
+    PROMPT_RATE.add(num_prompt_tokens)
+    CACHED_PROMPT_TOKENS.inc(num_cached_tokens)
+    _CACHED.inc(num_cached_tokens)
+    _COMPUTED.inc(num_prompt_tokens - num_cached_tokens)
+    TENANTS.on_first_step(request.tenant, num_prompt_tokens, waited)
 
 
 class Stats:
@@ -122,8 +167,17 @@ class Stats:
         EXECUTE_TIME.observe(clock.execute_seconds)
         EXECUTE_QUEUE_TIME.observe(clock.queue_seconds)
 
-    def on_end(self, reason: FinishReason) -> None:
-        _REASONS[reason].inc()
+    def on_end(self, request: Request) -> None:
+        assert request.finish_reason is not None
+        _REASONS[request.finish_reason].inc()
+        TENANTS.on_end(request.tenant, request.num_output_tokens)
+        REQUEST_PROMPT_TOKENS.observe(request.num_prompt_tokens)
+        REQUEST_GENERATION_TOKENS.observe(request.num_output_tokens)
+        REQUEST_PREEMPTIONS.observe(request.num_preemptions)
+        if request.num_cached_tokens is not None:
+            REQUEST_COMPUTED_PROMPT_TOKENS.observe(request.num_prompt_tokens - request.num_cached_tokens)
+        if request.sampling_params.HasField("max_tokens"):
+            REQUEST_MAX_TOKENS.observe(request.sampling_params.max_tokens)
 
     def _present(self) -> list[Replica]:
         return [replica for replica in self._scheduler.replicas if replica.info]

@@ -12,7 +12,7 @@ from pagewire.config import TokenizerConfig
 from pagewire.discovery import Discovery, discover
 from pagewire.errors import StartupError
 from pagewire.keys.interceptor import interceptors
-from pagewire.models import default_served_name, find_model, refuse_remote_code, resolve_model
+from pagewire.models import default_served_name, find_model, resolve_model
 from pagewire.process import release_unused_memory
 from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.services.tokenizer.chat import read_template
@@ -22,6 +22,7 @@ from pagewire.services.tokenizer.images import make_image_reader
 from pagewire.services.tokenizer.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.servicer import InferenceServicer
 from pagewire.services.tokenizer.text_generator import TextGenerator
@@ -93,7 +94,6 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
 
 def _tokenizer_path(config: TokenizerConfig) -> Path:
     """Raises StartupError. --tokenizer may name a directory that holds a tokenizer and no model."""
-    refuse_remote_code(config)
     if config.tokenizer_revision is not None and not config.tokenizer:
         raise StartupError("--tokenizer-revision is that of --tokenizer, which is not given; --revision is the model's")
     if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():
@@ -157,7 +157,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         if server is servers[0] or config.public_admin:
-            server.add_admin("tokenizer", behind, link.describe, replace_behind(behind))
+            server.add_admin("tokenizer", behind, link.describe, replace_behind(behind), ACCOUNTS)
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers

@@ -32,7 +32,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        told = tenants.tell(tenants.present.get(), RequestContext(traceparent=rpc.traceparent_of(context)))
+        told = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
         rpc.set_timeout(told, context)
         submission = GenerateSubmission(request=request, context=told)
         if request.HasField("beam_search"):
@@ -51,17 +51,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.EmbedResponse:
-        return await self._vectors.embed(request, rpc.traceparent_of(context))
+        return await self._vectors.embed(request, rpc.trace_of(context))
 
     async def Classify(
         self, request: inference_pb2.ClassifyRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ClassifyResponse:
-        return await self._vectors.classify(request, rpc.traceparent_of(context))
+        return await self._vectors.classify(request, rpc.trace_of(context))
 
     async def Score(
         self, request: inference_pb2.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ScoreResponse:
-        return await self._vectors.score(request, rpc.traceparent_of(context))
+        return await self._vectors.score(request, rpc.trace_of(context))
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext

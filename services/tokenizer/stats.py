@@ -1,40 +1,12 @@
 """Prometheus metrics of the tokenizer service."""
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from prometheus_client import Counter, Gauge, Histogram
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
-
+from pagewire.loop_histogram import LoopHistogram
 from pagewire.recent import Latencies
-from pagewire.telemetry import LATENCY_BUCKETS
+from pagewire.telemetry import GENAI_DURATION_BUCKETS, LATENCY_BUCKETS
 
 _P = "pagewire:"
-
-
-class LoopHistogram(Collector):
-    """A histogram for what is observed per token: without the lock and the search that cost the library's own
-    microseconds each time. Only the event loop observes."""
-
-    def __init__(self, name: str, documentation: str, buckets: Sequence[float]) -> None:
-        """buckets: upper bounds in ascending order, infinity left out."""
-        self._name = name
-        self._documentation = documentation
-        self._bounds = [bound for bound in buckets if bound != float("inf")]
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-        REGISTRY.register(self)
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        names = [*map(repr, self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
 
 
 EXPIRED = Counter(_P + "tokenizer_prompts_expired", "Requests whose deadline passed while their prompt was prepared")
@@ -73,13 +45,39 @@ UNREAD_CANCELLATIONS = Counter(
 )
 
 TIME_TO_FIRST_TOKEN = Histogram(
-    _P + "time_to_first_token_seconds", "From a request's arrival to its first token", buckets=LATENCY_BUCKETS
+    _P + "time_to_first_token_seconds", "Seconds from a request's arrival to its first token", buckets=LATENCY_BUCKETS
 )
 INTER_TOKEN_LATENCY = LoopHistogram(
-    _P + "inter_token_latency_seconds", "Between two deliveries of tokens to a request", LATENCY_BUCKETS
+    _P + "inter_token_latency_seconds", "Seconds between two deliveries of tokens to a request", LATENCY_BUCKETS
+)
+TIME_PER_OUTPUT_TOKEN = LoopHistogram(
+    _P + "request_time_per_output_token_seconds",
+    "Seconds per token of a request's output behind its first one, on average over the request",
+    LATENCY_BUCKETS,
 )
 E2E_LATENCY = Histogram(
-    _P + "e2e_request_latency_seconds", "From a request's arrival to its end", buckets=LATENCY_BUCKETS
+    _P + "e2e_request_latency_seconds", "Seconds from a request's arrival to its end", buckets=LATENCY_BUCKETS
+)
+
+# OpenTelemetry's, for GenAI.
+_GENAI_LABELS = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_response_model"]
+GENAI_REQUEST_DURATION = Histogram(
+    "gen_ai_server_request_duration_seconds",
+    "Seconds from a generation's arrival to its last token, or to its failure",
+    [*_GENAI_LABELS, "error_type"],
+    buckets=GENAI_DURATION_BUCKETS,
+)
+GENAI_TIME_TO_FIRST_TOKEN = Histogram(
+    "gen_ai_server_time_to_first_token_seconds",
+    "Seconds from a generation's arrival to its first token",
+    _GENAI_LABELS,
+    buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GENAI_TIME_PER_OUTPUT_TOKEN = Histogram(
+    "gen_ai_server_time_per_output_token_seconds",
+    "Seconds per token of a generation behind its first one, on average over the generation",
+    _GENAI_LABELS,
+    buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 
 # For GetStatus.

@@ -27,6 +27,7 @@ from pagewire.services.tokenizer.model_kind import check_generates
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import Prompt, image_urls, room_for, truncated
+from pagewire.services.tokenizer.record import Record
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_limit import Room
 from pagewire.services.tokenizer.text_requests import (
@@ -37,7 +38,7 @@ from pagewire.services.tokenizer.text_requests import (
     sampling_params,
     token_submission,
 )
-from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream, generate_span
+from pagewire.services.tokenizer.text_stream import Deliver, OutputOptions, TextStream
 from pagewire.streams import Draining
 from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2
@@ -195,27 +196,26 @@ class TextGenerator:
         return sum([one.end_early() for one in chosen])
 
     async def _start(self, live: LiveGeneration, submission: GenerateSubmission, deliver: Deliver) -> None:
-        arrived = time.monotonic()
         request = submission.request
-        span = generate_span(submission.context.traceparent)
+        record = Record(submission, self.served_model_names)
         try:
             async with asyncio.timeout(timeout_of(submission.context)):
-                prepared = await self.prepare(submission, span)
+                prepared = await self.prepare(submission, record.span)
             if submission.context.HasField("timeout"):
-                left = error_details.seconds(submission.context.timeout) - (time.monotonic() - arrived)
+                left = error_details.seconds(submission.context.timeout) - (time.monotonic() - record.arrived)
                 submission.context.timeout.CopyFrom(error_details.duration(max(0.0, left)))
-            stream = live.stream = self.make_stream(request, prepared, deliver, span, arrived)
+            stream = live.stream = self.make_stream(request, prepared, deliver, record)
             stream.stop_upstream = live.abort
             stream.prompt_field = prompt_field(request)
             await self._replay(stream, submission.resume_token_ids)
             if not stream.finished:
-                message = token_submission(submission, prepared.prompt, prepared.params, span.traceparent)
+                message = token_submission(submission, prepared.prompt, prepared.params, record.span.trace)
+                record.on_submitted()
                 live.submit(message, stream)
         except asyncio.CancelledError:
-            span.end(error="cancelled")
+            record.on_cancelled()
             raise
         except Exception as error:
-            span.end(error=str(error) or type(error).__name__)
             if isinstance(error, TimeoutError):
                 stats.EXPIRED.inc()
                 why = "the request's time was up while its prompt was prepared; allow it more"
@@ -223,6 +223,7 @@ class TextGenerator:
             if not isinstance(error, RpcError):
                 logger.exception("a request could not be started", extra={"request_id": request.request_id})
                 error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            record.on_error(error)
             deliver(error)
 
     async def prepare(self, submission: GenerateSubmission, span: Span) -> PreparedRequest:
@@ -255,14 +256,13 @@ class TextGenerator:
         request: inference_pb2.GenerateRequest,
         prepared: PreparedRequest,
         deliver: Deliver,
-        span: Span,
-        arrived: float,
+        record: Record,
     ) -> TextStream:
         """For one output."""
         parser = self._parsers.make(request.output_parsing, prepared.prompt.token_ids, tools_of(request))
         text = request.text if request.WhichOneof("prompt") == "text" else None
         return TextStream(
-            self._detokenizers, prepared.options, prepared.prompt.token_ids, deliver, span, arrived, parser, text
+            self._detokenizers, prepared.options, prepared.prompt.token_ids, deliver, record, parser, text
         )
 
     def _add_thinking(
@@ -297,7 +297,7 @@ class TextGenerator:
             raise invalid(
                 "resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them", "prompt"
             )
-        span = Span("tokenizer.encode", parent.traceparent)
+        span = Span("encode", parent.trace)
         try:
             prompt = await self._encoder.encode(request, room, resubmitted=submission.resubmitted)
         except BaseException as error:

@@ -9,6 +9,7 @@ from pagewire.services.tokenizer.chat_messages import check_messages
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.prompts import Prompt
 from pagewire.services.tokenizer.text_stream import OutputOptions
+from pagewire.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
@@ -94,9 +95,9 @@ def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int
 
 
 def token_submission(
-    submission: GenerateSubmission, prompt: Prompt, params: common_pb2.SamplingParams, traceparent: str
+    submission: GenerateSubmission, prompt: Prompt, params: common_pb2.SamplingParams, trace: Trace
 ) -> TokenSubmission:
-    """The request at token level. traceparent: of this service's own span."""
+    """The request at token level. trace: of this service's own span."""
     request = submission.request
     told = TokenSubmission(
         request=TokenRequest(
@@ -111,5 +112,5 @@ def token_submission(
         images=prompt.images,
         weights_version=submission.weights_version,
     )
-    told.context.traceparent = traceparent
+    trace.tell(told.context)
     return told

@@ -4,7 +4,6 @@ What has been returned is a pure function of the output tokens, never of how the
 process resume the request from its tokens alone.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +13,9 @@ from pagewire.services.tokenizer.detokenizer import Detokenizers
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
 from pagewire.services.tokenizer.parsers.reader import Parsed
 from pagewire.services.tokenizer.prompt_logprobs import prompt_logprobs
+from pagewire.services.tokenizer.record import Record
 from pagewire.services.tokenizer.stop import StopChecker, StopHit
 from pagewire.services.tokenizer.text_output import TextDelta, TextOutput
-from pagewire.telemetry import Span
 from pagewire.v1 import common_pb2, inference_pb2
 
 STOP = common_pb2.FINISH_REASON_STOP
@@ -84,13 +83,11 @@ class TextStream:
         options: OutputOptions,
         prompt_token_ids: Sequence[int],
         deliver: Deliver,
-        span: Span,
-        arrived: float,
+        record: Record,
         parser: OutputParser | None = None,
         prompt_text: str | None = None,
     ) -> None:
-        """arrived: time.monotonic() when the request did. parser: of its text; None leaves all of it text. prompt_text:
-        that the prompt was given as, if it was."""
+        """parser: of its text; None leaves all of it text. prompt_text: that the prompt was given as, if it was."""
         self._detokenizers = detokenizers
         self._options = options
         self._text = OutputText(detokenizers, options)
@@ -103,9 +100,7 @@ class TextStream:
         self._usage = common_pb2.Usage(prompt_tokens=len(prompt_token_ids))
         self._deliver = deliver
         self.prompt_field = "prompt_token_ids"  # what the client calls that field of the token level
-        self._span = span
-        self._arrived = arrived
-        self._last_output_time = 0.0
+        self.record = record
         self._has_output = False
         self.finished = False
         # Called when a stop string ends the request, which the scheduler cannot know.
@@ -129,7 +124,25 @@ class TextStream:
         stop_token_id: int | None,
         logprobs: common_pb2.Logprobs | None,
     ) -> None:
-        self._observe(token_ids, cached_tokens)
+        if not self._has_output:
+            # Kept from then on: a request that is computed anew after an interruption hits its own blocks.
+            self._usage.cached_tokens = cached_tokens
+            self._has_output = True
+        if not token_ids:
+            self._take(token_ids, finish_reason, stop_token_id, logprobs)
+            return
+        began = self.record.on_tokens()
+        self._take(token_ids, finish_reason, stop_token_id, logprobs)
+        if not self.finished:
+            self.record.on_text(began)
+
+    def _take(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: common_pb2.FinishReason,
+        stop_token_id: int | None,
+        logprobs: common_pb2.Logprobs | None,
+    ) -> None:
         output = self._text
         texts: list[str] = []
         # The token that ends a generation is counted, but its text is returned only on request.
@@ -176,7 +189,7 @@ class TextStream:
         if self.finished:
             return
         self.finished = True
-        self._span.end(error=error.message)
+        self.record.on_error(error)
         self._deliver(error.renamed("prompt_token_ids", self.prompt_field))
 
     def end_early(self) -> None:
@@ -189,22 +202,7 @@ class TextStream:
         """Nobody wants the rest. Nothing is delivered any more."""
         if not self.finished:
             self.finished = True
-            self._span.end({"pagewire.finish_reason": "abort"})
-
-    def _observe(self, token_ids: Sequence[int], cached_tokens: int) -> None:
-        now = time.monotonic()
-        if not self._has_output:
-            # Kept from then on: a request that is computed anew after an interruption hits its own blocks.
-            self._usage.cached_tokens = cached_tokens
-            self._has_output = True
-        if token_ids:
-            if self._last_output_time:
-                stats.INTER_TOKEN_LATENCY.observe(now - self._last_output_time)
-                stats.RECENT_INTER_TOKEN.observe(now, now - self._last_output_time)
-            else:
-                stats.TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
-                stats.RECENT_FIRST_TOKENS.observe(now, now - self._arrived)
-            self._last_output_time = now
+            self.record.on_cancelled()
 
     def _finish_at(
         self, hit: StopHit, texts: Sequence[str], token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
@@ -220,14 +218,7 @@ class TextStream:
 
     def _finish(self, response: inference_pb2.GenerateResponse) -> None:
         self.finished = True
-        stats.E2E_LATENCY.observe(time.monotonic() - self._arrived)
-        self._span.end(
-            {
-                "gen_ai.usage.input_tokens": self._usage.prompt_tokens,
-                "gen_ai.usage.output_tokens": self._usage.completion_tokens,
-                "pagewire.finish_reason": common_pb2.FinishReason.Name(response.finish_reason),
-            }
-        )
+        self.record.on_end(response.finish_reason, self._usage)
         self._deliver(response)
 
     def _more(self, texts: list[str], token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
@@ -302,7 +293,3 @@ class TextStream:
         return inference_pb2.TokenLogprob(
             token_id=token_id, logprob=logprob, token=data.decode("utf-8", "replace"), token_bytes=data
         )
-
-
-def generate_span(traceparent: str) -> Span:
-    return Span("tokenizer.generate", traceparent, serves=True)

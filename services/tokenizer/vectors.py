@@ -17,6 +17,7 @@ from pagewire.services.tokenizer.text_generator import TextGenerator
 from pagewire.services.tokenizer.vector_batch import VectorBatch
 from pagewire.services.tokenizer.vector_inputs import Inputs, Name, encode, whole_cut
 from pagewire.telemetry import Span
+from pagewire.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.v1.scheduler_pb2 import TokenRequest
@@ -30,12 +31,12 @@ MAX_VECTOR_BYTES = MAX_MESSAGE_BYTES - 32 * MAX_INPUTS
 class _Call:
     """What the parts of one call have in common."""
 
-    def __init__(self, name: str, options: inference_pb2.InputOptions, external_id: str, traceparent: str) -> None:
+    def __init__(self, name: str, options: inference_pb2.InputOptions, external_id: str, trace: Trace) -> None:
         """name: of the call, lower case."""
         self.span_name = f"tokenizer.{name}"
         self.options = options
         self.external_id = external_id
-        self.traceparent = traceparent
+        self.trace = trace
 
     def name_of(self, field: str) -> Name:
         """Of an input of the field, in errors."""
@@ -61,7 +62,7 @@ class Vectors:
     def __init__(self, generator: TextGenerator) -> None:
         self._generator = generator
 
-    async def embed(self, request: inference_pb2.EmbedRequest, traceparent: str) -> inference_pb2.EmbedResponse:
+    async def embed(self, request: inference_pb2.EmbedRequest, trace: Trace) -> inference_pb2.EmbedResponse:
         info = await self._check(request.model, request.inputs, (EMBED,), "inputs")
         num_wanted = info.vector_size
         if request.HasField("dimensions"):
@@ -69,7 +70,7 @@ class Vectors:
             if not 1 <= num_wanted <= info.vector_size:
                 raise invalid(f"dimensions is {num_wanted}; the model's vectors have {info.vector_size}", "dimensions")
         _check_size(len(request.inputs), num_wanted, "inputs")
-        call = _Call("embed", request.options, request.request_id, traceparent)
+        call = _Call("embed", request.options, request.request_id, trace)
         name = request.prompt_name if request.HasField("prompt_name") else None
         prefix = self._prompt(name, request.preferred_prompt_names)
         encoded = await self._encode(call, request.inputs, info, call.name_of("inputs"), prefix)
@@ -80,12 +81,10 @@ class Vectors:
             embeddings=vectors, num_tokens=[len(ids) for ids, _ in encoded], request_id=request.request_id
         )
 
-    async def classify(
-        self, request: inference_pb2.ClassifyRequest, traceparent: str
-    ) -> inference_pb2.ClassifyResponse:
+    async def classify(self, request: inference_pb2.ClassifyRequest, trace: Trace) -> inference_pb2.ClassifyResponse:
         info = await self._check(request.model, request.inputs, (CLASSIFY,), "inputs")
         _check_size(len(request.inputs), info.vector_size, "inputs")
-        call = _Call("classify", request.options, request.request_id, traceparent)
+        call = _Call("classify", request.options, request.request_id, trace)
         encoded = await self._encode(call, request.inputs, info, call.name_of("inputs"))
         scores = await self._vectors(call, encoded)
         return inference_pb2.ClassifyResponse(
@@ -95,9 +94,9 @@ class Vectors:
             request_id=request.request_id,
         )
 
-    async def score(self, request: inference_pb2.ScoreRequest, traceparent: str) -> inference_pb2.ScoreResponse:
+    async def score(self, request: inference_pb2.ScoreRequest, trace: Trace) -> inference_pb2.ScoreResponse:
         info = await self._check(request.model, request.pairs, (CLASSIFY, EMBED), "pairs")
-        call = _Call("score", request.options, request.request_id, traceparent)
+        call = _Call("score", request.options, request.request_id, trace)
         name = call.name_of("pairs")
         for index, pair in enumerate(request.pairs):
             if not (pair.HasField("text") and pair.HasField("text_pair")):
@@ -177,8 +176,8 @@ class Vectors:
 
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:
         """In order. If one fails, or nobody waits any more, all end."""
-        span = Span(call.span_name, call.traceparent, serves=True)
-        context = tenants.tell(tenants.present.get(), common_pb2.RequestContext(traceparent=span.traceparent))
+        span = Span(call.span_name, call.trace, serves=True)
+        context = tenants.tell(tenants.present.get(), span.trace.tell(common_pb2.RequestContext()))
         messages = [
             TokenSubmission(
                 request=TokenRequest(

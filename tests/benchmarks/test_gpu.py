@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import kernels
+from benchmarks.gpu import kernels, speculation
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant
 from benchmarks.gpu.engine import Bench
 from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL
@@ -75,6 +75,21 @@ def test_roofline(model: str, num_reqs: int, milliseconds: float) -> None:
     ceilings = Ceilings(copy=4.3e12, read=4.3e12, matmul=790e12)
     seconds = MODELS[model].roofline_seconds(ceilings, num_reqs, 1024, 2, 2)
     assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
+
+
+def test_drafts_exact_and_timed(tmp_path: Path) -> None:
+    report = Report("speculation", tmp_path, CPU, Budget(60))
+    bench = speculation.Bench(CPU, speculation.SMALL_PLAN, 2, report)
+    methods = ["ngram", "draft_model"]
+    bench.check(methods)
+    bench.run(SMALL_MODEL, methods)
+    assert report.finish([]) == 0
+    rows = results(tmp_path)["rows"]
+    exact = {row["method"]: row["gained"] for row in rows if row["mode"] == "exactness"}
+    assert list(exact) == methods and exact["draft_model"] > 1.5, "its drafts are right"
+    steps = [(row["method"], row["batch"], row["drafts"]) for row in rows if row["mode"] == "step"]
+    drafts = [(method, size, count) for method in methods for size in (1, 3) for count in (1, 2)]
+    assert sorted(steps) == sorted([*drafts, ("plain", 1, 0), ("plain", 3, 0)])
 
 
 def test_window_of_steady_decoding() -> None:

@@ -63,7 +63,7 @@ class SeededExecutor(FakeExecutor):
     def _sample_by_grammar(self, row: FakeRow, history: int, output: Sequence[int]) -> int:
         if id(row) not in self._matchers:
             compiled = compiler(self._model).compile(row.sampling_params.grammar)
-            matcher = GrammarMatcher(compiled.deep_copy(), row.sampling_params, [EOS_TOKEN_ID])
+            matcher = GrammarMatcher(compiled, row.sampling_params, [EOS_TOKEN_ID])
             matcher.advance(output)
             self._matchers[id(row)] = row, matcher
         _, matcher = self._matchers[id(row)]

@@ -16,6 +16,8 @@ from pagewire import config
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 GPU_OVERRIDE = ROOT / "docker-compose.gpu.yml"
+SECRETS_OVERRIDE = ROOT / "docker-compose.secrets.yml"
+ENV_EXAMPLE = ROOT / "deploy" / ".env.example"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 
 CONFIGURATIONS: dict[str, type[config.ServiceConfig]] = {

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from deploy import env_example
 from pagewire import flags
+from pagewire.flags import values
 from pagewire.v1 import executor_pb2, inference_pb2, scheduler_pb2
 from tests.deploy.stack_files import (
     COMPOSE,
     CONFIGURATIONS,
+    ENV_EXAMPLE,
     GPU_OVERRIDE,
+    SECRETS_OVERRIDE,
     container_environment,
     services,
     targets,
@@ -24,8 +29,10 @@ GRPC_SERVICES = {
     "scheduler": scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name,
     "executor": executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
 }
-# A container's port is its own; dummy weights and faults are for tests; code is never trusted.
-NOT_IN_COMPOSE = {"fault_injection", "reuse_port", "seed", "trust_remote_code"}
+# Faults on purpose are for tests; containers are bound to processors by `cpuset`.
+NOT_IN_COMPOSE = {"fault_injection", "cpu_bind"}
+# A text that is read further by its service: any will do here.
+SAMPLE_TEXT = "sample"
 
 
 def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:
@@ -40,7 +47,7 @@ def configuration(name: str, **environ: str) -> Any:
 
 
 def test_compose_files_follow_the_compose_specification():
-    finished = check_schema(COMPOSE, GPU_OVERRIDE)
+    finished = check_schema(COMPOSE, GPU_OVERRIDE, SECRETS_OVERRIDE)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
@@ -64,7 +71,7 @@ def test_the_four_services_start_from_the_executor_on():
 def test_every_variable_is_a_setting_of_its_service_and_every_setting_a_variable(name):
     variables = {variable for variable in services()[name]["environment"] if variable.startswith("PAGEWIRE_")}
     fields = {field.name for field in dataclasses.fields(CONFIGURATIONS[name])} - NOT_IN_COMPOSE
-    assert variables == {flags.environment_name(field) for field in fields}
+    assert variables - {"PAGEWIRE_PROFILE"} == {flags.environment_name(field) for field in fields}
 
 
 @pytest.mark.parametrize("name", LINE)
@@ -72,6 +79,8 @@ def test_services_accept_the_default_environment(name):
     settings = configuration(name)
     assert settings.log_format == "json"
     changed = {"log_format", "host", "admin_host", "listen", "public_listen", "device"}
+    # Every replica that the network knows by the neighbour's name.
+    changed |= {"tokenizer_discovery", "executor_discovery"}
     for field in dataclasses.fields(settings):
         if field.name not in changed and not field.name.endswith("_address"):
             assert getattr(settings, field.name) == field.default, f"{field.name}: a default is stated twice"
@@ -92,6 +101,60 @@ def test_variables_of_the_user_reach_the_services():
     assert configuration("scheduler", **environ).max_num_seqs == 7
     assert configuration("scheduler", **environ).enable_prefix_caching is False
     assert configuration("gateway", **environ).api_key == "secret"
+
+
+def sample(field: dataclasses.Field[Any]) -> str:
+    """A text for the field's variable that means another value than the default."""
+    choices, valid = field.metadata["choices"], field.metadata["valid"]
+    if choices:
+        return next(choice for choice in choices if choice != field.default)
+    if isinstance(field.default, bool):
+        return str(not field.default).lower()
+    if "int" in str(field.type) or "float" in str(field.type):
+        numbers = (64, 32, 7, 1, 2, 0.5)
+        return str(next(n for n in numbers if n != field.default and (valid is None or n in valid)))
+    return SAMPLE_TEXT
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_every_flag_reaches_the_process_in_the_container(name):
+    """From the shell through compose and the image's command line to the configuration that the service begins with."""
+    assert targets()[name].command("ENTRYPOINT")[-1] == name
+    assert "command" not in services()[name] and "entrypoint" not in services()[name]
+    written = yaml.safe_load(COMPOSE.read_text())["services"][name]["environment"]
+    for field in dataclasses.fields(CONFIGURATIONS[name]):
+        variable = flags.environment_name(field.name)
+        if field.name in NOT_IN_COMPOSE or (written[variable] is not None and "${" not in str(written[variable])):
+            continue  # the wiring of the containers, checked below
+        text = sample(field)
+        settings = configuration(name, **{variable: text})
+        assert getattr(settings, field.name) == values.convert(field, text, variable), variable
+
+
+def test_the_example_of_env_lists_what_compose_reads():
+    """After a change: python -m deploy.env_example > deploy/.env.example"""
+    listed = [line[1:].partition("=")[0] for line in ENV_EXAMPLE.read_text().splitlines() if line[1:2].isupper()]
+    assert sorted(listed) == sorted(env_example.variables())
+
+
+def test_secrets_come_from_files_of_their_own():
+    base, override = services(), services(path=SECRETS_OVERRIDE)
+    files = yaml.safe_load(SECRETS_OVERRIDE.read_text())["secrets"]
+    for name, service in override.items():
+        given = container_environment(base[name], {}) | {k: str(v) for k, v in service["environment"].items()}
+        named = set(service["environment"].values())
+        assert named == {f"/run/secrets/{secret}" for secret in service["secrets"]}, "mounted is what is named"
+        assert set(service["secrets"]) <= set(files)
+        settings = flags.parse(CONFIGURATIONS[name], [], prog=name, description="", environ=given)
+        assert settings.ssl_keyfile == "/run/secrets/private-key"
+
+
+def test_replicas_and_limits_are_variables():
+    asked = {"TOKENIZER_REPLICAS": "2", "EXECUTOR_REPLICAS": "3", "EXECUTOR_MEMORY": "8g", "EXECUTOR_CPUS": "4"}
+    stack = services(asked)
+    assert (stack["tokenizer"]["scale"], stack["executor"]["scale"]) == ("2", "3")
+    assert (stack["executor"]["mem_limit"], stack["executor"]["cpus"]) == ("8g", "4")
+    assert configuration("gateway").tokenizer_discovery == configuration("scheduler").executor_discovery == "dns"
 
 
 def test_each_service_is_told_where_its_neighbour_listens():

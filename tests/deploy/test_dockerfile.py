@@ -108,3 +108,10 @@ def test_build_context_holds_what_the_dockerfile_copies():
     sources = {source for target in targets().values() for source, _ in target.copied()}
     assert all(any(source.rstrip("/").startswith(path) for path in kept) for source in sources)
     assert all(any(source.startswith(path) for source in sources) for path in kept), "copied by no stage"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_image_holds_the_bill_of_its_packages(name):
+    (source,) = [copy for copy in targets()[name].all("COPY") if "--from=" in copy]
+    stage = targets()[source.split()[0].removeprefix("--from=")]
+    assert "--output-file /opt/venv/sbom.cdx.json /opt/venv" in stage.all("RUN")[-1], "after the last package"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from pagewire.services.executor.memory import OutOfMemoryError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.startup import ExecutorInfo
+from pagewire.services.executor.step import Step
 from pagewire.services.scheduler import convert
+from pagewire.services.scheduler.outcome import Outputs
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import StepResult
-from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.v1.common_pb2 import Logprobs, SamplingParams
 from tests.services.executor.models.toy import TOY, WINDOW, ToyModel, write_toy
 from tests.services.executor.stepping import CPU, prompt
 
@@ -49,7 +52,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyModel:
 class Line:
     """A scheduler and a runner, with two steps in flight."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, prepare: Callable[[Step], Step] = lambda step: step) -> None:
+        """prepare: what becomes of a step before it is executed."""
+        self._prepare = prepare
+        self.logprobs: dict[int, list[Logprobs]] = {}  # by request id
         self.scheduler = Scheduler(SchedulerConfig(pipeline_depth=2))
         (self.replica,) = self.scheduler.replicas
         self._runner = runner
@@ -59,7 +65,10 @@ class Line:
     def attach(self) -> None:
         runner, limits = self._runner, self._runner.limits
         rows = (limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens)
-        info = ExecutorInfo(1, "toy", limits.max_model_len, 200, (2,), runner.kv_groups, *rows, "cpu", "float32", 1, 1)
+        config = runner.model.config
+        model = ("toy", limits.max_model_len, config.vocab_size, config.eos_token_ids, runner.kv_groups)
+        info = ExecutorInfo(1, *model, *rows, "cpu", "float32", 1, 1)
+        info = replace(info, max_draft_tokens=runner.max_draft_tokens)
         self.scheduler.attach(self.replica, convert.to_executor_info(describe_response(info, first_weights(info))))
 
     def die(self) -> None:
@@ -74,10 +83,16 @@ class Line:
     def generate(
         self,
         prompts: Sequence[list[int]],
-        happening: Callable[[int, list[Request]], None] = lambda step, requests: None,
+        happening: Callable[[int, Sequence[Request]], None] = lambda step, requests: None,
     ) -> list[list[int]]:
         """happening(step, requests): what happens before this step's result arrives."""
-        requests = [Request(100 + index, token_ids, GREEDY) for index, token_ids in enumerate(prompts)]
+        return self.run([Request(100 + index, ids, GREEDY) for index, ids in enumerate(prompts)], happening)
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        happening: Callable[[int, Sequence[Request]], None] = lambda step, requests: None,
+    ) -> list[list[int]]:
         for request in requests:
             self.scheduler.add_request(request)
         for number in count():
@@ -86,13 +101,18 @@ class Line:
                 self.scheduler.check_integrity()
             happening(number, requests)
             if self._in_flight:
-                self.scheduler.update(self.replica, self._in_flight.popleft())
+                self._keep_logprobs(self.scheduler.update(self.replica, self._in_flight.popleft()))
             elif all(request.is_finished for request in requests):
                 break
         return [request.token_ids[request.num_prompt_tokens :] for request in requests]
 
+    def _keep_logprobs(self, outputs: Outputs) -> None:
+        for index, lines in outputs.logprobs.items():
+            kept = self.logprobs.setdefault(outputs.requests[index].request_id, [])
+            kept.append(convert.first_logprobs(lines, outputs.num_tokens[index]))
+
     def _execute(self, step: convert.ScheduledStep) -> StepResult:
-        output = self._runner.execute(step_from_proto(convert.from_step(step, [])))
+        output = self._runner.execute(self._prepare(step_from_proto(convert.from_step(step, []))))
         return convert.to_step_result(result_to_proto(output, output.wait(), 1, 1, None))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
@@ -92,3 +93,24 @@ async def test_one_scrape_shows_every_service(line: Line) -> None:
     services = {sample.labels["service"] for family in families for sample in family.samples}
     assert services == {"gateway", "tokenizer", "scheduler", "executor"}
     assert {"pagewire:num_requests_running", "pagewire:kv_cache_usage_perc", "pagewire:generation_tokens"} <= set(names)
+
+
+async def test_where_a_requests_time_went(line: Line) -> None:
+    body = {"model": "m", "prompt": "One, two,", "max_tokens": 5, "ignore_eos": True, "n": 2}
+    async with httpx.AsyncClient(base_url=line.base_url, timeout=60) as http:
+        answer = (await http.post("/v1/completions", json=body, headers={"X-Request-Id": "ask-me"})).json()
+        response = await http.get(f"/v1/requests/{answer['id']}/explain")
+        text = (await http.get("/v1/requests/ask-me/explain", headers={"accept": "text/plain"})).text
+        unknown = await http.get("/v1/requests/nobody/explain")
+    told = response.json()
+    assert [one["id"] for one in told["outputs"]] == ["ask-me-0", "ask-me-1"]
+    for output in told["outputs"]:
+        names = [phase["name"] for phase in output["phases"]]
+        assert [names[0], names[1], names[-1]] == ["gateway", "tokenize", "between services"]
+        assert {"queue", "prefill", "decode"} <= set(names)
+        assert sum(phase["seconds"] for phase in output["phases"]) == pytest.approx(output["seconds"], rel=0.01)
+        assert sum(phase["share"] for phase in output["phases"]) == pytest.approx(1, rel=0.01)
+        assert output["output_tokens"] == 5 and output["finish_reason"] == "length"
+        assert 0 < output["first_token_seconds"] < output["seconds"] == told["seconds"]
+    assert text == told["text"] and "prefill" in text
+    assert unknown.status_code == 404 and "nobody" in unknown.json()["error"]["message"]

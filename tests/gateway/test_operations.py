@@ -153,9 +153,13 @@ async def test_a_path_cannot_forge_log_lines(client: httpx.AsyncClient, caplog: 
 
 
 async def test_trace_context_passes_through(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    others = {"tracestate": "vendor=1", "baggage": "user=me"}
     for traceparent in (TRACEPARENT, "nonsense"):
-        await client.post("/v1/completions", json={"prompt": "p"}, headers={"traceparent": traceparent})
-    assert [submission.context.traceparent for submission in fake.submissions] == [TRACEPARENT, ""]
+        await client.post("/v1/completions", json={"prompt": "p"}, headers={"traceparent": traceparent, **others})
+    contexts = [submission.context for submission in fake.submissions]
+    assert [context.traceparent for context in contexts] == [TRACEPARENT, ""]
+    assert [context.tracestate for context in contexts] == ["vendor=1", ""]
+    assert [context.baggage for context in contexts] == ["user=me"] * 2
 
 
 async def test_span_of_a_generation(
@@ -180,6 +184,10 @@ async def test_span_of_a_generation(
         "gen_ai.response.finish_reasons": ["length"],
         "gen_ai.usage.input_tokens": len("<user>hi<assistant>"),
         "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 3,
+        "gen_ai.response.model": "fake",
+        "gen_ai.output.type": "text",
+        "server.address": "127.0.0.1",
         "http.response.status_code": 200,
     }
     assert {name: attributes.get(name) for name in expected} == expected
@@ -194,7 +202,8 @@ async def test_span_and_log_of_a_failed_generation(
         await client.post("/v1/completions", json={"prompt": "p", "stream": True})
         await eventually(lambda: len(access_lines(caplog)) == 2)
     refused, cut = exporter.get_finished_spans()
-    assert not refused.status.is_ok and not cut.status.is_ok
+    assert refused.status.is_ok and "error.type" not in refused.attributes, "the client's fault"
+    assert not cut.status.is_ok and cut.attributes["error.type"] == "500"
     assert refused.attributes["http.response.status_code"] == 404
     assert cut.status.description == "broken"
     assert access_lines(caplog)[1].getMessage().endswith("prompt=1 completion=3: broken")

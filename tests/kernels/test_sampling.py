@@ -153,22 +153,22 @@ def test_what_followed_the_last_tokens_before_is_found(texts: list[list[int]], a
 
 @pytest.mark.parametrize("implementation", ALL)
 @pytest.mark.parametrize(
-    ("text", "bounds", "drafts"),
+    ("text", "bounds", "drafts", "found"),
     [
-        ([5, 7, 9, 2, 5, 7], (3, 1), [9, 2, 5, 7]),
-        ([5, 7, 5, 7], (3, 1), [5, 7, 5, 7]),
-        ([1, 2, 3, 8, 3, 9, 2, 3], (2, 1), [8, 3, 9, 2]),  # the longer match, though it is older
-        ([3, 8, 3, 9, 3], (2, 1), [9, 3, 9, 3]),  # the later one
-        ([1, 2, 3, 8, 3], (3, 2), None),
-        ([4], (3, 1), None),
+        ([5, 7, 9, 2, 5, 7], (3, 1), [9, 2, 5, 7], 4),
+        ([5, 7, 5, 7], (3, 1), [5, 7, 5, 7], 4),
+        ([1, 2, 3, 8, 3, 9, 2, 3], (2, 1), [8, 3, 9, 2], 4),  # the longer match, though it is older
+        ([3, 8, 3, 9, 3], (2, 1), [9, 3, 9, 3], 2),  # the later one; one token in common promises no more than two
+        ([1, 2, 3, 8, 3], (3, 2), None, 0),
+        ([4], (3, 1), None, 0),
     ],
 )
 def test_of_all_places_the_latest_of_the_longest_counts(
-    implementation: ModuleType, text: list[int], bounds: tuple[int, int], drafts: list[int] | None
+    implementation: ModuleType, text: list[int], bounds: tuple[int, int], drafts: list[int] | None, found: int
 ):
     rows, num_wanted, token_ids, num_tokens, num_found, *_ = lookup_args([text], [4])
     implementation.look_up_drafts(rows, num_wanted, token_ids, num_tokens, num_found, *bounds)
-    assert num_found.tolist() == [0 if drafts is None else 4]
+    assert num_found.tolist() == [found]
     assert token_ids[0, : len(text) + 4].tolist() == text + (drafts or [text[-1]] * 4)
 
 

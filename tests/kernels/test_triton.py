@@ -5,6 +5,7 @@ Each module runs in a process of its own: Triton decides when a kernel is define
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -16,7 +17,13 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.kernels import aot
 from benchmarks.kernels.compiler import ARCHITECTURES
-from benchmarks.kernels.specializations import all_forms
+from benchmarks.kernels.specializations import (
+    VERIFIED_HEAD_DIMS,
+    all_forms,
+    attention,
+    attention_form,
+    attention_key,
+)
 
 ROOT = Path(__file__).parents[2]
 # Modules with a sweep of random cases beside those that always run.
@@ -83,3 +90,13 @@ def test_ahead_of_time_compilation_of_every_form() -> None:
 def test_record_of_compiled_forms_is_of_this_code() -> None:
     compiled = {(capability, *form) for capability in ARCHITECTURES for form in all_forms(capability)}
     assert aot.recorded() == compiled, "forms have changed: run python -m benchmarks.kernels aot"
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+def test_attention_of_any_number_of_drafts_is_among_the_compiled_forms(capability: int) -> None:
+    compiled = {attention_key(form) for form in attention(capability)}
+    groups, lens = (1, 2, 3, 4, 5, 6, 7, 8, 16), range(2, 17)
+    for head_dim, kv_bytes, group, query_len in itertools.product(VERIFIED_HEAD_DIMS, (1, 2), groups, lens):
+        shape = {"head_dim": head_dim, "kv_bytes": kv_bytes, "block_size": 16, "group": group, "batch": 8}
+        form = attention_form("decode_attention", capability, shape | {"query_len": query_len})
+        assert attention_key(form) in compiled, (head_dim, kv_bytes, group, query_len)

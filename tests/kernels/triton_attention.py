@@ -117,6 +117,16 @@ def padding() -> None:
     check(paged_attention.paged_attention(*batch.args()), batch)
 
 
+def longer_padding() -> None:
+    """Drafts padded to a number of tokens: what has the padding has more of it than anybody may have drafts."""
+    batch = make_batch(
+        [4, 1, 2, 9], [30, 60, 5, 0], num_heads=4, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.float32
+    )
+    dead = torch.tensor([False, False, False, True])
+    batch = replace(batch, seq_lens=batch.seq_lens.masked_fill(dead, 0), max_query_len=4)
+    check(paged_attention.paged_attention(*batch.args()), batch)
+
+
 def select(batch: Batch, requests: list[int]) -> tuple[Batch, list[Tensor]]:
     """The batch of these requests in this order, and the token indices of each in the batch they come from."""
     starts = batch.query_start_loc.tolist()
@@ -172,6 +182,23 @@ CASES: dict[str, Callable[[], None]] = {
     },
     "verification of 2 to 16 tokens": partial(case, [2, 3, 8, 16, 9], [50, 0, 16, 70, 31], (4, 2)),
     "verification in several tiles": partial(case, [16, 7], [40, 9], (8, 1)),
+    **{
+        f"verification, group of {group}, head_dim {head_dim}, fp8 {fp8}, window {window}": partial(
+            case, [16, 2, 9, 5], [40, 70, 3, 0], (group, 1), head_dim, dtype=torch.float16, fp8=fp8, window=window
+        )
+        for group, head_dim, fp8, window in (
+            (1, 64, False, 0),
+            (2, 128, True, 0),
+            (3, 80, False, 20),
+            (4, 96, True, 13),
+            (6, 192, False, 0),
+            (7, 256, True, 30),
+            (8, 64, True, 0),
+            (12, 128, False, 9),
+            (16, 256, False, 0),
+        )
+    },
+    "verification, padding": longer_padding,
     "verification, window": partial(case, [16, 5], [90, 40], (6, 2), window=13),
     "window": partial(case, [1, 30, 1], [200, 60, 3], (3, 1), window=11),
     "window of one token": partial(case, [1, 20, 4], [50, 0, 20], (2, 1), window=1),

@@ -44,8 +44,13 @@ FENCES = {
     "kernels/triton": ["kernels.cpu"],
     "kernels/cpu": ["triton"],
 }
-# What runs in processes of its own, which import what their service does not.
-EXEMPT = {"services/tokenizer/image_processor.py": {"transformers", "numpy"}}
+# What runs in processes of its own, which import what their service does not; and the doctor, who asks the executor's
+# own arithmetic what fits, where that is installed.
+EXEMPT = {
+    "services/tokenizer/image_processor.py": {"transformers", "numpy"},
+    "pagewire/doctor/model.py": {"services", "torch"},
+    "pagewire/doctor/gpu.py": {"torch"},
+}
 # What lies at the top of the repository; `pagewire/` only links to it.
 OURS = {"gateway", "kernels", "quantize", "services", "v1"}
 

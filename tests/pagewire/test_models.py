@@ -11,7 +11,7 @@ import pytest
 
 from pagewire import models, wheel_models
 from pagewire.config import DEFAULT_MODEL, ModelConfigFlags
-from pagewire.errors import ModelNotFoundError, StartupError
+from pagewire.errors import ModelNotFoundError
 from pagewire.models import default_served_name, find_model, resolve_model
 from pagewire.wheel_models import WHEEL_MODELS, License, WheelDirectory, WheelModel, WheelPart
 
@@ -243,13 +243,11 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     flags: dict[str, Any] = {"revision": "v2", "download_dir": str(tmp_path)}
     assert find_model(ModelConfigFlags(model="owner/name", **flags)) == tmp_path
     assert asked["owner/name"]["revision"] == "v2" and asked["owner/name"]["cache_dir"] == tmp_path
+    assert "pytorch_model.bin" not in asked["owner/name"]["allow_patterns"]
+    resolve_model("owner/head", pickled=True)
+    assert "pytorch_model.bin" in asked["owner/head"]["allow_patterns"]
     with pytest.raises(ModelNotFoundError, match=r"revision 'v2': only hub ids have revisions, .* leave --revision"):
         find_model(ModelConfigFlags(model=str(tmp_path), **flags))
-
-
-def test_code_of_checkpoints_is_refused() -> None:
-    with pytest.raises(StartupError, match="--trust-remote-code: code in a checkpoint is never run"):
-        find_model(ModelConfigFlags(trust_remote_code=True))
 
 
 def test_served_names(tmp_path: Path) -> None:

@@ -35,6 +35,12 @@ def test_the_method_follows_from_the_model():
         assert speculation is not None and (speculation.method, speculation.model) == (method, model)
 
 
+def test_vllms_names_of_mtp_layers_mean_the_method():
+    for name in ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp"):
+        speculation = of({"method": name, "num_speculative_tokens": 1})
+        assert speculation is not None and speculation.method == "mtp"
+
+
 def test_one_bound_of_the_lookup_does_not_contradict_the_other():
     high, low = of({"prompt_lookup_min": 9}), of({"prompt_lookup_max": 1})
     assert high is not None and (high.prompt_lookup_min, high.prompt_lookup_max) == (9, 9)

@@ -1,6 +1,7 @@
 // reference.look_up_drafts; the stride is in elements. A row of 8,192 tokens takes a few microseconds: from its end on,
 // as the latest place with all `longest` tokens ends the search.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "replay.h"
@@ -21,7 +22,7 @@ extern "C" void pagewire_look_up_drafts(const int32_t* rows, const int32_t* num_
                 start = at + 1;
             }
         }
-        num_found[b] = most >= shortest ? num_wanted[b] : 0;
+        num_found[b] = most >= shortest ? std::min<int64_t>(num_wanted[b], 2 * most) : 0;
         // What is written may be read again: a text that repeats itself.
         for (int64_t i = 0; i < num_wanted[b]; i++) text[known + i] = text[start + i];
     }

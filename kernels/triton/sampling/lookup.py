@@ -56,7 +56,7 @@ def look_up_drafts_kernel(
     draft = tl.arange(0, DRAFTS)
     mask = draft < num_wanted
     tl.store(text + known + draft, tl.load(text + start + draft % (known - start), mask=mask, other=0), mask=mask)
-    tl.store(num_found_ptr + index, tl.where(is_found, num_wanted, 0).to(tl.int64))
+    tl.store(num_found_ptr + index, tl.where(is_found, tl.minimum(num_wanted, 2 * length), 0).to(tl.int64))
 
 
 def look_up_drafts(

@@ -1,3 +1,4 @@
+from pagewire.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -64,6 +65,60 @@ class ReplaceWeightsResponse(_message.Message):
     num_executors: int
     def __init__(self, version: _Optional[str] = ..., previous_version: _Optional[str] = ..., num_executors: _Optional[int] = ...) -> None: ...
 
+class ExplainRequestRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ExplainRequestResponse(_message.Message):
+    __slots__ = ("accounts",)
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    accounts: _containers.RepeatedCompositeFieldContainer[RequestAccount]
+    def __init__(self, accounts: _Optional[_Iterable[_Union[RequestAccount, _Mapping]]] = ...) -> None: ...
+
+class RequestAccount(_message.Message):
+    __slots__ = ("service", "address", "request_id", "trace_id", "seconds", "phases", "finish_reason", "usage", "first_token_seconds", "detokenize_seconds")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DETOKENIZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    address: str
+    request_id: str
+    trace_id: str
+    seconds: float
+    phases: _containers.RepeatedCompositeFieldContainer[RequestPhase]
+    finish_reason: str
+    usage: _common_pb2.Usage
+    first_token_seconds: float
+    detokenize_seconds: float
+    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., seconds: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[RequestPhase, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., first_token_seconds: _Optional[float] = ..., detokenize_seconds: _Optional[float] = ...) -> None: ...
+
+class RequestPhase(_message.Message):
+    __slots__ = ("name", "start_seconds", "seconds", "num_tokens", "num_chunks", "executor")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start_seconds: float
+    seconds: float
+    num_tokens: int
+    num_chunks: int
+    executor: str
+    def __init__(self, name: _Optional[str] = ..., start_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_chunks: _Optional[int] = ..., executor: _Optional[str] = ...) -> None: ...
+
 class GetMetricsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -97,7 +152,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
-    __slots__ = ("service", "address", "state", "detail", "pid", "uptime_seconds", "tokenizer", "scheduler", "executor")
+    __slots__ = ("service", "address", "state", "detail", "pid", "uptime_seconds", "tokenizer", "scheduler", "executor", "cpus")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +162,7 @@ class ServiceStatus(_message.Message):
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
     service: str
     address: str
     state: ServiceState
@@ -116,7 +172,8 @@ class ServiceStatus(_message.Message):
     tokenizer: TokenizerStatus
     scheduler: SchedulerStatus
     executor: ExecutorStatus
-    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tokenizer: _Optional[_Union[TokenizerStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., executor: _Optional[_Union[ExecutorStatus, _Mapping]] = ...) -> None: ...
+    cpus: str
+    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tokenizer: _Optional[_Union[TokenizerStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., executor: _Optional[_Union[ExecutorStatus, _Mapping]] = ..., cpus: _Optional[str] = ...) -> None: ...
 
 class ExecutorStatus(_message.Message):
     __slots__ = ("ranks",)

@@ -40,6 +40,11 @@ class AdminServiceStub:
                 request_serializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/pagewire.v1.AdminService/ExplainRequest',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pagewire.v1.AdminService/GetStatus',
                 request_serializer=pagewire_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
@@ -58,6 +63,13 @@ class AdminServiceServicer:
 
     def GetMetrics(self, request, context):
         """The service's metrics and those of every service behind it, so that one scrape at the gateway sees the line.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """Where the time of a request went that has ended lately, as this service and every service behind it saw it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,6 +100,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -128,6 +145,33 @@ class AdminService:
             '/pagewire.v1.AdminService/GetMetrics',
             pagewire_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
             pagewire_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/ExplainRequest',
+            pagewire_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

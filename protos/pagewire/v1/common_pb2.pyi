@@ -185,18 +185,22 @@ class Vector(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RequestContext(_message.Message):
-    __slots__ = ("tenant", "tenant_weight", "timeout", "traceparent", "tokens_per_minute")
+    __slots__ = ("tenant", "tenant_weight", "timeout", "traceparent", "tokens_per_minute", "tracestate", "baggage")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    BAGGAGE_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     tenant_weight: float
     timeout: _duration_pb2.Duration
     traceparent: str
     tokens_per_minute: int
-    def __init__(self, tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., tokens_per_minute: _Optional[int] = ...) -> None: ...
+    tracestate: str
+    baggage: str
+    def __init__(self, tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., tokens_per_minute: _Optional[int] = ..., tracestate: _Optional[str] = ..., baggage: _Optional[str] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("code", "message", "violations", "retry_delay")

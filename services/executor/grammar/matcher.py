@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher
@@ -24,7 +24,7 @@ class Matcher(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """From now on any token may follow. Other threads may ask: it does not matter when they notice."""
+        """From now on any token may follow."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """The output has these tokens more."""
@@ -34,6 +34,18 @@ class Matcher(Protocol):
 
         Where nothing is known, because the output has ended or there is an error, any may.
         """
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the output can go on with it. That the mask has it is likely, not certain."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that have to follow, as far as it is quickly known; most often none."""
+
+    def place(self) -> Any:
+        """Where the output is now, for `go_back`."""
+
+    def go_back(self, place: Any) -> None:
+        """The tokens since then are none of the output."""
 
 
 class TokenBits:
@@ -56,9 +68,11 @@ class GrammarMatcher:
     num_free = 0
     is_over = False
 
-    def __init__(self, matcher: LLMatcher, params: SamplingParams, eos_token_ids: Collection[int]) -> None:
-        """matcher: at the grammar's start, and nobody else's."""
-        self._matcher = matcher
+    def __init__(self, compiled: LLMatcher, params: SamplingParams, eos_token_ids: Collection[int]) -> None:
+        """compiled: at the grammar's start, where it stays."""
+        self._compiled = compiled
+        self._matcher = compiled.deep_copy()
+        self._consumed: list[int] = []  # by the matcher
         self._eos_token_ids = frozenset(eos_token_ids)
         self._min_tokens = params.min_tokens
         self._ignores_eos = params.ignore_eos
@@ -80,7 +94,9 @@ class GrammarMatcher:
             self._num_tokens += 1
             if token_id in self._eos_token_ids:
                 self._has_ended = True
-            elif not self._matcher.consume_token(token_id):
+            elif self._matcher.consume_token(token_id):
+                self._consumed.append(token_id)
+            else:
                 self._fail(f"token {token_id} of the output does not fit it")
 
     def fill_mask(self, mask: np.ndarray) -> None:
@@ -94,6 +110,33 @@ class GrammarMatcher:
             mask.fill(-1)
         elif self._ignores_eos or self._num_tokens < self._min_tokens:
             self._put_off_end(mask)
+
+    def allows(self, token_id: int) -> bool:
+        if self._has_ended or self.error:
+            return False
+        if token_id in self._eos_token_ids:
+            return self._matcher.is_accepting()
+        return self._matcher.validate_tokens([token_id]) == 1
+
+    def forced(self) -> Sequence[int]:
+        if self._has_ended or self.error:
+            return ()
+        if self._matcher.is_stopped():  # it is complete, and nothing can be added
+            return sorted(self._eos_token_ids)[:1]
+        return self._matcher.compute_ff_tokens()
+
+    def place(self) -> tuple[int, int, bool, str]:
+        return len(self._consumed), self._num_tokens, self._has_ended, self.error
+
+    def go_back(self, place: tuple[int, int, bool, str]) -> None:
+        num_consumed, self._num_tokens, self._has_ended, self.error = place
+        num_wrong = len(self._consumed) - num_consumed
+        del self._consumed[num_consumed:]
+        if self.error or (not self._matcher.is_error() and (not num_wrong or self._matcher.rollback(num_wrong))):
+            return
+        # It has become too complex on a way that it need not go. A matcher never leaves that state.
+        self._matcher = self._compiled.deep_copy()
+        self._matcher.consume_tokens(self._consumed)
 
     def _keep_allowed(self, mask: np.ndarray, allowed: TokenBits) -> None:
         """Besides, an output whose grammar is complete may end where nothing else is left."""

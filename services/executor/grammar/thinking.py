@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,16 @@ from pagewire.services.executor.grammar.matcher import GrammarMatcher, TokenBits
 from pagewire.v1.common_pb2 import SamplingParams
 
 Mark = tuple[int, ...]
+# What changes as an output grows, beside its tail and the place in the answer's grammar.
+_PROGRESS = (
+    "_num_tokens",
+    "_num_thought",
+    "_thinks",
+    "_closes",
+    "_answers",
+    "_openings",
+    "_may_answer_at_once",
+)
 
 
 class ThinkingMatcher:
@@ -31,6 +42,7 @@ class ThinkingMatcher:
         self._closing: Mark = tuple(thinking.closing.token_ids) or self._end
         self._budget = thinking.budget if thinking.HasField("budget") else None
         self._answer = answer
+        self._num_words = -(-vocab_size // 32)
         self._eos_tokens = TokenBits(eos_token_ids)
         self._end_tokens = TokenBits({*eos_token_ids, *params.stop_token_ids})
         self._min_tokens = params.min_tokens
@@ -45,16 +57,15 @@ class ThinkingMatcher:
         self._openings: set[Mark] = set()
         self._may_answer_at_once = answer is not None and not thinking.begun
         if self._may_answer_at_once:
-            self._openings = self._possible_openings(vocab_size)
+            self._openings = self._possible_openings()
         self.num_free = self._budget if answer is None and self._budget is not None else 0
 
-    def _possible_openings(self, vocab_size: int) -> set[Mark]:
+    def _possible_openings(self) -> set[Mark]:
         """None that begins like an answer: that is what it is then."""
         assert self._answer is not None
-        mask = np.empty(-(-vocab_size // 32), dtype=np.int32)
+        mask = np.empty(self._num_words, dtype=np.int32)
         self._answer.fill_mask(mask)
-        marks = {self._start, self._answer_mark} - {self._end}
-        return {mark for mark in marks if not mask[mark[0] // 32] >> (mark[0] % 32) & 1}
+        return {mark for mark in {self._start, self._answer_mark} - {self._end} if not _has(mask, mark[0])}
 
     @property
     def error(self) -> str:
@@ -112,8 +123,36 @@ class ThinkingMatcher:
         else:
             self._fill_any(mask)
         if self._closes and not self._answers:
-            TokenBits([self._next_of_closing()]).allow(mask)
+            TokenBits(self._rest_of_closing()[:1]).allow(mask)
         TokenBits(mark[self._num_tokens] for mark in self._openings).allow(mask)
+
+    def allows(self, token_id: int) -> bool:
+        if self._answers:
+            return self._answer is None or self._answer.allows(token_id)
+        mask = np.empty(self._num_words, dtype=np.int32)
+        self.fill_mask(mask)
+        return _has(mask, token_id)
+
+    def forced(self) -> Sequence[int]:
+        if self._answers:
+            return self._answer.forced() if self._answer is not None else ()
+        if self._closes and not self._openings:
+            return self._rest_of_closing()
+        if len(self._openings) == 1 and not self._closes and not self._may_answer_at_once:
+            return next(iter(self._openings))[self._num_tokens :]
+        return ()
+
+    def place(self) -> Any:
+        answer = self._answer.place() if self._answer is not None else None
+        return tuple(getattr(self, name) for name in _PROGRESS), tuple(self._tail), answer
+
+    def go_back(self, place: Any) -> None:
+        progress, tail, answer = place
+        for name, value in zip(_PROGRESS, progress, strict=True):
+            setattr(self, name, value)
+        self._tail = deque(tail, self._tail.maxlen)
+        if self._answer is not None:
+            self._answer.go_back(answer)
 
     def _fill_any(self, mask: np.ndarray) -> None:
         """An answer has to come if it has a grammar."""
@@ -123,7 +162,11 @@ class ThinkingMatcher:
             if self._num_tokens < self._min_tokens:
                 self._end_tokens.forbid(mask)
 
-    def _next_of_closing(self) -> int:
+    def _rest_of_closing(self) -> Mark:
         """Behind as much of it as the output ends with."""
         tail, closing = tuple(self._tail), self._closing
-        return closing[max((size for size in range(1, len(closing)) if tail[-size:] == closing[:size]), default=0)]
+        return closing[max((size for size in range(1, len(closing)) if tail[-size:] == closing[:size]), default=0) :]
+
+
+def _has(mask: np.ndarray, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> (token_id % 32) & 1)

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pagewire.process import usable_cores
 from pagewire.services.executor import memory
 from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading import weights_report
 from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head
 from pagewire.services.executor.loading.checkpoint import Checkpoint
-from pagewire.services.executor.loading.quantization.install import (
-    install_jobs,
-    num_weights,
-    random_shards,
-    stored_shards,
-    tensor_specs,
-)
+from pagewire.services.executor.loading.filler import MAX_THREADS, Filler, stored_bytes
+from pagewire.services.executor.loading.quantization.install import num_weights
 from pagewire.services.executor.loading.quantization.registry import check_requested
 from pagewire.services.executor.loading.stages import stage_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
-from pagewire.services.executor.loading.weights.dummy import fill_random
-from pagewire.services.executor.loading.weights.jobs import Progress, run_jobs
+from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
-from pagewire.services.executor.loading.weights.read import read_jobs, staging_for
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
@@ -41,8 +30,6 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
-
-_MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
 
 
 def load_own(
@@ -72,7 +59,7 @@ def load_own(
     # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
     placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts)
     nowhere = replace(placement, device=torch.device("meta"))
-    shapes = _make(checkpoint, config, length, nowhere)
+    shapes = make_own(checkpoint, config, length, nowhere)
     if tensor.size > 1 and shapes.unsplit is not None:
         raise ModelLoadError(
             f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
@@ -81,7 +68,7 @@ def load_own(
     if weights is not None and has_own_head(shapes, weights):
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
         config = config.untied()
-        shapes = _make(checkpoint, config, length, nowhere)
+        shapes = make_own(checkpoint, config, length, nowhere)
     for layer in shapes.attention_layers if fp8_kv_cache else ():
         layer.kv_scales = torch.ones(0)
         layer.kv_spec()
@@ -89,18 +76,18 @@ def load_own(
     if whole_experts:
         _check_experts(checkpoint, shapes)
         # The checkpoint has all of them.
-        whole = _make(checkpoint, config, length, replace(nowhere, tensor=ALONE, whole_experts=False))
+        whole = make_own(checkpoint, config, length, replace(nowhere, tensor=ALONE, whole_experts=False))
     stored = 0 if weights is None else check_tensors(checkpoint.path, weights, whole)
     cache_order = [layer.kv_spec() for layer in shapes.caching_layers] if stage.count > 1 else []
     if stage.count > 1:
         placement = replace(placement, stage=stage_of(whole, stage))
     if stage.count > 1 or whole_experts:
-        shapes = _make(checkpoint, config, length, replace(placement, device=torch.device("meta")))
+        shapes = make_own(checkpoint, config, length, replace(placement, device=torch.device("meta")))
         stored = 0 if weights is None else _quantized_bytes(weights, shapes)
-    memory.check_weights_fit(shapes.weight_bytes + (_dense_bytes(shapes) if dequantize else stored), device)
-    model = _make(checkpoint, config, length, placement)
+    memory.check_weights_fit(shapes.weight_bytes + (dense_bytes(shapes) if dequantize else stored), device)
+    model = make_own(checkpoint, config, length, placement)
     model.cache_order = tuple(dict.fromkeys(cache_order))
-    filler = _Filler(model, device, dequantize, min(_MAX_THREADS[device.type], usable_cores()), progress)
+    filler = Filler(model, device, dequantize, min(MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
     if weights is not None and weights_cache is not None:
         cache = WeightsCache.at(
@@ -128,7 +115,7 @@ def load_own(
     return model
 
 
-def _make(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:
+def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:
     """Without weights."""
     try:
         return ARCHITECTURES[checkpoint.architecture].model(config, length, placement)
@@ -144,39 +131,6 @@ def _check_experts(checkpoint: Checkpoint, model: OwnModel) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Filler:
-    """Fills a model whose tensors are uninitialised and whose quantized weights are missing."""
-
-    model: OwnModel
-    device: torch.device
-    dequantize: bool
-    num_threads: int
-    progress: Progress
-
-    def read(self, path: Path, weights: WeightSource) -> None:
-        """weights: of the checkpoint at `path`."""
-        targets = self.model.load_targets()
-        staging = staging_for(self.device, self.num_threads, targets)
-        jobs = read_jobs(weights, targets, staging, self.model.stored_parts())
-        read = stored_shards(path, weights, self.model.config.dtype, self.device)
-        jobs += install_jobs(self.model.quantized_modules(), read, partial(_stored_bytes, weights), self._dense())
-        run_jobs(jobs, self.num_threads, self.progress)
-        if staging is not None:
-            staging.finish()
-
-    def fill_randomly(self, seed: int) -> None:
-        fill_random(self.model.load_targets(), seed, self.model.stored_parts())
-        read = random_shards(seed, self.model.config.dtype, self.device)
-        jobs = install_jobs(self.model.quantized_modules(), read, num_weights, self._dense())
-        run_jobs(jobs, self.num_threads, self.progress)
-        self.progress(1.0, "random weights")
-
-    def _dense(self) -> Callable[[int, int], Tensor] | None:
-        """Memory for dequantized weights, if they are to be."""
-        return partial(torch.empty, dtype=self.model.config.dtype, device=self.device) if self.dequantize else None
-
-
 def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> int:
     """`max_model_len`, checked against what the model's positions reach."""
     if max_model_len is None:
@@ -189,18 +143,12 @@ def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> in
     return max_model_len
 
 
-def _stored_bytes(weights: WeightSource, shard: Shard) -> int:
-    suffixes = ("weight",) if shard.format is None else tensor_specs(shard)
-    names = [name for suffix in suffixes if (name := f"{shard.name}.{suffix}") in weights.shapes]
-    return int(sum(map(weights.stored_bytes, names)) * shard.share)
-
-
 def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
     shards = (shard for module in model.quantized_modules() for shard in module.shards)
-    return sum(_stored_bytes(weights, shard) for shard in shards if shard.format is not None)
+    return sum(stored_bytes(weights, shard) for shard in shards if shard.format is not None)
 
 
-def _dense_bytes(model: OwnModel) -> int:
+def dense_bytes(model: OwnModel) -> int:
     """Of quantized modules, were they dense."""
     shards = (shard for module in model.quantized_modules() for shard in module.shards)
     return sum(map(num_weights, shards)) * model.config.dtype.itemsize

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -52,8 +53,11 @@ class FeedForward(Protocol):
 class Observer(Protocol):
     """Reads along, for a head that drafts."""
 
-    def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: StepContext) -> None:
-        """Before each layer, of what it is about to get; changes none of it."""
+    def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None:
+        """Before each layer. stream: gives what it is about to get, [num_tokens, hidden_size]."""
+
+    def end(self, hidden: Tensor, context: StepContext) -> None:
+        """Behind the last norm: what logits are made of, [num_tokens, hidden_size]."""
 
 
 class CausalModel(OwnModel):
@@ -91,18 +95,25 @@ class CausalModel(OwnModel):
             hidden = self.through(self.embedded(input_ids, context), stream.residual, context)
         else:
             hidden = self.through(stream.hidden, stream.residual, context)
-        return self.norm.add(hidden, stream.residual) if self.stage.is_last else stream.hidden.copy_(hidden)
+        return self.normed(hidden, stream.residual, context) if self.stage.is_last else stream.hidden.copy_(hidden)
 
     def decode(self, hidden: Tensor, context: StepContext) -> Tensor:
         """As `forward`, from embeddings [num_tokens, hidden_size]."""
         residual = torch.zeros_like(hidden, dtype=self.stream_dtype)
-        return self.norm.add(self.through(hidden, residual, context), residual)
+        return self.normed(self.through(hidden, residual, context), residual, context)
+
+    def normed(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        """Behind the last layer."""
+        normed = self.norm.add(hidden, residual)
+        if self.observer is not None:
+            self.observer.end(normed, context)
+        return normed
 
     def through(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         """What the layers here make of hidden, the output of what was before them."""
         for layer_idx, layer in enumerate(self.layers):
             if self.observer is not None:
-                self.observer.see(layer_idx, hidden, residual, context)
+                self.observer.see(layer_idx, partial(torch.add, residual, hidden), context)
             hidden = layer(hidden, residual, context)
         return hidden
 

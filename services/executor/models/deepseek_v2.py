@@ -25,13 +25,19 @@ from pagewire.services.executor.rope_config import RopeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepseekConfig(DecoderConfig):
-    """`head_dim` is that of the rotary part."""
+class SparseConfig(DecoderConfig):
+    """Of a decoder with routed experts beside shared ones."""
 
-    latent: LatentConfig
     experts: ExpertsConfig
     shared_size: int  # intermediate_size of the shared experts together; 0: there are none
     first_sparse_layer: int  # the first one with experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekConfig(SparseConfig):
+    """`head_dim` is that of the rotary part."""
+
+    latent: LatentConfig
 
 
 def deepseek_v2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekConfig:
@@ -74,6 +80,14 @@ def deepseek_config(
         bias=raw.get("attention_bias", False),
         split=raw.get("kv_b_proj_is_split", False),
     )
+    sparse = sparse_values(raw, decoder, routing, first_sparse_layer=first_sparse_layer)
+    return DeepseekConfig(**vars(decoder), latent=latent, **sparse)
+
+
+def sparse_values(
+    raw: Mapping[str, Any], decoder: DecoderConfig, routing: Routing, *, first_sparse_layer: int
+) -> dict[str, Any]:
+    """The fields that a SparseConfig adds to a decoder's."""
     expert_size = required(raw, "moe_intermediate_size")
     experts = ExpertsConfig(
         num_experts=required(raw, "n_routed_experts"),
@@ -82,13 +96,8 @@ def deepseek_config(
         routing=routing,
         activation=decoder.hidden_act,
     )
-    return DeepseekConfig(
-        **vars(decoder),
-        latent=latent,
-        experts=experts,
-        shared_size=expert_size * optional(raw, "n_shared_experts", 0),
-        first_sparse_layer=first_sparse_layer,
-    )
+    shared_size = expert_size * optional(raw, "n_shared_experts", 0)
+    return {"experts": experts, "shared_size": shared_size, "first_sparse_layer": first_sparse_layer}
 
 
 def _temperature(rope: RopeConfig) -> float:
@@ -103,7 +112,7 @@ class DeepseekMLP:
 
     __slots__ = ("routed", "shared", "sum")
 
-    def __init__(self, config: DeepseekConfig, placement: Placement) -> None:
+    def __init__(self, config: SparseConfig, placement: Placement) -> None:
         self.routed = RoutedMLP(config.experts, placement)
         shared = replace(config, intermediate_size=config.shared_size)
         self.shared = GatedMLP(shared, placement.within("shared_experts")) if config.shared_size else None
@@ -120,18 +129,20 @@ class DeepseekMLP:
             yield from self.shared.leaves()
 
 
-class DeepseekLayer(DecoderLayer):
+class SparseLayer(DecoderLayer):
+    def feed_forward(self, config: DecoderConfig, layer_idx: int, placement: Placement) -> FeedForward:
+        assert isinstance(config, SparseConfig)
+        if layer_idx < config.first_sparse_layer:
+            return super().feed_forward(config, layer_idx, placement)
+        return DeepseekMLP(config, placement.within("mlp"))
+
+
+class DeepseekLayer(SparseLayer):
     def self_attention(
         self, config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement
     ) -> Attention:
         assert isinstance(config, DeepseekConfig) and rotary is not None
         return LatentAttention(config.latent, config.hidden_size, layer_idx, rotary, placement)
-
-    def feed_forward(self, config: DecoderConfig, layer_idx: int, placement: Placement) -> FeedForward:
-        assert isinstance(config, DeepseekConfig)
-        if layer_idx < config.first_sparse_layer:
-            return super().feed_forward(config, layer_idx, placement)
-        return DeepseekMLP(config, placement.within("mlp"))
 
 
 class DeepseekModel(DecoderModel):

@@ -7,14 +7,12 @@ layers, or, behind the last token that the target has computed, the layer's own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.kv_spec import LatentSpec
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
@@ -23,67 +21,41 @@ from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.model_config import ModelLoadError, optional
 from pagewire.services.executor.models.causal import CausalModel
+from pagewire.services.executor.models.draft_head import DraftHead, FeatureMemory
+from pagewire.services.executor.models.gemma2 import GemmaModel
 from pagewire.services.executor.models.llama import llama_config
-from pagewire.services.executor.models.protocol import Leaf, OwnModel
+from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.step_context import StepContext
 
+# Of checkpoints: draft id -> what is to be added for the target's; whether a target's id has a draft id.
+TABLES = ("d2t", "t2d")
 
-class Features:
-    """Keeps the feature of every token that the target computes, in blocks as keys and values are.
 
-    The target calls it, inside of its forward pass, so that recorded steps and graphs do it, too.
-    """
+class Features(FeatureMemory):
+    """What `fc` makes of the target's stream at some places."""
 
     def __init__(self, fc: Linear, size: int, dtype: torch.dtype, layers: tuple[int, ...]) -> None:
         """fc: of the streams before `layers`, rising, side by side."""
-        self.layer_idx = 1
+        super().__init__(size, dtype)
         self._fc, self._layers = fc, layers
-        self._spec = LatentSpec(1, size, dtype)
         self._streams: list[Tensor] = []
 
-    def kv_spec(self) -> LatentSpec:
-        return self._spec
-
-    def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
-        self._memory = kv_cache.flatten(0, 1)  # [slots, size]; of the last block, which nobody has, for padding
-        self._nowhere = len(self._memory) - 1
-        self._group = group
-        self._block_tokens = block_tokens
-
-    def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        return iter(())
-
-    def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: StepContext) -> None:
-        """The stream before a layer of the target is hidden + residual, both [num_tokens, hidden_size]."""
+    def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None:
         if layer_idx not in self._layers:
             return
-        stream = (residual + hidden).to(self._spec.dtype)
-        self._streams += [stream] * self._layers.count(layer_idx)  # of a shallow model two may be one
+        self._streams += [stream().to(self.dtype)] * self._layers.count(layer_idx)  # of a shallow model two may be one
         if layer_idx == self._layers[-1]:
             features = self._fc(torch.cat(self._streams, dim=1))
             self._streams.clear()
-            slots = context.slot_mappings[self._group]
-            self._memory.index_copy_(0, slots.masked_fill(slots < 0, self._nowhere), features)
-
-    def read(self, context: StepContext) -> Tensor:
-        """[num_tokens, size]"""
-        slots = context.slot_mappings[self._group]
-        return self._memory.index_select(0, slots.masked_fill(slots < 0, self._nowhere))
-
-    def write(self, features: Tensor, rows: Tensor, positions: Tensor, block_tables: Tensor) -> None:
-        """features [m, size], of positions int64 [m] of rows int32 [m], -1 = padding; block_tables as
-        `BlockTables.tensor`."""
-        table = block_tables[self._group]
-        places = (positions // self._block_tokens).clamp(max=table.shape[1] - 1)  # of padding they mean nothing
-        blocks = table[rows.clamp(min=0).long(), places].long()
-        slots = blocks * self._block_tokens + positions % self._block_tokens
-        self._memory.index_copy_(0, slots.masked_fill(rows < 0, self._nowhere), features)
+            self.keep(features, context)
 
 
-class Eagle3Head(OwnModel):
+class Eagle3Head(DraftHead):
     """What drafts for one target, whose `features` are the target's `observer`."""
 
-    def __init__(self, raw: Mapping[str, Any], target: CausalModel, max_model_len: int, placement: Placement) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], target: CausalModel | GemmaModel, max_model_len: int, placement: Placement
+    ) -> None:
         """raw: its config.json. Raises ModelLoadError."""
         config = llama_config({**raw, "architectures": ["LlamaForCausalLMEagle3"]}, placement.dtype)
         size, eps = config.hidden_size, config.rms_norm_eps
@@ -91,7 +63,6 @@ class Eagle3Head(OwnModel):
         layer = placement.within("midlayer")
         rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         self.embed = target.embed
-        self.own_embed: Embedding | None = None
         layers = aux_layers(raw, len(target.layers))
         self.fc = Linear(target.config.hidden_size * len(layers), {"fc": size}, placement, bias=False)
         self.features = Features(self.fc, size, placement.dtype, layers)
@@ -112,12 +83,6 @@ class Eagle3Head(OwnModel):
         self.lm_head = Linear(size, {"lm_head": draft_vocab}, placement, bias=False)
         self.token_ids = torch.arange(draft_vocab, device=placement.device)  # of the head's outputs
 
-    def add_embedding(self, placement: Placement) -> None:
-        """Of its own, in place of the target's."""
-        self.embed = self.own_embed = Embedding(
-            "embed_tokens", self.config.vocab_size, self.config.hidden_size, placement
-        )
-
     def leaves(self) -> Iterator[Leaf]:
         if self.own_embed is not None:
             yield self.own_embed
@@ -128,8 +93,6 @@ class Eagle3Head(OwnModel):
         yield from (self.norm, self.lm_head)
 
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        """input_ids int64 [num_tokens]: of each position the next token -> [num_tokens, 2 * hidden_size]: what logits
-        are made of, and the feature of the next position."""
         embedded = self.embed(input_ids)
         residual = self.features.read(context)
         normed = self.hidden_norm.add(torch.zeros_like(residual), residual)
@@ -142,6 +105,9 @@ class Eagle3Head(OwnModel):
         logits = self.lm_head(hidden[:, : self.config.hidden_size].contiguous())
         whole = torch.full((len(hidden), self.config.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
         return whole.index_copy_(1, self.token_ids, logits)
+
+    def ignored(self, name: str) -> bool:
+        return name in TABLES
 
 
 def aux_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ PipeEnd = Callable[[Sequence[int]], Pipe]
 @dataclass(frozen=True)
 class Pipes:
     """The ends that a rank has: to the stages before and behind, and for sampled ids, which go from the leader to each
-    rank of the first stage."""
+    rank of the first stage, or of all stages but its own."""
 
     before: PipeEnd | None = None
     behind: PipeEnd | None = None

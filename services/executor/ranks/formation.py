@@ -27,6 +27,7 @@ _OWN_FLAGS = frozenset(
         *("log_level", "log_format", "otlp_traces_endpoint", "shutdown_timeout", "hang_timeout"),
         *("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
         *("model", "revision", "download_dir", "weights_cache", "num_threads", "cpu_share"),
+        *("cpu_bind", "numa_bind"),
     }
 )
 # Channels in shared memory; of _TENSOR one for each stage, and then one more for each, for weights that are read.
@@ -124,5 +125,5 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
         num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,
         stage=stage_of_rank(config, rank),
-        pipes=pipes_through_torch(config.tensor_parallel_size, config.pipeline_parallel_size, rank),
+        pipes=pipes_through_torch(config, rank),
     )

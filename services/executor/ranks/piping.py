@@ -9,6 +9,7 @@ from functools import partial
 import torch.distributed as dist
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.speculation import Speculation
 from pagewire.services.executor.parallel.group import LEADER
 from pagewire.services.executor.parallel.pipe import Pipe, PipeEnd, Pipes, SharedPipe, make_memory
 from pagewire.services.executor.parallel.torch_pipe import TorchPipe
@@ -21,10 +22,12 @@ _Plan = list[tuple[int, int, str]]
 Ends = dict[int, tuple[int, int]]
 
 
-def plan(tensor: int, stages: int) -> _Plan:
-    """Ranks count from the last stage, whose first is the leader, to the first stage. tensor: ranks of a stage."""
+def plan(tensor: int, stages: int, drafts: bool = False) -> _Plan:
+    """Ranks count from the last stage, whose first is the leader, to the first stage. tensor: ranks of a stage. drafts:
+    whether tokens are drafted, for which all stages need those that are known."""
     streams = [(rank, rank - tensor, "stream") for stage in range(stages - 1, 0, -1) for rank in _ranks(stage, tensor)]
-    return streams + [(LEADER, rank, "tokens") for rank in _ranks(stages - 1, tensor) if stages > 1]
+    told = range(1 if drafts else max(1, stages - 1), stages)
+    return streams + [(LEADER, rank, "tokens") for place in told for rank in _ranks(place, tensor)]
 
 
 def _ranks(place: int, tensor: int) -> range:
@@ -32,7 +35,7 @@ def _ranks(place: int, tensor: int) -> range:
 
 
 def _plan_of(config: ExecutorConfig) -> _Plan:
-    return plan(config.tensor_parallel_size, config.pipeline_parallel_size)
+    return plan(config.tensor_parallel_size, config.pipeline_parallel_size, Speculation.of(config) is not None)
 
 
 def make_ends(config: ExecutorConfig) -> dict[int, Ends]:
@@ -80,11 +83,11 @@ def _shared(connection: int, memory: int, num_places: int, most_bytes: Sequence[
     return SharedPipe(socket.socket(fileno=connection), memory, num_places, most_bytes)
 
 
-def pipes_through_torch(tensor: int, stages: int, rank: int) -> Pipes:
+def pipes_through_torch(config: ExecutorConfig, rank: int) -> Pipes:
     """A rank's, through torch.distributed: each pipe has a process group, so that what goes forward never waits for
     what comes back."""
     made: dict[int, PipeEnd] = {}
-    planned = plan(tensor, stages)
+    planned = _plan_of(config)
     for index, (sender, receiver, _) in enumerate(planned):
         group = dist.new_group([sender, receiver])  # all ranks make all of them
         if rank in (sender, receiver):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.services.executor.models.eagle3 import Eagle3Head
+from pagewire.services.executor import kv_cache
+from pagewire.services.executor.models.draft_head import DraftHead
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
@@ -18,6 +19,11 @@ from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
 from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
+def can_have_drafts(model: Model, pooling: Pooling, group: Group) -> bool:
+    """Whether method ngram would not be refused."""
+    return pooling.generates and group.stage is WHOLE and not kv_cache.has_state(model)
+
+
 def make_proposer(
     speculation: Speculation | None, pooling: Pooling, group: Group, target: Target, drafter: Model | None
 ) -> Proposer | None:
@@ -29,10 +35,11 @@ def make_proposer(
         raise StartupError(
             "--speculative-config: the model is served for vectors, of which nothing can be drafted; leave it out"
         )
-    if group.stage is not WHOLE:
+    if group.stage is not WHOLE and target.device.type != "cpu":
         raise StartupError(
-            "--speculative-config with --pipeline-parallel-size: only the last stage knows which drafts were right; "
-            "leave one of them out, or share the layers with --tensor-parallel-size instead"
+            "--speculative-config with --pipeline-parallel-size on GPUs: how large a step is follows from how many "
+            "drafts were right, for which the host of the first stage would wait; leave one of them out, or share the "
+            "layers with --tensor-parallel-size instead"
         )
     device, most = target.device, speculation.num_speculative_tokens
     if speculation.method == "ngram":
@@ -55,9 +62,6 @@ def make_proposer(
     if speculation.method == "draft_model" and drafter is not None:
         longest = speculation.max_model_len or drafter.config.max_position_embeddings
         return DraftModel(target, drafter, most, min(longest, target.limits.max_model_len))
-    if isinstance(drafter, Eagle3Head):
+    if isinstance(drafter, DraftHead):
         return HeadProposer(target, drafter, most, target.limits.max_model_len)
-    raise StartupError(
-        f"--speculative-config: method {speculation.method} is not supported yet; use ngram, suffix (on CPUs), self, "
-        "draft_model or eagle3"
-    )
+    raise AssertionError(f"method {speculation.method} has no drafter")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from pagewire.services.executor import kv_cache
+from pagewire.services.executor import host_memory, kv_cache
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.layers.kv_spec import CacheSpec, StateSpec
 from pagewire.services.executor.limits import Limits
@@ -85,7 +85,7 @@ class Filled:
             num_computed = int(state.num_computed_tokens[row])
             self._admissions[row] = admissions[index]
             self.rows[row] = num_computed
-            if block_tables.tensor.device.type == "cpu":
+            if host_memory.is_shared(block_tables.tensor.device):
                 blocks = block_tables.tensor[self._group, row].numpy()
                 first_own = -(-num_computed // self._block_size)
                 self._blocks[blocks[first_own : block_tables.num_blocks[row, self._group]]] = 0
@@ -104,7 +104,7 @@ class Filled:
         far."""
         self.rows[row] = end
         start, end = int(self._kept[row]), min(end, num_known)
-        if block_tables.tensor.device.type == "cpu" and end > start:
+        if end > start and host_memory.is_shared(block_tables.tensor.device):
             size = self._block_size
             blocks = block_tables.tensor[self._group, row, start // size : -(-end // size)].numpy()
             self._blocks[blocks[:-1]] = size

@@ -7,10 +7,16 @@ many tokens at once cost little more than one.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Sequence
 
+import numpy as np
+from torch import Tensor
+
+from pagewire.services.executor import host_memory
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.capture_sizes import drafter_shapes
+from pagewire.services.executor.cuda_graphs import Function, Graph
+from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation import draft_cache
@@ -19,6 +25,8 @@ from pagewire.services.executor.speculation.draft_steps import DraftSteps, Targe
 from pagewire.services.executor.step import Step
 
 CATCH_UP = 32
+# Tokens of a request in a captured step: it may lack the drafts of two steps in flight, and no more are a short query.
+MOST_CAPTURED = 16
 
 
 class DraftModel:
@@ -31,7 +39,9 @@ class DraftModel:
         self.max_draft_tokens = max_draft_tokens
         self._target, self._drafter, self._max_len = target, drafter, max_len
         limits = target.limits
-        self.kv_caches = draft_cache.allocate(drafter, target.model, target.num_blocks, limits, target.device)
+        self.kv_caches: Sequence[Tensor] = draft_cache.allocate(
+            drafter, target.model, target.num_blocks, limits, target.device
+        )
         self._group = draft_cache.places(drafter, target.model)[0]
         self._filled = Filled(limits.max_num_seqs, len(self.kv_caches[0]), self._group, limits.block_size)
         self._steps: DraftSteps | None = None
@@ -93,13 +103,13 @@ class DraftModel:
 
     def _num_tokens(self, rows: np.ndarray, state: RequestState) -> tuple[np.ndarray, np.ndarray]:
         """How many each row has at least and at most: what the host can know without waiting."""
-        if self._target.device.type == "cpu":
+        if host_memory.is_shared(self._target.device):
             exact = state.columns.num_tokens.numpy()[rows]
             return exact, exact
         return state.least_num_tokens(rows), state.num_tokens[rows]
 
     def _num_computed(self, rows: np.ndarray, state: RequestState) -> np.ndarray:
-        if self._target.device.type == "cpu":
+        if host_memory.is_shared(self._target.device):
             return state.columns.num_computed_tokens.numpy()[rows]
         return state.num_computed_tokens[rows]
 
@@ -107,6 +117,24 @@ class DraftModel:
         """Of the group that is looked at."""
         groups = np.tile(np.arange(block_tables.num_groups), len(step.num_new_blocks))
         return step.new_block_ids[np.repeat(groups, step.num_new_blocks.ravel()) == self._group]
+
+    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+        return drafter_shapes(sizes, self._target.limits, min(1 + 2 * self.max_draft_tokens, MOST_CAPTURED))
+
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None:
+        if self._steps is not None:
+            self._steps.capture(shapes, progress, record)
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        self._filled.rows[rows] = np.minimum(self._filled.rows[rows], num_tokens)
+
+    def record_missing(self) -> bool:
+        return self._steps is not None and self._steps.record_missing()
 
     def reset(self) -> None: ...
 

@@ -1,28 +1,32 @@
 """Steps of a model that drafts: over the rows of the one it drafts for, with counts of tokens of their own.
 
-A round is a plain step: tokens are drawn with the seeds of the rows, at the positions where the other model will draw
-its own, so with the same noise: where both find the same distribution they draw the same token, greedily or not. Each
-token goes behind the row's known ones, where it is the input of the next round, and a draft in the step that follows.
+A round is a plain step of one token each. Tokens are drawn with the seeds of the rows, at the positions where the other
+model will draw its own, so with the same noise: where both find the same distribution they draw the same token,
+greedily or not. Each token goes behind the row's known ones, where it is the input of the next round, and a draft in
+the step that follows. All rounds are staged together: between two of them the device needs nothing of the host. Of
+several ranks the leader draws, and tells the others, as it does for the other model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.kernels.ops.sampling import MAX_DRAFTS
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps
 from pagewire.services.executor.dummy_step import NO_STEP
-from pagewire.services.executor.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.input_batch import NO_REQUESTS, BatchShape, InputBatch
 from pagewire.services.executor.input_buffers import InputBuffers
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.sampler import sample_tokens
 from pagewire.services.executor.step import Step
 from pagewire.services.executor.upload import upload
 
@@ -47,6 +51,7 @@ class Target:
     device: torch.device
     split_size: int = 0  # as of `ModelRunner`
     steps: Callable[[], Steps] = CudaGraphs  # how those of a model that drafts are launched
+    tokens: Tokens = OWN_TOKENS  # who draws, of several ranks
 
 
 class DraftSteps:
@@ -62,8 +67,29 @@ class DraftSteps:
         self._state, self._block_tables = state, block_tables
         self._rows = _Rows(state, self.reads_ahead)
         self._split_size = target.split_size
-        self._inputs = InputBuffers(limits.max_num_seqs, limits.max_num_batched_tokens, block_tables, device)
+        self._inputs = InputBuffers(
+            limits.max_num_seqs, limits.max_num_batched_tokens, block_tables, device, max_rounds=MAX_DRAFTS
+        )
         self._graphs = target.steps()
+        self._tokens = target.tokens
+
+    @torch.inference_mode()
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None:
+        """CUDA graphs of steps of these shapes, by steps of nobody. The largest comes first."""
+        self._graphs = graphs = CudaGraphs()
+
+        def nobodys_step(shape: BatchShape) -> None:
+            self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
+            self._run(shape)
+
+        for index, shape in enumerate(shapes):
+            progress(index / len(shapes), f"CUDA graph of {shape.num_tokens} tokens, drafting")
+            graphs.capture(shape, record, partial(nobodys_step, shape))
 
     def start(self, num_missing: np.ndarray | None = None) -> None:
         """Takes over how many tokens the rows have. num_missing int64 [max_num_seqs]: how many of them, the last ones,
@@ -82,28 +108,45 @@ class DraftSteps:
 
         is_begun: each has its first draft already.
         """
-        order = np.argsort(-counts, kind="stable")  # who has enough leaves at the end
+        sizes = [int((counts > drafted).sum()) for drafted in range(int(is_begun), int(counts.max(initial=0)))]
+        if not sizes:
+            return
+        indices = np.argsort(-counts, kind="stable")[: sizes[0]]  # who has enough leaves at the end
         num_groups = self._block_tables.num_groups
-        for drafted in range(int(is_begun), int(counts.max(initial=0))):
-            indices = order[: int((counts > drafted).sum())]
-            blocks = without_blocks(len(indices), num_groups) if drafted else with_blocks_of(step, indices)
-            self.run(blocks, batch.rows[indices], np.ones_like(indices), np.arange(len(indices)))
+        blocks = without_blocks(len(indices), num_groups) if is_begun else with_blocks_of(step, indices)
+        staged = _batch(batch.rows[indices], np.ones_like(indices), np.arange(len(indices)))
+        shape = self._graphs.padded(staged.shape)
+        self._inputs.stage_rounds(staged, sizes, blocks, self._block_tables, shape)
+        for index, size in enumerate(sizes):
+            shape = self._graphs.padded(BatchShape.uniform(size))
+            self._inputs.begin_round(index, shape.num_reqs)
+            self._run(shape)
 
     def run(self, step: Step, rows: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray) -> None:
         """A round. rows, query_lens int64 [n]; sampled int64 [m], indices into rows: those that get a token.
 
         step: has the new blocks of these rows, which are counted in the block tables already.
         """
-        num_tokens = int(query_lens.sum())
-        sampled_rows = rows[sampled]
-        batch = InputBatch(
-            rows, query_lens, num_tokens, sampled, sampled_rows, _NONE, None, sampled_rows, None, float(num_tokens)
-        )
+        batch = _batch(rows, query_lens, sampled)
         shape = self._graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_tables, shape)
+        self._run(shape, samples=len(sampled) > 0)
+
+    def _run(self, shape: BatchShape, samples: bool = True) -> None:
+        """The step that is staged."""
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
-        if len(sampled):
+        if samples:
             self._graphs.run("sample", shape, lambda: self._sample(hidden, shape))
+
+    @torch.inference_mode()
+    def record_missing(self) -> bool:
+        """As of `ModelRunner`."""
+        shape = self._graphs.missing()
+        if shape is None:
+            return False
+        self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
+        self._run(shape, samples=shape.is_uniform)
+        return True
 
     def _forward(self, shape: BatchShape) -> Tensor:
         input_ids, context = self._inputs.gather(
@@ -114,7 +157,14 @@ class DraftSteps:
     def _sample(self, hidden: Tensor, shape: BatchShape) -> Tensor:
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
-        return sample_tokens(logits, rows, self._rows.columns, self._state.token_ids)
+        return self._tokens.sample(logits, rows, self._rows.columns, self._state.token_ids, None)
+
+
+def _batch(rows: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray) -> InputBatch:
+    num_tokens, of_sampled = int(query_lens.sum()), rows[sampled]
+    return InputBatch(
+        rows, query_lens, num_tokens, sampled, of_sampled, _NONE, None, of_sampled, None, float(num_tokens)
+    )
 
 
 def with_blocks_of(step: Step, indices: np.ndarray) -> Step:

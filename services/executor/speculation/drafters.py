@@ -11,18 +11,26 @@ import torch
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.models import resolve_model
+from pagewire.models import find_model, resolve_model
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.twins import twins
+from pagewire.services.executor.loading.weights.identity import content_digest
 from pagewire.services.executor.memory import mib
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model, OwnModel
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.group import Group
-from pagewire.services.executor.speculation.load_head import load_eagle3
+from pagewire.services.executor.parallel.stage import WHOLE
+from pagewire.services.executor.served_model import DUMMY
+from pagewire.services.executor.speculation.load_head import load_head
+from pagewire.services.executor.speculation.load_mtp import load_mtp
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import bits_of
 
 logger = logging.getLogger(__name__)
+
+_METHODS = ("self", "draft_model", "eagle3", "mtp")
 
 
 def load_drafter(
@@ -34,40 +42,98 @@ def load_drafter(
     group: Group,
 ) -> Model | None:
     """The model that drafts for the target, if one does. Raises StartupError, or ModelLoadError."""
-    if speculation is None or speculation.method not in ("self", "draft_model", "eagle3"):
+    if speculation is None or speculation.method not in _METHODS:
         return None
-    if group.size > 1:
+    if group.stage is not WHOLE:
         raise StartupError(
-            f"--speculative-config: method {speculation.method} is not supported with several ranks or stages; use "
-            "method ngram, or leave out --tensor-parallel-size and --pipeline-parallel-size"
+            f"--speculative-config: method {speculation.method} is not supported with --pipeline-parallel-size: what "
+            "drafts needs the whole model beside it; use method ngram or suffix, or --tensor-parallel-size instead"
         )
+    if group.size > 1 and device.type == "cuda" and speculation.method != "self":
+        raise StartupError(
+            f"--speculative-config: method {speculation.method} is not supported on several GPUs: what is to be "
+            "computed follows from how many drafts were right, which each process learns at its own time; use method "
+            "ngram or self"
+        )
+    ranks = _ranks_of(speculation, group)
     started = time.perf_counter()
     if speculation.method == "self":
-        drafter: Model = _copy_of(target, speculation.model)
+        drafter: Model = _copy_of(target, speculation.model, ranks)
     else:
-        drafter = _load(speculation, config, target, limits, device)
+        drafter = _load(speculation, config, target, limits, device, ranks)
     seconds = time.perf_counter() - started
-    logger.info("%s drafts: weights of %s, ready in %.1f s", speculation.model, mib(drafter.weight_bytes), seconds)
+    name = speculation.model or speculation.method
+    logger.info("%s drafts: weights of %s, ready in %.1f s", name, mib(own_bytes(drafter, target)), seconds)
     return drafter
 
 
-def _copy_of(target: Model, name: str) -> OwnModel:
+def own_bytes(drafter: Model, target: Model) -> int:
+    """Of weights that are not the target's, too."""
+    if not isinstance(drafter, OwnModel) or not isinstance(target, OwnModel):
+        return drafter.weight_bytes
+    known = {tensor.data_ptr() for tensor, _ in twins(target, target)}
+    parts = [part for module in drafter.modules() for part in module.parts]
+    own = [part for part in parts if any(tensor.data_ptr() not in known for tensor, _ in twins(part, part))]
+    vectors = [vector for vector in drafter.vectors().values() if vector.data_ptr() not in known]
+    return sum(part.nbytes for part in own) + sum(vector.nbytes for vector in vectors)
+
+
+def _ranks_of(speculation: Speculation, group: Group) -> Communicator:
+    """With whom this rank shares the layers of what drafts. Raises StartupError."""
+    wanted, size, method = speculation.draft_tensor_parallel_size, group.tensor.size, speculation.method
+    possible = {"self": (size,), "mtp": (size,), "eagle3": (1,)}.get(method, (1, size))
+    if wanted and wanted not in possible:
+        numbers = " or ".join(map(str, sorted(set(possible))))
+        raise StartupError(
+            f"--speculative-config: draft_tensor_parallel_size {wanted}: with --tensor-parallel-size {size}, method "
+            f"{method} takes {numbers}; leave it out"
+        )
+    return group.tensor if (wanted or possible[-1]) == size else ALONE
+
+
+def _copy_of(target: Model, name: str, ranks: Communicator) -> OwnModel:
     if not isinstance(target, OwnModel):
         raise StartupError(
             f"--speculative-config: {name}: {target.config.architecture} runs in transformers' code, which is not "
             "quantized here; use another method, such as ngram"
         )
-    return quantized_copy(target, bits_of(name))
+    return quantized_copy(target, bits_of(name), ranks)
+
+
+def _path_of(speculation: Speculation, config: ExecutorConfig) -> Path:
+    if speculation.method == "mtp" and not speculation.model:
+        return find_model(config)
+    return resolve_model(
+        speculation.model,
+        speculation.revision or None,
+        config.download_dir,
+        config.accept_license,
+        pickled=speculation.method == "eagle3",
+    )
+
+
+def check_drafters(speculation: Speculation | None, config: ExecutorConfig, group: Group) -> None:
+    """Raises StartupError if ranks do not have the same weights of what drafts, RankLost."""
+    if group.size > 1 and speculation is not None and speculation.method in _METHODS and speculation.method != "self":
+        digest = "" if config.load_format == DUMMY else content_digest(_path_of(speculation, config))
+        group.check_same("weights of the model that drafts", digest)
 
 
 def _load(
-    speculation: Speculation, config: ExecutorConfig, target: Model, limits: Limits, device: torch.device
+    speculation: Speculation,
+    config: ExecutorConfig,
+    target: Model,
+    limits: Limits,
+    device: torch.device,
+    ranks: Communicator,
 ) -> Model:
-    path = resolve_model(speculation.model, speculation.revision or None, config.download_dir, config.accept_license)
+    path = _path_of(speculation, config)
+    if speculation.method == "mtp":
+        return load_mtp(path, config, target, device, ranks)
     if speculation.method == "eagle3":
-        return load_eagle3(Path(path), target, limits.max_model_len, device)
+        return load_head(path, target, limits.max_model_len, device)
     drafter = load_model(
-        Path(path),
+        path,
         dtype=str(target.config.dtype).removeprefix("torch."),
         device=device,
         load_format=config.load_format,
@@ -75,6 +141,7 @@ def _load(
         max_model_len=speculation.max_model_len or None,
         weights_cache=config.weights_cache or None,
         seed=config.seed,
+        tensor=ranks,
     )
     of_target, of_drafter = target.config.vocab_size, drafter.config.vocab_size
     if of_target != of_drafter:

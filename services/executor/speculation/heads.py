@@ -12,7 +12,8 @@ from torch import Tensor
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.models.causal import CausalModel
-from pagewire.services.executor.models.eagle3 import Eagle3Head
+from pagewire.services.executor.models.draft_head import DraftHead
+from pagewire.services.executor.models.gemma2 import GemmaModel
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
@@ -23,7 +24,7 @@ class HeadSteps(DraftSteps):
 
     reads_ahead = 1
 
-    def __init__(self, head: Eagle3Head, target: Target, state: RequestState, block_tables: BlockTables) -> None:
+    def __init__(self, head: DraftHead, target: Target, state: RequestState, block_tables: BlockTables) -> None:
         super().__init__(head, target, state, block_tables)
         self._head = head
 
@@ -40,10 +41,10 @@ class HeadProposer(DraftModel):
 
     lag = 1
 
-    def __init__(self, target: Target, head: Eagle3Head, max_draft_tokens: int, max_len: int) -> None:
+    def __init__(self, target: Target, head: DraftHead, max_draft_tokens: int, max_len: int) -> None:
         super().__init__(target, head, max_draft_tokens, max_len)
         self._head = head
-        assert isinstance(target.model, CausalModel)
+        assert isinstance(target.model, CausalModel | GemmaModel)
         target.model.observer = head.features
 
     def _make_steps(self, state: RequestState, block_tables: BlockTables) -> DraftSteps:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pagewire.kernels import ops
+from pagewire.services.executor import host_memory
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.request_state import RequestState
@@ -37,11 +38,13 @@ class NgramProposer:
         num_found = torch.empty(len(asking), dtype=torch.int64, device=device)
         known, bounds = state.columns.num_tokens, (self._longest, self._shortest)
         ops.look_up_drafts(staged["rows"], staged["num_wanted"], state.token_ids, known, num_found, *bounds)
-        if device.type != "cpu":
+        if not host_memory.is_shared(device):
             return None
         drafted = np.zeros(len(batch.rows), dtype=np.int64)
         drafted[batch.sampled[asking]] = num_found.numpy()
         return drafted
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
 
     def reset(self) -> None: ...
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.cuda_graphs import Function, Graph
+from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import Step
 
@@ -37,6 +40,9 @@ class Proposer(Protocol):
         waiting: the step is then so much smaller. None: as many as asked.
         """
 
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Behind the first num_tokens [n] of these rows [n] stand other tokens than were drafted in this step."""
+
     def reset(self) -> None:
         """All requests are forgotten."""
 
@@ -44,11 +50,48 @@ class Proposer(Protocol):
         """The model has other weights."""
 
 
+@runtime_checkable
+class HasModel(Protocol):
+    """A proposer with a model of its own."""
+
+    kv_caches: Sequence[Tensor]  # beside the target's
+
+    def record_missing(self) -> bool:
+        """As of `ModelRunner`, of a step of this model."""
+
+    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+        """Of its steps beside those of so many requests, falling in tokens."""
+
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None:
+        """After the first step with drafts; without one, there is nothing to capture."""
+
+
 class _NobodyDrafts:
     max_draft_tokens = 0
+    kv_caches: Sequence[Tensor] = ()
+
+    def record_missing(self) -> bool:
+        return False
+
+    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+        return []
+
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None: ...
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         return None
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
 
     def reset(self) -> None: ...
 
@@ -56,3 +99,4 @@ class _NobodyDrafts:
 
 
 NOBODY_DRAFTS: Proposer = _NobodyDrafts()
+NO_MODEL: HasModel = _NobodyDrafts()

@@ -19,20 +19,21 @@ from pagewire.services.executor.layers.routing import Router
 from pagewire.services.executor.layers.weights import Dense, PackedDense, WeightModule
 from pagewire.services.executor.loading.twins import twins
 from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 GROUP_SIZE = 32  # inputs that share a scale and a minimum
 HEAD_BITS = 8  # of the output projection, at least: what it loses is lost for every draft
 _CHUNK = 1 << 24  # weights that are rounded at a time
 
 
-def quantized_copy(model: OwnModel, bits: int) -> OwnModel:
+def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> OwnModel:
     """Of a loaded model, before or after it has a KV cache. Its norms, biases, routers, what is only looked up and
     whatever has no more than `bits` bits already are the model's own tensors; so are its caching layers as a whole.
 
-    Raises StartupError if nothing of it would be smaller.
+    ranks: with those that have the other parts of its layers. Raises StartupError if nothing of it would be smaller.
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor, _ in twins(model, model)}
-    shared |= {id(layer): layer for layer in model.caching_layers}
+    shared |= {id(layer): layer for layer in (*model.caching_layers, ranks)}
     twin: OwnModel = copy.deepcopy(model, shared)
     is_smaller = False
     for module, copied in _pairs(model, twin):

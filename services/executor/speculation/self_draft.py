@@ -8,9 +8,16 @@ prompt and no state of a request beside the model's.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
 from pagewire.errors import StartupError
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.capture_sizes import drafter_shapes
+from pagewire.services.executor.cuda_graphs import Function, Graph
+from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
@@ -36,6 +43,7 @@ class SelfDraft:
         """copy: the target's `quantized_copy` in so many bits."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._copy, self._bits = target, copy, bits
+        self.kv_caches: Sequence[Tensor] = ()
         self._steps: DraftSteps | None = None
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
@@ -45,6 +53,23 @@ class SelfDraft:
             self._steps = DraftSteps(self._copy, self._target, state, block_tables)
         self._steps.start()
         self._steps.draft(step, batch, step.num_draft_tokens)
+
+    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+        return drafter_shapes(sizes, self._target.limits, 1)
+
+    def capture(
+        self,
+        shapes: Sequence[BatchShape],
+        progress: Callable[[float, str], None],
+        record: Callable[[Function], Graph],
+    ) -> None:
+        if self._steps is not None:
+            self._steps.capture(shapes, progress, record)
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
+
+    def record_missing(self) -> bool:
+        return self._steps is not None and self._steps.record_missing()
 
     def reset(self) -> None: ...
 

@@ -1,8 +1,8 @@
 """Suffix decoding: what followed the last tokens most often, in the request's own text and in outputs of others.
 
 As in https://arxiv.org/abs/2411.04975, where the texts are in suffix trees. Here they are rows and arrays that are
-searched, which finds the same places: what is kept are the tokens and no more. The longer the match, the more is
-drafted; where continuations differ, the most frequent one is, as long as its share is large enough.
+searched (`ops.draft_by_suffix`), which finds the same places: what is kept are the tokens and no more. The longer the
+match, the more is drafted; where continuations differ, the most frequent one is, as long as its share is large enough.
 
 Outputs are shared within a domain only (`NewRequest.draft_domain`: tenant and cache salt), since the time that a token
 takes would tell others what was generated.
@@ -14,18 +14,18 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
+from pagewire.kernels import ops
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import NewRequest, Step
 
-_MOST_PLACES = 128  # that are compared in one text, the latest
 _MOST_TOKENS = 1 << 16  # of outputs that a domain has
 _MOST_DOMAINS = 64
 _END = -1  # behind each output; no token
-_NO_PLACES = np.empty(0, dtype=np.int64)
-_NO_DRAFT = np.empty(0, dtype=np.int32)
+_NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
 class SuffixProposer:
@@ -41,6 +41,8 @@ class SuffixProposer:
         self._factor, self._min_probability = factor, min_probability
         self.reset()
 
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
+
     def reset(self) -> None:
         self._requests: dict[int, _Output] = {}  # by id
         self._recent: OrderedDict[int, RecentOutputs] = OrderedDict()  # by domain, the last one used last
@@ -54,32 +56,37 @@ class SuffixProposer:
             self._keep_outputs(state)
         for request in step.new_requests:
             self._requests[request.request_id] = _Output.of(request)
-        token_ids, num_tokens = state.token_ids.numpy(), state.columns.num_tokens.numpy()
-        drafted = None if batch.num_samples is None else np.zeros(len(batch.rows), dtype=np.int64)
-        wanted = np.zeros(len(batch.sampled), dtype=np.int64) if batch.num_samples is None else batch.num_samples - 1
-        for index, row, count in zip(batch.sampled.tolist(), batch.sampled_rows.tolist(), wanted.tolist(), strict=True):
-            output, num_known = self._requests[step.request_ids[index]], int(num_tokens[row])
-            output.follow(token_ids[row, :num_known])
-            if count and drafted is not None:
-                drafts = self.draft(token_ids[row, :num_known], output.domain, count)
-                token_ids[row, num_known : num_known + len(drafts)] = drafts
-                drafted[index] = len(drafts)
+        token_ids, num_tokens = state.token_ids.numpy(), state.columns.num_tokens.tolist()
+        asking: dict[int, list[int]] = {}  # by domain, indices of samples
+        for sample, (index, row) in enumerate(zip(batch.sampled.tolist(), batch.sampled_rows.tolist(), strict=True)):
+            output = self._requests[step.request_ids[index]]
+            output.follow(token_ids[row], num_tokens[row])
+            if batch.num_samples is not None and batch.num_samples[sample] > 1:
+                asking.setdefault(output.domain, []).append(sample)
+        if batch.num_samples is None:
+            return None
+        drafted = np.zeros(len(batch.rows), dtype=np.int64)
+        for domain, samples in asking.items():
+            wanted = batch.num_samples[samples] - 1
+            drafted[batch.sampled[samples]] = self._draft(batch.sampled_rows[samples], wanted, domain, state)
         return drafted
 
-    def draft(self, text: np.ndarray, domain: int, count: int) -> np.ndarray:
-        """int32 [at most count]: what is likely to follow a text int32 [n]."""
-        if len(text) < 2:
-            return _NO_DRAFT
-        starts, length = places(text, text, self._max_depth)
-        of_text = text
-        if (recent := self._recent.get(domain)) is not None:
-            others, longest = places(recent.tokens, text, self._max_depth)
-            if longest > length:
-                of_text, starts, length = recent.tokens, others, longest
-        if not len(starts):
-            return _NO_DRAFT
-        count = min(count, max(1, int(self._factor * length)))
-        return vote(of_text, starts, count, self._min_probability)
+    def _draft(self, rows: np.ndarray, num_wanted: np.ndarray, domain: int, state: RequestState) -> np.ndarray:
+        """int64 [r], how many tokens were drafted of each row of a domain."""
+        recent = self._recent.get(domain)
+        num_found = torch.empty(len(rows), dtype=torch.int64)
+        ops.draft_by_suffix(
+            torch.from_numpy(rows.astype(np.int32)),
+            torch.from_numpy(num_wanted.astype(np.int32)),
+            state.token_ids,
+            state.columns.num_tokens,
+            _NO_TOKENS if recent is None else torch.from_numpy(recent.tokens),
+            num_found,
+            self._max_depth,
+            self._factor,
+            self._min_probability,
+        )
+        return num_found.numpy()
 
     def _keep_outputs(self, state: RequestState) -> None:
         """Of requests that have left. Steps that only free rows ask nobody for drafts."""
@@ -108,10 +115,10 @@ class _Output:
     def of(cls, request: NewRequest) -> _Output:
         return cls(request.draft_domain, request.num_prompt_tokens)
 
-    def follow(self, text: np.ndarray) -> None:
-        """Its row has this text now."""
-        self.tokens += text[self.first :].tolist()
-        self.first = max(self.first, len(text))
+    def follow(self, row: np.ndarray, num_tokens: int) -> None:
+        """Its row has so many tokens now."""
+        self.tokens += row[self.first : num_tokens].tolist()
+        self.first = max(self.first, num_tokens)
 
 
 class RecentOutputs:
@@ -145,43 +152,3 @@ class RecentOutputs:
             self._memory, self._start, self._end = memory, 0, len(kept)
         self._memory[self._end : self._end + len(added)] = added
         self._end += len(added)
-
-
-def places(text: np.ndarray, ended: np.ndarray, max_depth: int) -> tuple[np.ndarray, int]:
-    """Where text int32 [n] goes on behind the last tokens of another one [m], m >= 2, or the same: int64 [p], those
-    with most tokens in common; and how many these are, 2 to max_depth. None: [0], 0."""
-    if len(text) < 3:
-        return _NO_PLACES, 0
-    # What would follow must be there.
-    starts = np.flatnonzero((text[1:-1] == ended[-1]) & (text[:-2] == ended[-2])) + 2
-    if not len(starts):
-        return _NO_PLACES, 0
-    starts = starts[-_MOST_PLACES:]
-    depth = min(max_depth, len(ended))
-    back = np.arange(1, depth + 1)
-    at = starts[:, None] - back
-    is_same = (text[np.maximum(at, 0)] == ended[-back]) & (at >= 0)
-    common = np.where(is_same.all(1), depth, is_same.argmin(1))
-    longest = int(common.max())
-    return starts[common == longest], longest
-
-
-def vote(text: np.ndarray, starts: np.ndarray, count: int, min_probability: float) -> np.ndarray:
-    """int32 [at most count]: the most frequent of what follows each start in a text, token by token, as long as so
-    large a share of all goes on like this. Of equally frequent ones, the lowest id, so that all ranks agree."""
-    at = starts[:, None] + np.arange(count)
-    followers = np.where(at < len(text), text[np.minimum(at, len(text) - 1)], _END)
-    draft: list[int] = []
-    for index in range(count):
-        tokens = followers[:, index]
-        token = int(tokens[-1])
-        if (tokens != token).any():
-            values, counts = np.unique(tokens[tokens != _END], return_counts=True)
-            if not len(values):
-                break
-            token = int(values[counts.argmax()])
-            followers = followers[tokens == token]
-        if token == _END or len(followers) < min_probability * len(starts):
-            break
-        draft.append(token)
-    return np.array(draft, dtype=np.int32)

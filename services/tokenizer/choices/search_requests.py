@@ -5,7 +5,6 @@ this service dies begins again, and ends as it would have.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 import grpc
@@ -17,12 +16,12 @@ from pagewire.services.tokenizer.choices.beam_search import BeamSearch, Continua
 from pagewire.services.tokenizer.choices.choices import num_outputs
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.prompts import Prompt
+from pagewire.services.tokenizer.record import Record, Unrecorded
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
 from pagewire.services.tokenizer.text_generator import PreparedRequest, TextGenerator
 from pagewire.services.tokenizer.text_output import TextOutput
 from pagewire.services.tokenizer.text_requests import token_submission
-from pagewire.services.tokenizer.text_stream import generate_span
-from pagewire.telemetry import Span
+from pagewire.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
 
@@ -35,26 +34,32 @@ _REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty":
 async def searched(generator: TextGenerator, submission: GenerateSubmission) -> list[inference_pb2.GenerateResponse]:
     """The outputs that a request's beam search finds, each in one response, the best first. Raises RpcError."""
     _check(submission.request)
-    arrived = time.monotonic()
-    span = generate_span(submission.context.traceparent)
+    record = Record(submission, generator.served_model_names)
     try:
         with generator.composing(submission):
-            responses = await _searched(generator, submission, span, arrived)
-    except BaseException as error:
-        span.end(error=str(error) or type(error).__name__)
+            responses = await _searched(generator, submission, record)
+    except asyncio.CancelledError:
+        record.on_cancelled()
         raise
-    span.end()
+    except Exception as error:
+        record.on_error(error)
+        raise
+    usage = common_pb2.Usage()
+    usage.CopyFrom(responses[0].usage)
+    usage.completion_tokens = sum(response.usage.completion_tokens for response in responses)
+    record.on_end(responses[0].finish_reason, usage)
     return responses
 
 
 async def _searched(
-    generator: TextGenerator, submission: GenerateSubmission, span: Span, arrived: float
+    generator: TextGenerator, submission: GenerateSubmission, record: Record
 ) -> list[inference_pb2.GenerateResponse]:
     request = submission.request
-    prepared = await generator.prepare(submission, span)
+    prepared = await generator.prepare(submission, record.span)
     info = await generator.link.wait_for_model()
     search, num_logprobs = _begin(info, request, prepared)
-    steps = _Steps(generator.link, submission, prepared, num_logprobs, span.traceparent)
+    steps = _Steps(generator.link, submission, prepared, num_logprobs, record.span.trace)
+    record.on_submitted()
     while search.running:
         continuations = await steps.continuations(search.running)
         if len(steps.weights_versions) > 1:  # they were replaced meanwhile: probabilities of both do not compare
@@ -64,7 +69,7 @@ async def _searched(
             search.advance(continuations)
     responses = []
     for index, output in enumerate(search.outputs):
-        response = _response(generator, request, prepared, output, Span("tokenizer.output", span.traceparent), arrived)
+        response = _response(generator, request, prepared, output)
         response.usage.cached_tokens = steps.num_cached_tokens
         response.index = index
         response.weights_version = min(steps.weights_versions, default="")
@@ -136,7 +141,7 @@ class _Steps:
         submission: GenerateSubmission,
         prepared: PreparedRequest,
         num_logprobs: int,
-        traceparent: str,
+        trace: Trace,
     ) -> None:
         self._link = link
         self._submission = submission
@@ -144,7 +149,7 @@ class _Steps:
         self._params = common_pb2.SamplingParams(
             temperature=1, max_tokens=1, seed=0, logprobs=num_logprobs, priority=prepared.params.priority
         )
-        self._traceparent = traceparent
+        self._trace = trace
         self._affinity = affinity_of(submission) if len(link.peers) > 1 else None
         self.num_cached_tokens = 0  # of the prompt, when it was first seen
         self.weights_versions: set[str] = set()  # of the weights that have answered
@@ -157,7 +162,7 @@ class _Steps:
         try:
             for hypothesis, next_token in zip(hypotheses, asked, strict=True):
                 prompt = Prompt(self._prompt_token_ids + hypothesis.token_ids)
-                message = token_submission(self._submission, prompt, self._params, self._traceparent)
+                message = token_submission(self._submission, prompt, self._params, self._trace)
                 # The search was let in with its first token.
                 message.resubmitted = message.resubmitted or self._has_begun
                 one = SubmittedRequest(message, next_token, self._affinity)
@@ -218,12 +223,10 @@ def _response(
     request: inference_pb2.GenerateRequest,
     prepared: PreparedRequest,
     output: Hypothesis,
-    span: Span,
-    arrived: float,
 ) -> inference_pb2.GenerateResponse:
     """As if a request had sampled it."""
     said: list[TextOutput] = []
-    stream = generator.make_stream(request, prepared, said.append, span, arrived)
+    stream = generator.make_stream(request, prepared, said.append, Unrecorded())
     params, last = prepared.params, output.token_id
     info = generator.link.model_info
     ends = last in params.stop_token_ids or (not params.ignore_eos and info is not None and last in info.eos_token_ids)

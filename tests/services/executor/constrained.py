@@ -11,6 +11,7 @@ import jsonschema
 from pagewire.services.executor.kv_cache import KVGroup
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.startup import ExecutorInfo
 from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
@@ -74,7 +75,9 @@ def save_constrained(path: Path) -> LoadedTokenizer:
     return tokenizer
 
 
-def constrained_runner(path: Path, num_blocks: int = 320) -> tuple[ModelRunner, ExecutorInfo]:
+def constrained_runner(
+    path: Path, num_blocks: int = 320, proposer: Proposer | None = None
+) -> tuple[ModelRunner, ExecutorInfo]:
     """What an executor starts with. Always the same weights, in a model of its own: its layers have the runner's KV
     cache."""
     model = tiny_llama(path, vocab_size=VOCAB_SIZE, eos_token_id=EOS, max_position_embeddings=MAX_MODEL_LEN)
@@ -92,8 +95,9 @@ def constrained_runner(path: Path, num_blocks: int = 320) -> tuple[ModelRunner, 
         dtype="float32",
         weight_bytes=1,
         kv_cache_bytes=1,
+        max_draft_tokens=0 if proposer is None else proposer.max_draft_tokens,
     )
-    return ModelRunner(model, LIMITS, num_blocks, CPU), info
+    return ModelRunner(model, LIMITS, num_blocks, CPU, proposer=proposer), info
 
 
 def fits(grammar: Grammar, text: str) -> bool:

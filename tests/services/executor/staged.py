@@ -19,7 +19,7 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Failure, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.parallel.stage import Stage
-from pagewire.services.executor.parallel.tokens import tokens_of
+from pagewire.services.executor.parallel.tokens import Tokens, tokens_of
 from pagewire.services.executor.pipeline import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.ranks.formation import group_with_memory, make_memory
 from pagewire.services.executor.ranks.piping import make_ends, pipes_of
@@ -79,18 +79,22 @@ def joined_runners(
     stages: int,
     limits: Limits,
     num_blocks: int,
-    make_proposer: Callable[[], Proposer | None] = lambda: None,
+    make_proposer: Callable[[Group, Model, Tokens], Proposer | None] = lambda group, model, tokens: None,
+    max_draft_tokens: int | None = None,
 ) -> list[ModelRunner]:
     """Joined as processes are, through memory and sockets. load: the part of a rank."""
-    config = ExecutorConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    config = ExecutorConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages, spec_tokens=max_draft_tokens)
     memory, ends = make_memory(config), make_ends(config)
     failure = Failure(memory)
     runners = []
     for rank in reversed(range(config.num_ranks)):
         group = group_with_memory(config, rank, memory, failure, pipes_of(ends, rank, config))
         model = load(group)
-        stage, tokens = stage_in(group, model, limits, CPU), tokens_of(group, limits.max_num_seqs, CPU)
-        proposer = make_proposer()
+        stage, tokens = (
+            stage_in(group, model, limits, CPU, max_draft_tokens or 0),
+            tokens_of(group, limits.max_num_seqs, CPU),
+        )
+        proposer = make_proposer(group, model, tokens)
         runners.append(ModelRunner(model, limits, num_blocks, CPU, stage=stage, tokens=tokens, proposer=proposer))
     return runners
 

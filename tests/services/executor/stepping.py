@@ -173,6 +173,10 @@ class Driver:
     def blocks(self, request_id: int) -> list[int]:
         return self._blocks_of[request_id]
 
+    @property
+    def num_steps(self) -> int:
+        return self._step_id
+
     def launch(self, scheduled: Mapping[int, int], drafts: Mapping[int, int] | None = None) -> StepOutput:
         """Executes one step with num_scheduled_tokens by request id, without looking at what it samples.
 

@@ -1,6 +1,6 @@
 """Which decode steps are captured; what is refused is in test_startup.py."""
 
-from pagewire.services.executor.capture_sizes import capture_sizes
+from pagewire.services.executor.capture_sizes import capture_sizes, draft_sizes
 
 
 def test_default_capture_sizes():
@@ -15,3 +15,12 @@ def test_default_capture_sizes():
 
 def test_capture_sizes_as_asked():
     assert capture_sizes((8, 1, 8, 3), None, 8) == capture_sizes((8, 1, 8, 3), 8, 8) == (1, 3, 8)
+
+
+def test_tokens_with_drafts():
+    assert draft_sizes((1, 2, 4, 8), 3, 8192) == (2, 4, 8, 16, 24, 32)
+    assert draft_sizes((1,), 5, 8192) == (2, 4, 6)
+    sizes = draft_sizes(capture_sizes(None, None, 256), 5, 8192)
+    assert (sizes[0], sizes[-1], len(sizes)) == (2, 512, 50), "larger steps keep the device busy"
+    assert draft_sizes((1, 2, 4, 8), 3, 20) == (2, 4, 8, 16, 20)
+    assert draft_sizes((1, 2), 0, 8192) == draft_sizes((), 3, 8192) == ()

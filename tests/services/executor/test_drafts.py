@@ -128,12 +128,12 @@ DRIVERS = [
 ]
 
 
-@NEEDS_COMPILER
-def test_drafts_of_any_numbers_are_replayed(model: DecoderModel, plain: Callable[[str, int], list[int]]) -> None:
-    """Once shapes were recorded while nobody waited, whoever has how many."""
-    driver = recorded_driver(
-        model, KnownTexts([prompt(5 + seed, seed) + plain("greedy", seed) for seed in (0, 1)], 0.7)
-    )
+@pytest.mark.parametrize("make", DRIVERS[1:])
+def test_drafts_of_any_numbers_are_replayed(
+    model: DecoderModel, plain: Callable[[str, int], list[int]], make: Callable[[DecoderModel, KnownTexts], Driver]
+) -> None:
+    """Once shapes were recorded, at start or while nobody waited, whoever has how many."""
+    driver = make(model, KnownTexts([prompt(5 + seed, seed) + plain("greedy", seed) for seed in (0, 1)], 0.7))
     while driver.runner.record_missing():
         pass
     for request_id in (0, 1):
@@ -217,22 +217,23 @@ def test_text_equals_plain_decoding(
         assert tokens == plain(kinds[request_id % len(kinds)], request_id)[: len(tokens)], kinds[request_id % 6]
 
 
-def test_steps_with_as_many_drafts_are_replayed(model: DecoderModel, plain: Callable[[str, int], list[int]]) -> None:
-    texts = [prompt(5 + seed, seed) + plain("greedy", seed) for seed in range(3)]
+def test_steps_with_drafts_are_replayed_by_their_tokens(
+    model: DecoderModel, plain: Callable[[str, int], list[int]]
+) -> None:
+    texts = [prompt(5 + seed, seed) + plain("greedy", seed) for seed in range(8)]
     before = graph_steps("captured")
     driver = graph_driver(model, KnownTexts(texts, 0.5))
-    assert graph_steps("captured") == before + 2 * 4, "without drafts and with three"
-    for request_id in range(3):
+    assert graph_steps("captured") == before + 4 + 6, "1 to 7 requests, and 2 to 28 tokens with drafts"
+    for request_id in range(8):
         driver.add(request_id, prompt(5 + request_id, request_id))
-    driver.step({0: 5, 1: 6, 2: 7})
+    driver.step({request_id: 5 + request_id for request_id in range(8)})
     replayed, eager = graph_steps("replayed"), graph_steps("eager")
-    driver.step(dict.fromkeys(range(3), 4), dict.fromkeys(range(3), 3))  # padded to 4 requests
-    driver.step(dict.fromkeys(range(2), 4), dict.fromkeys(range(2), 3))
-    driver.step(dict.fromkeys(range(2), 1))
+    driver.step(dict.fromkeys(range(3), 4), dict.fromkeys(range(3), 3))  # padded to 16
+    driver.step(dict.fromkeys(range(2), 3), dict.fromkeys(range(2), 2))
+    driver.step({0: 4} | dict.fromkeys(range(1, 8), 1), {0: 3})  # more requests than are captured without
     assert (graph_steps("replayed"), graph_steps("eager")) == (replayed + 3, eager)
-    driver.step({0: 3, 1: 3}, {0: 2, 1: 2})  # was not captured
-    driver.step({0: 4, 1: 1}, {0: 3})
-    assert (graph_steps("replayed"), graph_steps("eager")) == (replayed + 3, eager + 2)
+    driver.step(dict.fromkeys(range(8), 4), dict.fromkeys(range(8), 3))  # more than were captured
+    assert (graph_steps("replayed"), graph_steps("eager")) == (replayed + 3, eager + 1)
     for request_id, tokens in driver.tokens.items():
         assert tokens == plain("greedy", request_id)[: len(tokens)]
 

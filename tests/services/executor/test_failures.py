@@ -150,6 +150,18 @@ class BrokenMatcher:
         mask.fill(0)
         TokenBits([5]).allow(mask)
 
+    def allows(self, token_id: int) -> bool:
+        return token_id == 5
+
+    def forced(self) -> Sequence[int]:
+        return [5]
+
+    def place(self) -> int:
+        return self._num_tokens
+
+    def go_back(self, place: int) -> None:
+        self._num_tokens = place
+
 
 def test_a_grammar_that_raises_fails_alone(model: DecoderModel) -> None:
     driver = make_driver(model)

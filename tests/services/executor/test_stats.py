@@ -74,8 +74,10 @@ def test_a_traced_request_has_one_span_from_its_first_step_to_its_end(exporter: 
     assert not exporter.get_finished_spans()
     spans.update(replace(step_of(), finished_request_ids=[3, 4]))
     (span,) = exporter.get_finished_spans()
-    assert span.name == "executor.request" and f"{span.context.trace_id:032x}" == TRACE_ID
-    assert span.attributes == {"request_id": 3} and span.status.is_ok
+    assert span.name == "execute" and f"{span.context.trace_id:032x}" == TRACE_ID
+    assert span.attributes is not None
+    assert span.attributes["pagewire.request_id"] == 3 and span.attributes["rpc.response.status_code"] == "OK"
+    assert span.status.is_ok
 
 
 def test_spans_end_with_the_stream(exporter: InMemorySpanExporter):

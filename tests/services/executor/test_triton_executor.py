@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pagewire.tokenizer_files.loading import load_tokenizer
-from tests.services.executor import triton_grammars, triton_states
+from tests.services.executor import triton_grammars, triton_speculation, triton_states
 from tests.services.executor.triton_executor import MODELS, generate
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -59,6 +59,21 @@ def test_grammars_on_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path) 
     digits, boolean, free = (decode(tokens, skip_special_tokens=True) for tokens in answer["tokens"])
     assert re.match("[0-9]{3}-[0-9]{2}", digits) and re.match("true|false", boolean)
     assert not re.match("[0-9]{3}-|true|false", free)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["draft_model", *(pytest.param(method, marks=pytest.mark.slow) for method in ("ngram", "self", "eagle3"))],
+)
+def test_drafts_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, method: str) -> None:
+    answer = answer_of("triton_speculation", tmp_path, method, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
+    assert answer["backend"] == "triton"
+    tokens, drafts = triton_speculation.generate(tmp_path, method, depth=1)
+    for mine, expected in zip(answer["tokens"], tokens, strict=True):
+        both = min(len(mine), len(expected))
+        assert both > 3 and mine[:both] == expected[:both]
+    if method in ("draft_model", "eagle3"):  # on CPUs, some are left out of one, and those of the other are rougher
+        assert (answer["tokens"], answer["drafts"]) == (tokens, drafts)
 
 
 @pytest.mark.parametrize(("model", "max_num_seqs"), [("llama", 1), ("llama", 130), ("mixtral", 130)])

@@ -118,6 +118,17 @@ def test_a_smaller_step_of_the_same_magnitude_takes_less() -> None:
     assert num_late(run.idle) < 0.2 * len(run.idle)
 
 
+def test_drafts_that_are_seldom_found_are_not_waited_for() -> None:
+    """All steps ask for seven, but few have some: after one that took long, the next is guessed to be a short one."""
+    pacer, now = Pacer(2), 0.0
+    for found in [0] * 50 + [7, 0]:
+        pacer.on_sent(1, now, num_drafts=0.2)
+        now += (seconds := 0.1 if found else 0.05)
+        pacer.on_result(seconds, 0.0, now, found)
+    pacer.on_sent(1, now, num_drafts=0.2)
+    assert 0.04 < pacer.hold(now) < 0.05
+
+
 def test_nothing_is_held_with_one_step_in_flight_at_a_time() -> None:
     pacer = Pacer(1)
     for now in range(3):

@@ -823,7 +823,10 @@ async def test_a_defect_while_encoding_ends_the_spans(make_line, pool, spans, mo
     async with make_line().running(pool=pool) as line:
         assert (await code_of(line.generate(text=1000 * "x")))[0] == grpc.StatusCode.INTERNAL
     ended = {span.name: span.status.description for span in spans.get_finished_spans()}
-    assert ended == dict.fromkeys(["tokenizer.encode", "tokenizer.generate"], "the tokenizer failed")
+    assert ended == {
+        "encode": "the tokenizer failed",
+        "text_completion SmolLM2-135M-Instruct.Q4_1": "RuntimeError: the tokenizer failed",
+    }
 
 
 async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, spans) -> None:
@@ -837,8 +840,8 @@ async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, 
         await gateway.read_until_finished(1)
         forwarded = [submission.context.traceparent for submission in line.scheduler.submissions]
     ended = spans.get_finished_spans()
-    generates = [span for span in ended if span.name == "tokenizer.generate"]
-    encodes = [span for span in ended if span.name == "tokenizer.encode"]
+    generates = [span for span in ended if span.name.startswith("text_completion ")]
+    encodes = [span for span in ended if span.name == "encode"]
     assert len(generates) == len(encodes) == 2
     for generate, encode, sent in zip(generates, encodes, forwarded, strict=True):
         assert f"{generate.context.trace_id:032x}" == trace_id
@@ -846,7 +849,8 @@ async def test_spans_join_the_callers_trace_and_the_schedulers(make_line, pool, 
         assert encode.parent.span_id == generate.context.span_id
         assert sent == f"00-{trace_id}-{generate.context.span_id:016x}-01"
         assert generate.attributes["gen_ai.usage.input_tokens"] == 1
-        assert generate.attributes["pagewire.finish_reason"] == "FINISH_REASON_STOP"
+        assert generate.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+        assert generate.attributes["rpc.method"] == "pagewire.v1.InferenceService/Generate"
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"beam_search": {}, "sampling_params": {"max_tokens": 3}}])

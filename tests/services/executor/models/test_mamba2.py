@@ -205,6 +205,10 @@ def test_drafted_tokens_are_refused(model: Model) -> None:
     kv_cache.check_drafts(model, 0)
 
 
+def test_without_drafts_where_they_are_only_wanted(reference: tuple[Path, PreTrainedModel]) -> None:
+    assert start(reference[0], spec_method="auto")[1].max_draft_tokens == 0
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"state_size": 24}, "state_size: expected a power of two from 16 to 256, found 24"),
     ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not silu"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
+from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor import kv_cache
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.model_config import ModelLoadError
@@ -22,6 +24,7 @@ from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.draft_model import CATCH_UP, DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
+from pagewire.services.executor.startup import start_runner
 from pagewire.services.executor.step import StepOutput
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
@@ -64,9 +67,9 @@ def drafting_driver(model: DecoderModel, drafter: DecoderModel, max_len: int = L
     return make_driver(model, proposer=proposer)
 
 
-def gained(driver: Driver, request_id: int = 0) -> int:
+def gained(driver: Driver, request_id: int = 0, num_drafts: int = NUM_DRAFTS) -> int:
     """In one step with drafts."""
-    return int(driver.step({request_id: 1 + NUM_DRAFTS}, {request_id: NUM_DRAFTS}).num_tokens[0])
+    return int(driver.step({request_id: 1 + num_drafts}, {request_id: num_drafts}).num_tokens[0])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "sampled"])
@@ -181,6 +184,51 @@ def test_its_cache_is_in_the_plan(model: DecoderModel, small: DecoderModel) -> N
 
     assert kv_cache.blocks_within(both, model, LIMITS, "--flag", bytes_of) == 64
     assert kv_cache.blocks_within(both - 1, model, LIMITS, "--flag", bytes_of) == 63
+
+
+@pytest.mark.parametrize("model_of", ["self:q4", "small"])
+def test_what_it_takes_is_told(tmp_path: Path, model_of: str) -> None:
+    """The bytes of a copy are those that are not the model's, too; both caches count."""
+    path = write_tiny_llama(tmp_path / "target")
+    drafter = model_of if model_of.startswith("self") else str(write_tiny_llama(tmp_path / "small", hidden_size=16))
+    sizes: dict[str, Any] = {"dtype": "float32", "load_format": "dummy", "device": "cpu", "num_gpu_blocks_override": 8}
+    config = ExecutorConfig(model=str(path), max_num_seqs=2, max_num_batched_tokens=16, block_size=BLOCK_SIZE, **sizes)
+    _, plain = start_runner(config, str(path), lambda fraction, text: None)
+    runner, info = start_runner(replace(config, spec_model=drafter), str(path), lambda fraction, text: None)
+    more = info.weight_bytes - plain.weight_bytes
+    if model_of == "small":
+        small = load_model(drafter, dtype="float32", device=CPU, load_format="dummy")
+        assert more == small.weight_bytes
+        assert info.kv_cache_bytes == plain.kv_cache_bytes + draft_cache.num_bytes(
+            small, runner.model, 8, runner.limits
+        )
+    else:
+        assert 0 < more < plain.weight_bytes / 2
+        assert info.kv_cache_bytes == plain.kv_cache_bytes
+
+
+@pytest.mark.skipif(cpu_backend() != "cpp", reason="there is no C++ compiler: steps are not recorded")
+def test_its_steps_are_recorded_while_nobody_waits(model: DecoderModel, twin: DecoderModel) -> None:
+    from pagewire.services.executor.recorded_steps import RecordedSteps
+
+    made: list[RecordedSteps] = []
+
+    def recorded() -> RecordedSteps:
+        made.append(RecordedSteps(2, 16))
+        return made[-1]
+
+    limits = replace(LIMITS, max_num_seqs=2, max_num_batched_tokens=16)
+    proposer = DraftModel(Target(model, limits, 16, CPU, steps=recorded), twin, 2, LIMITS.max_model_len)
+    driver = make_driver(model, 16, limits, proposer)
+    driver.runner.use_graphs(recorded())
+    driver.add(0, prompt(5, 1))
+    driver.step({0: 5})
+    assert gained(driver, num_drafts=2) == 3
+    while driver.runner.record_missing():
+        pass
+    assert len(made) == 2 and all(steps.missing() is None for steps in made)
+    assert gained(driver, num_drafts=2) == 3
+    assert driver.tokens[0] == alone(model, prompt(5, 1), len(driver.tokens[0]))
 
 
 def test_another_vocabulary_is_refused(model: DecoderModel, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -87,13 +90,18 @@ class Follower:
         return output
 
 
+def _made(make: Callable[[], Proposer], *of_rank: Any) -> Proposer:
+    return make()
+
+
 def test_ranks_draft_the_same(tmp_path: Path) -> None:
     """Only the leader samples, and each rank drafts for itself."""
     save_tiny(tmp_path, "Llama")
     samplings = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
     expected = [alone(load(tmp_path), TEXT, NUM_TOKENS, sampling) for sampling in samplings]
     for make in (ngrams, suffixes):
-        follower, leader = joined_runners(lambda group: load(tmp_path, tensor=group.tensor), 2, 1, LIMITS, 64, make)
+        made = partial(_made, make)
+        follower, leader = joined_runners(lambda group: load(tmp_path, tensor=group.tensor), 2, 1, LIMITS, 64, made)
         staged: Any = Staged([Follower(follower), leader])  # type: ignore[list-item]
         assert generate(Driver(staged, 64), samplings) == expected
         staged.stop()
@@ -109,6 +117,8 @@ class OneToken:
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         for row in batch.sampled_rows.tolist():
             state.token_ids[row, int(state.columns.num_tokens[row])] = self.token_id
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
 
     def reset(self) -> None: ...
 

@@ -10,45 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.speculation.suffix import RecentOutputs, SuffixProposer, places, vote
+from pagewire.services.executor.speculation.suffix import RecentOutputs, SuffixProposer
 from tests.services.executor.stepping import PENALIZED, SEEDED, Driver, alone, make_driver, prompt, tiny_llama
-
-TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=40)
 
 
 def make(max_draft_tokens: int = 4, max_requests: int = 10, factor: float = 4.0) -> SuffixProposer:
     return SuffixProposer(max_draft_tokens, max_depth=8, max_requests=max_requests, factor=factor, min_probability=0.1)
-
-
-@given(TOKENS, TOKENS, st.integers(2, 8))
-def test_places_have_most_tokens_in_common(text: list[int], ended: list[int], max_depth: int) -> None:
-    starts, length = places(np.array(text), np.array(ended), max_depth)
-    common = []
-    for start in range(len(text)):
-        same = 0
-        while same < min(max_depth, start, len(ended)) and text[start - 1 - same] == ended[-1 - same]:
-            same += 1
-        common.append(same)
-    longest = max(common)
-    if longest < 2:
-        assert (starts.tolist(), length) == ([], 0)
-    else:
-        assert (starts.tolist(), length) == ([start for start, same in enumerate(common) if same == longest], longest)
-
-
-@pytest.mark.parametrize(
-    ("text", "starts", "min_probability", "draft"),
-    [
-        ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4], [2, 6, 10], 0.1, [3, 8]),  # two of three, then one of three each: 8 < 9
-        ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4], [2, 6, 10], 0.5, [3]),
-        ([1, 2, 3, -1, 5], [2], 0.1, [3]),  # an output ends
-        ([1, 2], [2], 0.1, []),
-    ],
-)
-def test_the_most_frequent_continuation_is_drafted(
-    text: list[int], starts: list[int], min_probability: float, draft: list[int]
-) -> None:
-    assert vote(np.array(text, dtype=np.int32), np.array(starts), 2, min_probability).tolist() == draft
 
 
 def test_what_is_kept_is_bounded() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from pagewire.services.executor.loading.load_own import _Filler
+from pagewire.services.executor.loading.filler import Filler
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights import cache, tensor_file
 from pagewire.services.executor.loading.weights.cache import copied
@@ -42,13 +42,13 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Checkpoints whose weights were read."""
-    read, paths = _Filler.read, []
+    read, paths = Filler.read, []
 
-    def noted(self: _Filler, path: Path, weights: Any) -> None:
+    def noted(self: Filler, path: Path, weights: Any) -> None:
         paths.append(path)
         read(self, path, weights)
 
-    monkeypatch.setattr(_Filler, "read", noted)
+    monkeypatch.setattr(Filler, "read", noted)
     return paths
 
 

@@ -1,0 +1,45 @@
+"""The route."""
+
+import asyncio
+import re
+
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from pagewire import tenants
+from pagewire.admin import accounts_behind
+from pagewire.gateway import openapi
+from pagewire.gateway.encoding import json_response
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.explain.report import explain
+from pagewire.gateway.explain.schema import Explanation
+from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.json_route import JsonRoute
+from pagewire.v1.admin_pb2 import ExplainRequestRequest
+
+router = APIRouter(route_class=JsonRoute, tags=["operation"])
+
+# What the ids of answers begin with.
+_PREFIX = re.compile(r"(chatcmpl-|cmpl-|msg_|resp_)")
+
+
+@router.get("/v1/requests/{request_id}/explain", responses={200: openapi.response(Explanation)})
+async def explain_request(request: Request, request_id: str) -> Response:
+    """Where the time of a generation went that has ended lately, by the id of its answer or by X-Request-Id; as text
+    where the header Accept says text/plain. A tenant's own, or with a key that may change the service, or where there
+    are no tenants, anybody's."""
+    gateway = gateway_of(request)
+    name, whose = _PREFIX.sub("", request_id, count=1), tenants.whose_requests()
+    wanted = ExplainRequestRequest(request_id=name, tenant=whose)
+    behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in gateway.tokenizers()))
+    accounts = [*gateway.accounts.find(name, whose), *(one for told in behind for one in told)]
+    explanation = explain(name, accounts)
+    if explanation is None:
+        message = (
+            f"no service knows a generation {request_id!r} that has ended: it goes on, or was not among the last"
+            " thousand, or the services have been started again"
+        )
+        raise ApiError(404, message, code="request_not_found")
+    if "text/plain" in request.headers.get("accept", ""):
+        return PlainTextResponse(explanation.text)
+    return json_response(explanation)

@@ -1,0 +1,73 @@
+"""Suffix decoding (`pagewire.kernels.ops.suffix`), in numpy: it is for the host."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+_MOST_PLACES = 128  # in one text, the latest
+_END = -1  # behind each text; no token
+_NO_PLACES = np.empty(0, dtype=np.int64)
+
+
+def draft_by_suffix(
+    rows: Tensor,
+    num_wanted: Tensor,
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    others: Tensor,
+    num_found: Tensor,
+    max_depth: int,
+    factor: float,
+    min_share: float,
+) -> None:
+    for b, row in enumerate(rows.tolist()):
+        known = int(num_tokens[row])
+        text = of_text = token_ids[row, :known].numpy()
+        starts, length = places(text, text, max_depth)
+        of_others, longest = places(others.numpy(), text, max_depth)
+        if longest > length:
+            of_text, starts, length = others.numpy(), of_others, longest
+        wanted = min(int(num_wanted[b]), max(1, int(np.float32(factor) * np.float32(length))))
+        draft = vote(of_text, starts, wanted, min_share) if length else []
+        token_ids[row, known : known + len(draft)] = token_ids.new_tensor(draft)
+        num_found[b] = len(draft)
+
+
+def places(text: np.ndarray, ended: np.ndarray, max_depth: int) -> tuple[np.ndarray, int]:
+    """Where text int32 [n] goes on behind the last tokens of another one [m], or the same: int64 [p], those with most
+    tokens in common; and how many these are, 2 to max_depth. None: [0], 0."""
+    if len(text) < 3 or len(ended) < 2:
+        return _NO_PLACES, 0
+    # What would follow must be there.
+    starts = np.flatnonzero((text[1:-1] == ended[-1]) & (text[:-2] == ended[-2])) + 2
+    if not len(starts):
+        return _NO_PLACES, 0
+    starts = starts[-_MOST_PLACES:]
+    depth = min(max_depth, len(ended))
+    back = np.arange(1, depth + 1)
+    at = starts[:, None] - back
+    is_same = (text[np.maximum(at, 0)] == ended[-back]) & (at >= 0)
+    common = np.where(is_same.all(1), depth, is_same.argmin(1))
+    longest = int(common.max())
+    return starts[common == longest], longest
+
+
+def vote(text: np.ndarray, starts: np.ndarray, count: int, min_share: float) -> list[int]:
+    """At most count tokens: the most frequent of what follows each start in a text, token by token, as long as so large
+    a share of all goes on like this. Of equally frequent ones, the lowest id, so that all ranks agree."""
+    at = starts[:, None] + np.arange(count)
+    followers = np.where(at < len(text), text[np.minimum(at, len(text) - 1)], _END)
+    fewest = np.float32(min_share) * np.float32(len(starts))
+    draft: list[int] = []
+    for index in range(count):
+        tokens = followers[:, index]
+        values, counts = np.unique(tokens[tokens != _END], return_counts=True)
+        if not len(values):
+            break
+        token = int(values[counts.argmax()])
+        followers = followers[tokens == token]
+        if len(followers) < fewest:
+            break
+        draft.append(token)
+    return draft

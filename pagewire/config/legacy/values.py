@@ -1,0 +1,91 @@
+"""Values that vLLM has for flags that both have."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a value means here. Neither `means` nor `refused`: the same as if the flag were not given."""
+
+    means: str | None = None
+    why: str = ""  # said to whoever gives it; nothing if it means just that
+    refused: bool = False
+
+
+_NOT_GIVEN = Value()
+_NOT_READ = Value(
+    why="checkpoints of this format are not read; those of AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, MXFP4 and"
+    " GGUF are, and `pagewire quantize` makes AWQ and GPTQ ones",
+    refused=True,
+)
+_NOT_AT_LOAD = Value(
+    why="weights are not quantized while they are loaded; `pagewire quantize` makes a checkpoint",
+    refused=True,
+)
+_MAPPED = Value("auto", "weights are mapped from their files: no other loader is needed")
+_PICKLED = Value(why="reading pickled weights may run code; convert them to safetensors", refused=True)
+_NO_DEVICE = Value(why="steps run on CPUs and on CUDA devices", refused=True)
+
+# Field -> value as it is spelled -> what it means.
+VALUES: dict[str, dict[str, Value]] = {
+    "dtype": {"half": Value("float16"), "float": Value("float32")},
+    "max_model_len": {
+        "auto": _NOT_GIVEN,  # without the flag it is the model's, or what fits into memory
+        "-1": _NOT_GIVEN,
+    },
+    "quantization": {
+        "None": _NOT_GIVEN,
+        "null": _NOT_GIVEN,
+        "auto_awq": Value("awq"),
+        "auto_gptq": Value("gptq"),
+        "gpt_oss_mxfp4": Value("mxfp4"),
+        "ipex": Value(why="it names kernels; a checkpoint runs in the format it has"),
+        "moe_wna16": Value(why="it names kernels; a checkpoint runs in the format it has"),
+        "humming": Value(why="it names kernels; a checkpoint runs in the format it has"),
+        **dict.fromkeys(
+            (
+                *("aqlm", "deepspeedfp", "gptq_marlin_24", "hqq", "marlin", "modelopt", "modelopt_fp4"),
+                *("modelopt_mixed", "modelopt_mxfp8", "nvfp4", "qqq", "quark", "squeezellm", "torchao", "inc"),
+                *("deepseek_v4_fp8", "fp_quant", "neuron_quant"),
+            ),
+            _NOT_READ,
+        ),
+        **dict.fromkeys(
+            (
+                *("ptpc_fp8", "tpu_int8", "experts_int8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel"),
+                *("int8_per_channel_weight_only", "nvfp4_per_token", "mxfp8"),
+            ),
+            _NOT_AT_LOAD,
+        ),
+    },
+    "kv_cache_dtype": {
+        "fp8_e5m2": Value(why="keys and values are stored as fp8_e4m3, which is more exact; use fp8", refused=True),
+        **dict.fromkeys(
+            ("int8_per_token_head", "int4_per_token_head", "fp8_per_token_head", "nvfp4", "fp8_inc", "fp8_ds_mla"),
+            Value(why="keys and values are stored in 16 bits or as fp8; use fp8", refused=True),
+        ),
+    },
+    "load_format": {
+        "hf": Value("auto"),
+        "mistral": Value("auto"),
+        "bitsandbytes": Value("auto"),
+        **dict.fromkeys(
+            ("fastsafetensors", "instanttensor", "modelexpress", "runai_streamer", "runai_streamer_sharded"), _MAPPED
+        ),
+        **dict.fromkeys(("pt", "npcache"), _PICKLED),
+        **dict.fromkeys(
+            ("tensorizer", "sharded_state", "ipc_cache"),
+            Value(why="weights are read from safetensors and GGUF; convert them", refused=True),
+        ),
+    },
+    "model_impl": {"vllm": Value("pagewire")},
+    "device": dict.fromkeys(("neuron", "openvino", "tpu", "xpu", "hpu"), _NO_DEVICE),
+    "distributed_executor_backend": {"uni": Value("mp"), "external_launcher": Value("external")},
+    "tokenizer_pool_size": {"0": Value(why="there is always a pool; its size is chosen by the number of cores")},
+    "tokenizer_pool_type": {"ray": Value("process", "workers are processes of the tokenizer service, not of Ray")},
+    "generation_config": {"None": Value("vllm")},
+    "runner": {"draft": Value(why="a model that drafts is named by --spec-model", refused=True)},
+    "convert": {
+        "reward": Value(why="reward heads are served as `classify`, if the architecture has one", refused=True)
+    },
+}

@@ -1,0 +1,75 @@
+"""`--profile`: values for one purpose, which any other source overrides.
+
+What they rest on is in benchmarks/results/2026-11-23-profiles.md. Values are as on a command line; what a
+service has not is left out there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Values by field: on every device, and what differs on a CPU and on CUDA."""
+
+    name: str
+    purpose: str  # of a line
+    everywhere: Mapping[str, str] = field(default_factory=dict)
+    on_cpu: Mapping[str, str] = field(default_factory=dict)
+    on_cuda: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self, device: str = "auto") -> dict[str, str]:
+        """device: as for --device."""
+        cuda = device == "cuda" or (device == "auto" and has_nvidia_driver())
+        return {**self.everywhere, **(self.on_cuda if cuda else self.on_cpu)}
+
+
+def has_nvidia_driver() -> bool:
+    """Without torch, which takes a second to load."""
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+_ALL = (
+    Profile(
+        "latency",
+        "first tokens soon, short steps, drafts; refuses early what would wait long",
+        {
+            "max_num_seqs": "64",
+            "max_queue_time": "5",
+            "spec_method": "auto",
+            "enable_prefix_caching": "true",
+        },
+        on_cpu={"max_num_batched_tokens": "512"},
+        on_cuda={"max_num_batched_tokens": "4096"},
+    ),
+    Profile(
+        "throughput",
+        "tokens per second for batches, whatever single requests wait",
+        {
+            "target_itl_ms": "0",
+            "max_waiting_requests": "65536",
+            "max_queue_time": "0",
+            "enable_prefix_caching": "true",
+        },
+        on_cpu={"max_num_seqs": "256"},
+        on_cuda={"max_num_seqs": "512", "max_num_batched_tokens": "16384", "gpu_memory_utilization": "0.95"},
+    ),
+    Profile(
+        "cost",
+        "less memory: an fp8 KV cache (less exact), fewer requests at once, drafts",
+        {
+            "kv_cache_dtype": "fp8",
+            "spec_method": "auto",
+            "grammar_cache_size": "64",
+            "mm_encoder_cache_bytes": "64MiB",
+            "enable_prefix_caching": "true",
+        },
+        on_cpu={"max_num_seqs": "64", "max_num_batched_tokens": "512"},
+        on_cuda={"max_num_seqs": "128", "max_num_batched_tokens": "2048", "gpu_memory_utilization": "0.97"},
+    ),
+)
+# By name, and by the names that others have for the same.
+_OTHERS = {"online": "latency", "batch": "throughput"}
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
+PROFILES |= {name: PROFILES[same] for name, same in _OTHERS.items()}

@@ -1,0 +1,50 @@
+"""What a check has found."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+class Level(enum.IntEnum):
+    """How much a finding matters."""
+
+    ABSENT = 0  # what would be checked is not here
+    OK = 1
+    NOTE = 2  # worth knowing
+    WARNING = 3  # costs speed, or may fail under load
+    PROBLEM = 4  # keeps it from serving, or from serving safely
+
+
+@dataclass(frozen=True)
+class Finding:
+    """level: see above. check: a short name, the same for every outcome. found: what is so. meaning: what follows from
+    it. remedy: what to do, in commands or flags."""
+
+    level: Level
+    check: str
+    found: str
+    meaning: str = ""
+    remedy: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(Level.OK, check, found)
+
+
+def absent(check: str, found: str) -> Finding:
+    return Finding(Level.ABSENT, check, found)
+
+
+def note(check: str, found: str, meaning: str, remedy: str = "") -> Finding:
+    return Finding(Level.NOTE, check, found, meaning, remedy)
+
+
+def warning(check: str, found: str, meaning: str, remedy: str) -> Finding:
+    return Finding(Level.WARNING, check, found, meaning, remedy)
+
+
+def problem(check: str, found: str, meaning: str, remedy: str) -> Finding:
+    return Finding(Level.PROBLEM, check, found, meaning, remedy)

@@ -1,0 +1,199 @@
+"""Command-line flags, YAML file, environment and profile of a configuration dataclass, all derived from its fields.
+
+Precedence: flag, then environment (`PAGEWIRE_MAX_NUM_SEQS`), then the file given by `--config`, then `--profile`, then
+the default. Flags of vLLM that Pagewire has not are answered as `pagewire.config.legacy` says. Whatever is wrong ends
+the process with exit code 2, naming the source, the value and what was expected.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pagewire.config import ServeConfig, legacy
+from pagewire.config.profiles import PROFILES
+from pagewire.config.speculation import SpeculationConfig
+from pagewire.flags import command_line, help, shown
+from pagewire.flags.answers import Answers
+from pagewire.flags.given import Given
+from pagewire.flags.names import ENVIRONMENT_PREFIX, environment_name, fields_of, flag_name, nearest
+from pagewire.flags.sources import from_environment, from_file, text_of
+from pagewire.flags.values import UsageError, convert, parse_size
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "UsageError",
+    "environment_name",
+    "flag_name",
+    "is_of_vllm",
+    "nearest",
+    "of_keywords",
+    "parse",
+    "parse_size",
+    "secrets",
+    "to_argv",
+    "without_configuration",
+]
+
+Config = TypeVar("Config")
+_Fields = Mapping[str, dataclasses.Field[Any]]
+_SPECULATION = {field.name for field in fields_of(SpeculationConfig)}
+
+
+def parse(
+    config_class: type[Config],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    positional: str | Sequence[str] = (),
+    without: Iterable[str] = (),
+    flags_only: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> Config:
+    """The configuration from all sources.
+
+    positional: the fields that may also be given without their flags, in this order. without: fields that are not
+    offered. flags_only: neither environment nor file, nor flags of vLLM. Exits with 0 after --help and --show-config,
+    with 2 after an error.
+    """
+    fields = {f.name: f for f in fields_of(config_class) if f.name not in set(without)}
+    positionals = [positional] if isinstance(positional, str) else positional
+    try:
+        given, shows = _given(fields, argv, positionals, environ, flags_only)
+        answers = Answers(fields)
+        settled = answers.settle(given)
+        settled = _of_profile(settled, fields) | settled
+        settled.pop("profile", None)
+        values = {name: convert(fields[name], setting.text, setting.source) for name, setting in settled.items()}
+    except command_line.HelpWanted as wanted:
+        topic = str(wanted.args[0]) if wanted.args else ""
+        print(help.text(fields, prog, description, positionals, flags_only=flags_only, topic=topic), end="")
+        sys.exit(0)
+    except UsageError as error:
+        _exit(prog, error)
+    for line in answers.lines:
+        print(f"{prog}: {line}", file=sys.stderr)
+    config = config_class(**values)
+    if shows is not None:
+        print(shown.text(config, settled, list(fields), shows))
+        sys.exit(0)
+    return config
+
+
+def _exit(prog: str, error: UsageError) -> NoReturn:
+    print(f"{prog}: error: {error}\nsee `{prog} --help`", file=sys.stderr)
+    sys.exit(2)
+
+
+def _given(
+    fields: _Fields, argv: Sequence[str], positionals: Sequence[str], environ: Mapping[str, str], flags_only: bool
+) -> tuple[list[Given], str | None]:
+    """What all sources say, the strongest last; and how the configuration is to be shown, if it is."""
+    line, words = command_line.read(argv, command_line.options_of(fields, flags_only=flags_only))
+    if flags_only:
+        return line + _positional(line, words, positionals), None
+    own = {given.name: given for given in line if given.name in ("config", "show_config")}
+    path = own["config"].text if "config" in own else environ.get(ENVIRONMENT_PREFIX + "CONFIG")
+    given = (from_file(fields, Path(str(path))) if path else []) + from_environment(fields, environ)
+    line = [setting for setting in line if setting.name not in own]
+    placed = _positional(line, words, positionals)
+    if "model" in positionals and not any(setting.name == "model" for setting in given + line + placed):
+        _check_names(line)
+    return given + line + placed, shown.format_of(own.get("show_config"))
+
+
+def _positional(line: Sequence[Given], words: Sequence[str], positionals: Sequence[str]) -> list[Given]:
+    named = {setting.name for setting in line}
+    for name in positionals[: len(words)]:
+        if name in named:
+            raise UsageError(f"{name.upper()} and {flag_name(name)} are the same: give one of them")
+    if len(words) > len(positionals):
+        raise UsageError(f"unexpected argument {words[len(positionals)]!r}")
+    return [Given(name, word, name.upper(), "flag") for name, word in zip(positionals, words, strict=False)]
+
+
+def _check_names(line: Sequence[Given]) -> None:
+    """`--served-model-name a b` are two names; where no MODEL is given, `b` may be meant as one."""
+    for setting in line:
+        if setting.name != "served_model_name" or setting.source == "--served_model_name":
+            continue
+        for word in str(setting.text).split(",")[1:]:
+            if "/" in word or word.endswith(".gguf") or Path(word).exists():
+                raise UsageError(
+                    f"{setting.source}: is {word!r} a name or the MODEL? Put MODEL first, or give it with --model"
+                )
+
+
+def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Given]:
+    """What the profile among `settled` says of these fields. Raises UsageError for one that is unknown.
+
+    Its way to draft is taken whole or, if another source says anything of that, not at all.
+    """
+    if (chosen := settled.get("profile")) is None:
+        return {}
+    device = settled.get("device")
+    profile = PROFILES.get(str(chosen.text))
+    if profile is None:
+        raise UsageError(f"{chosen.source}: expected one of {', '.join(PROFILES)}, got {chosen.text!r}")
+    # A service that computes nothing does not know the device of those that do, which have limits of their own.
+    values = (
+        profile.values("auto" if device is None else str(device.text)) if "device" in fields else profile.everywhere
+    )
+    return {
+        name: Given(name, text, f"profile {profile.name}", "profile")
+        for name, text in values.items()
+        if name in fields and not (name in _SPECULATION and _SPECULATION & settled.keys())
+    }
+
+
+def of_keywords(fields: _Fields, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Values of fields from keyword arguments that are named as flags are, and what their giver is told.
+
+    None is the default. Raises UsageError for a bad value, and KeyError for what is neither a field nor `is_of_vllm`.
+    """
+    answers = Answers(fields)
+    settled = answers.settle(
+        Given(name, text_of(value), flag_name(name), "keyword") for name, value in keywords.items() if value is not None
+    )
+    settled = _of_profile(settled, fields) | settled
+    settled.pop("profile", None)
+    return {name: convert(fields[name], given.text, given.source) for name, given in settled.items()}, answers.lines
+
+
+def is_of_vllm(name: str) -> bool:
+    """Whether the field's name is that of a flag of vLLM's which has an answer, or of the profile."""
+    return name == "profile" or name.replace("_", "-") in legacy.FLAGS
+
+
+def to_argv(config: Any) -> list[str]:
+    """The flags that `parse` needs to make this configuration again, secrets excepted."""
+    argv = []
+    for field in fields_of(type(config)):
+        value = getattr(config, field.name)
+        if value == field.default or field.metadata["secret"]:
+            continue
+        if isinstance(value, bool):
+            argv.append(flag_name(field.name) if value else "--no-" + flag_name(field.name)[2:])
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            argv.append(f"{flag_name(field.name)}={text}")
+    return argv
+
+
+def secrets(config: Any) -> dict[str, str]:
+    """The environment variables that complete `to_argv`."""
+    return {
+        environment_name(field.name): value
+        for field in fields_of(type(config))
+        if field.metadata["secret"] and (value := getattr(config, field.name)) is not None
+    }
+
+
+def without_configuration(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child that gets its whole configuration from `to_argv` and `secrets`."""
+    names = {environment_name(field.name) for field in fields_of(ServeConfig)}
+    names |= {ENVIRONMENT_PREFIX + "CONFIG", ENVIRONMENT_PREFIX + "PROFILE"}
+    return {name: value for name, value in environ.items() if name not in names}

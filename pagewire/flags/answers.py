@@ -1,0 +1,116 @@
+"""From what sources say to settings of fields: acts on the tables of `pagewire.config.legacy`."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pagewire.config import legacy
+from pagewire.flags.given import Given
+from pagewire.flags.names import flag_name
+from pagewire.flags.values import UsageError, parse_switch
+
+
+class Answers:
+    """What becomes of settings; `lines` are what their givers are told."""
+
+    def __init__(self, fields: Mapping[str, dataclasses.Field[Any]]) -> None:
+        self._fields = fields
+        self.lines: list[str] = []
+
+    def settle(self, given: Iterable[Given]) -> dict[str, Given]:
+        """By field, or "profile": the last that was given. Raises UsageError for what is refused."""
+        settled: dict[str, Given] = {}
+        for setting in given:
+            for meant in self._of(setting):
+                settled[meant.name] = _joined(settled.get(meant.name), meant)
+        return settled
+
+    def _of(self, given: Given) -> list[Given]:
+        if given.name in self._fields:
+            return self._of_value(given)
+        if given.name == "profile":
+            return [given]
+        return self._of_flag(given, legacy.FLAGS[given.name.replace("_", "-")])
+
+    def _of_value(self, given: Given) -> list[Given]:
+        value = legacy.VALUES.get(given.name, {}).get(str(given.text))
+        if value is None:
+            return [given]
+        if value.refused:
+            raise UsageError(f"{given.source} {given.text}: {value.why}")
+        if value.why:
+            self._say(f"{given.source} {given.text}: " + ("" if value.means else "ignored: ") + value.why)
+        return [] if value.means is None else [dataclasses.replace(given, text=value.means)]
+
+    def _of_flag(self, given: Given, entry: legacy.Legacy) -> list[Given]:
+        is_off = entry.takes == "switch" and not parse_switch(given.text, given.source)
+        if entry.verdict == legacy.REFUSED:
+            if is_off or str(given.text) in entry.harmless:
+                self._say(f"{given.source}{'' if is_off else f' {given.text}'}: changes nothing here")
+                return []
+            raise UsageError(f"{given.source} is not supported: {entry.why}")
+        if entry.verdict == legacy.IGNORED:
+            self._say(f"{given.source}: ignored: {entry.why}")
+            return []
+        return self._of_renamed(given, entry)
+
+    def _of_renamed(self, given: Given, entry: legacy.Legacy) -> list[Given]:
+        text = str(parse_switch(given.text, given.source)) if entry.takes == "switch" else str(given.text)
+        if entry.values and text not in entry.values:
+            raise UsageError(f"{given.source}: expected one of {', '.join(entry.values)}, got {text!r}")
+        try:
+            becomes = entry.values.get(text, {entry.to: entry.convert(text) if entry.convert else text})
+        except ValueError as error:
+            raise UsageError(f"{given.source}: {error}, got {text!r}") from error
+        if missing := [name for name in becomes if name not in self._fields and name != "profile"]:
+            raise UsageError(f"{given.source}: {flag_name(missing[0])} is of another service")
+        now = " ".join(f"{flag_name(name)} {value}" for name, value in becomes.items())
+        self._say(
+            f"{given.source}: " + (f"now {now}" if now else "is so anyway") + (f": {entry.why}" if entry.why else "")
+        )
+        return [dataclasses.replace(given, name=name, text=value, path=()) for name, value in becomes.items()]
+
+    def _say(self, line: str) -> None:
+        if line not in self.lines:
+            self.lines.append(line)
+
+
+def _joined(before: Given | None, after: Given) -> Given:
+    """`after`, which wins; objects that are given piece by piece, with the keys of both."""
+    pieces = after.path or (after.name == "hf_overrides" and before is not None and before.source != after.source)
+    if not pieces:
+        return after
+    value = _object(after) if not after.path else _nested(after.path, str(after.text))
+    if before is not None:
+        value = _merged(_object(before), value)
+    return dataclasses.replace(after, text=json.dumps(value), path=())
+
+
+def _nested(path: tuple[str, ...], text: str) -> dict[str, Any]:
+    """{"a": {"b": 4}} of `.a.b 4`; what is no JSON is a string."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for key in reversed(path):
+        value = {key: value}
+    return value
+
+
+def _object(given: Given) -> dict[str, Any]:
+    try:
+        value = json.loads(str(given.text))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{given.source}: expected a JSON object, got {given.text!r}")
+    return value
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merged(under[key], value) if isinstance(value, dict) and isinstance(under.get(key), dict) else value
+        for key, value in over.items()
+    }
+    return under | both

@@ -1,0 +1,93 @@
+"""Makes docs/from-vllm.md: `python -m pagewire.flags.from_vllm > docs/from-vllm.md`."""
+
+from collections.abc import Iterable, Iterator
+
+from pagewire.config import legacy
+from pagewire.flags.names import flag_name
+
+_HEAD = """\
+# Coming from vLLM
+
+<!-- Made by `python -m pagewire.flags.from_vllm`. -->
+
+A command line of `vllm serve`, or a YAML file of its, is taken as it is: `pagewire serve` in place of `vllm serve` or
+`python -m vllm.entrypoints.openai.api_server`, and `pagewire.LLM(...)` in place of `vllm.LLM(...)`. Flags that mean the
+same have the same names, and are spelled as you like: `--max-num-seqs 64`, `--max-num-seqs=64`, `--max_num_seqs 64`,
+`--enable-prefix-caching True`, `--no-enable-prefix-caching`, `-tp 2`, `--served-model-name a b`,
+`--speculative-config.method ngram`. `pagewire serve ... --show-config` prints what a line came to, and starts nothing.
+
+The other flags of vLLM, those of tutorials that it has dropped included, are answered in a line each. What means
+something here becomes that; what changes no answer is ignored; and what would serve something else than was asked for
+ends the command with exit code 2.
+
+```
+$ pagewire serve --swap-space 4 --task embed --worker-cls custom
+pagewire serve: error: --worker-cls is not supported: code from outside is not loaded
+```
+"""
+
+
+def page() -> str:
+    """In Markdown."""
+    return "\n".join([_HEAD, *_renamed(), *_answered("Ignored", legacy.IGNORED), *_refused(), *_values()])
+
+
+def _renamed() -> Iterator[str]:
+    yield from ("## Renamed", "", "| vLLM | Pagewire |", "|---|---|")
+    for entry in _entries(legacy.BECOMES):
+        why = f" ({entry.why})" if entry.why else ""
+        if not entry.values:
+            yield f"| `--{entry.name}` | `{flag_name(entry.to)}`{why} |"
+        for value, means in entry.values.items():
+            spelled = f"--{entry.name} {value}" if entry.takes != "switch" else f"--{_no(value)}{entry.name}"
+            meant = " ".join(f"{flag_name(name)} {text}" for name, text in means.items())
+            yield f"| `{spelled}` | {f'`{meant}`' if meant else 'so anyway'}{why} |"
+    yield ""
+
+
+def _no(value: str) -> str:
+    return "" if value == "True" else "no-"
+
+
+def _answered(title: str, verdict: str) -> Iterator[str]:
+    yield from (f"## {title}", "", "| flags | because |", "|---|---|")
+    by_answer: dict[str, list[str]] = {}
+    for entry in _entries(verdict):
+        harmless = f" (not `{'`, `'.join(filter(None, entry.harmless))}`)" if any(entry.harmless) else ""
+        by_answer.setdefault(entry.why, []).append(f"`--{entry.name}`{harmless}")
+    for why, flags in by_answer.items():
+        yield f"| {', '.join(flags)} | {_cell(why)} |"
+    yield ""
+
+
+def _refused() -> Iterator[str]:
+    yield from _answered("Refused", legacy.REFUSED)
+
+
+def _values() -> Iterator[str]:
+    yield from ("## Values", "", "Of flags that both have.", "", "| vLLM | Pagewire |", "|---|---|")
+    for name, values in legacy.VALUES.items():
+        by_meaning: dict[str, list[str]] = {}
+        for spelled, value in values.items():
+            by_meaning.setdefault(_meaning(value), []).append(f"`{spelled}`")
+        for meaning, spellings in by_meaning.items():
+            yield f"| `{flag_name(name)}` {', '.join(spellings)} | {_cell(meaning)} |"
+
+
+def _meaning(value: legacy.Value) -> str:
+    if value.refused:
+        return f"refused: {value.why}"
+    means = f"`{value.means}`" if value.means else "as if it were not given"
+    return f"{means}: {value.why}" if value.why else means
+
+
+def _entries(verdict: str) -> Iterable[legacy.Legacy]:
+    return (entry for entry in legacy.FLAGS.values() if entry.verdict == verdict)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(page())

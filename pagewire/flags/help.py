@@ -1,0 +1,171 @@
+"""What `--help` prints: flags in groups, or one group of them."""
+
+import argparse
+import dataclasses
+import re
+import shutil
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagewire.config import legacy
+from pagewire.config.profiles import PROFILES
+from pagewire.flags.costs import phrase, size_text
+from pagewire.flags.names import ENVIRONMENT_PREFIX, base_type, flag_name, is_list
+
+# Group -> what it decides, in the order in which they are shown.
+GROUPS = {
+    "batch": "",
+    "generation": "",
+    "model": "Which model, and how its checkpoint, templates and marks are read",
+    "images": "Images in prompts",
+    "network": "Where clients and neighbours find it, and who may",
+    "scheduling": "Which requests run when, and which are refused",
+    "memory": "What the KV cache and its neighbours take",
+    "executor": "What computes, on which devices",
+    "speculation": "Drafting several tokens that one step checks",
+    "tokenizer": "Workers that turn text to tokens and back",
+    "storage": "What is kept on disk, and for how long",
+    "recovery": "What happens when a process ends, dies or hangs",
+    "observability": "Logs, metrics and traces",
+}
+
+
+# From so many flags on, `--help` has a line for each.
+_MANY = 40
+_CLAUSE = re.compile(r"(?:`[^`]*`|(?!; |: |, for instance| \().)+")
+_DEFAULT = re.compile(r"\((default: .*)\)$")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """`--[no-]flag` in one word, and each flag's help on a column wide enough for the longest name."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=max(80, shutil.get_terminal_size((100, 0)).columns - 2))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return "--[no-]" + action.option_strings[0][2:]
+        return super()._format_action_invocation(action)
+
+
+def text(
+    fields: Mapping[str, dataclasses.Field[Any]],
+    prog: str,
+    description: str,
+    positionals: Sequence[str],
+    *,
+    flags_only: bool,
+    topic: str = "",
+) -> str:
+    """topic: all, a group, a flag of these or of vLLM's; otherwise all flags, on a line each if they are many."""
+    name = topic.lstrip("-").replace("-", "_")
+    if name in fields:
+        parser = _parser(prog, [], "", "")
+        _add_flag(parser, fields[name])
+        effect = phrase(name, None, None)
+        return parser.format_help().partition("options:\n")[2] + (f"\n  {effect}\n" if effect else "")
+    if not flags_only and (entry := legacy.FLAGS.get(name.replace("_", "-"))) is not None:
+        return f"--{entry.name} (vLLM's): {entry.verdict} {flag_name(entry.to) if entry.to else ''}".rstrip() + (
+            f": {entry.why}\n" if entry.why else "\n"
+        )
+    groups: dict[str, list[dataclasses.Field[Any]]] = {field.metadata["group"]: [] for field in fields.values()}
+    for field in fields.values():
+        groups[field.metadata["group"]].append(field)
+    names = sorted(groups, key=lambda group: list(GROUPS).index(group) if group in GROUPS else -1)
+    is_overview = len(fields) > _MANY and topic not in ("all", *groups)
+    parser = _parser(prog, positionals, description, _epilog(names, flags_only, is_overview))
+    if topic not in groups:
+        _add_common(parser, flags_only)
+    for group_name in [topic] if topic in groups else names:
+        group = parser.add_argument_group(group_name, GROUPS.get(group_name) or None)
+        for field in groups[group_name]:
+            _add_line(group, field) if is_overview else _add_flag(group, field)
+    return parser.format_help()
+
+
+def _parser(prog: str, positionals: Sequence[str], description: str, epilog: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=prog,
+        usage=" ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[flags]"]),
+        description=description,
+        epilog=epilog,
+        add_help=False,
+        formatter_class=_HelpFormatter,
+    )
+
+
+def _epilog(groups: Sequence[str], flags_only: bool, is_overview: bool) -> str:
+    sizes = "Sizes take k, m, g (powers of 1000) and K, M, G or Ki, Mi, Gi, KiB, MiB, GiB (powers of 1024)."
+    more = (
+        "`--help all` says all of every flag, `--help FLAG` of one (of vLLM's, too), `--help GROUP` of one group: "
+        f"{', '.join(groups)}. "
+    )
+    if flags_only:
+        return sizes
+    return (
+        f"{more if is_overview else ''}{sizes} Every flag is also a key of the YAML file given by --config"
+        f" (max-num-seqs: 64) and an environment variable ({ENVIRONMENT_PREFIX}MAX_NUM_SEQS=64). A flag wins over the"
+        " environment, the environment over the file, the file over the profile."
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser, flags_only: bool) -> None:
+    parser.add_argument("-h", "--help", metavar="WHAT", nargs="?", help="show this, or all of one flag or group")
+    if flags_only:
+        return
+    parser.add_argument("--config", metavar="FILE", help="YAML file with any of these flags")
+    purposes = {profile.name: profile.purpose for profile in PROFILES.values()}
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="values for one purpose, where no other source has any; "
+        + "; ".join(f"{name}: {purpose}" for name, purpose in purposes.items()),
+    )
+    parser.add_argument(
+        "--show-config",
+        metavar="FORMAT",
+        nargs="?",
+        help="print every value, where it comes from and what it costs or saves, and exit; FORMAT: text, or json for"
+        " programs",
+    )
+
+
+def _add_line(group: Any, field: dataclasses.Field[Any]) -> None:
+    """The first clause of what `_add_flag` says, and the default."""
+    clause = _CLAUSE.match(field.metadata["help"])
+    stated = _DEFAULT.search(field.metadata["help"])
+    value: Any = field.default
+    in_bytes = isinstance(value, int) and field.metadata["kind"] == "size" and "bytes" in field.name
+    default = size_text(value) if in_bytes else "on" if value is True else str(value)
+    default = f" ({stated[1]})" if stated else "" if value in (None, "", False) else f" ({default})"
+    text = ((clause[0] if clause else "") + default).replace("%", "%%")
+    if field.type is bool:
+        group.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=text)
+    else:
+        group.add_argument(flag_name(field.name), metavar=_metavar(field), help=text)
+
+
+def _add_flag(group: Any, field: dataclasses.Field[Any]) -> None:
+    text: str = field.metadata["help"].replace("%", "%%")
+    if field.type is bool:
+        text += f" (default: {'on' if field.default else 'off'})"
+        group.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=text)
+        return
+    if field.default not in (None, "") and "default:" not in text:
+        text += f" (default: {field.default})"
+    choices = field.metadata["choices"]
+    metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field)
+    names = [flag_name(field.name), *(f"-{short}" for short in field.metadata["short"])]
+    group.add_argument(*names, metavar=metavar, help=text)
+
+
+def _metavar(field: dataclasses.Field[Any]) -> str:
+    if field.metadata["kind"] == "size":
+        return "SIZE"
+    if is_list(field):
+        return "N,N,..."
+    base = base_type(field)
+    if typing.get_origin(base) is tuple:
+        return "N,N,..."
+    return "N" if base is int else "X" if base is float else field.name.rpartition("_")[2].upper()

@@ -1,0 +1,88 @@
+"""What a model's files say of it, read without torch and without a download: for people who look at a configuration."""
+
+import json
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagewire.gguf import GgufError, read_header
+from pagewire.models import cache_directory
+from pagewire.wheel_models import WHEEL_MODELS
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """0 or an empty text: not said, or not the same for all layers."""
+
+    path: Path
+    max_len: int = 0  # tokens
+    dtype: str = ""
+    quantization: str = ""
+    kv_elements: int = 0  # of keys and values of one token, in all layers
+
+
+def facts_of(model: str, download_dir: str | None = None, revision: str | None = None) -> ModelFacts | None:
+    """None if the model's files are not on this machine, or cannot be read."""
+    path = _local(model, download_dir, revision)
+    try:
+        if path is None:
+            return None
+        if path.suffix == ".gguf":
+            return _of_gguf(path)
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return _of_config(path, config if isinstance(config, dict) else {})
+    except (OSError, ValueError, GgufError):
+        return None
+
+
+def _local(model: str, download_dir: str | None, revision: str | None) -> Path | None:
+    if model in WHEEL_MODELS:
+        path = cache_directory() / "models" / WHEEL_MODELS[model].file_name
+        return path if path.exists() else None
+    path = Path(model).expanduser()
+    if path.exists():
+        return path if (path / "config.json").is_file() or path.is_file() else next(iter(path.glob("*.gguf")), None)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json", cache_dir=download_dir, revision=revision)
+    # Its errors for what is no id have no common base but ValueError, and it may be absent.
+    except (ImportError, ValueError):
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _of_gguf(path: Path) -> ModelFacts:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        header = read_header(data, skip_string_arrays=True)
+    keys = header.metadata
+    architecture = keys.get("general.architecture", "")
+
+    def number(key: str) -> int:
+        value = keys.get(f"{architecture}.{key}", 0)
+        return value if isinstance(value, int) else 0
+
+    heads = number("attention.head_count")
+    head_dim = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)
+    layers, kv_heads = number("block_count"), number("attention.head_count_kv") or heads
+    return ModelFacts(path, number("context_length"), "bfloat16", "gguf", 2 * layers * kv_heads * head_dim)
+
+
+def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
+    text = config.get("text_config") or config
+    heads = text.get("num_attention_heads") or 0
+    head_dim = text.get("head_dim") or (text.get("hidden_size", 0) // heads if heads else 0)
+    elements = 2 * text.get("num_hidden_layers", 0) * (text.get("num_key_value_heads") or heads) * head_dim
+    # Layers with a window, a state or a common latent keep something else.
+    if text.get("sliding_window") or text.get("kv_lora_rank") or text.get("layer_types") or "ssm_cfg" in text:
+        elements = 0
+    quantized = config.get("quantization_config") or text.get("quantization_config") or {}
+    return ModelFacts(
+        path,
+        text.get("max_position_embeddings") or 0,
+        str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or ""),
+        str(quantized.get("quant_method", "")),
+        elements,
+    )

@@ -1,0 +1,62 @@
+"""The YAML file and the environment, as sources of a configuration."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pagewire.config import ServeConfig, legacy
+from pagewire.flags.given import Given
+from pagewire.flags.names import ENVIRONMENT_PREFIX, did_you_mean, fields_of, flag_name, nearest
+from pagewire.flags.values import UsageError
+
+
+def from_file(fields: Mapping[str, dataclasses.Field[Any]], path: Path) -> list[Given]:
+    """Raises UsageError."""
+    import yaml  # only those who use a file pay for the import
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--config {path}: cannot be read as YAML: {error}") from error
+    if content is None:
+        return []
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path}: expected keys and values such as `max-num-seqs: 64`")
+    given = []
+    for key, value in content.items():
+        flag = str(key).replace("_", "-")
+        name = flag.replace("-", "_")
+        if name not in fields and name != "profile" and flag not in legacy.FLAGS:
+            known = [flag_name(field)[2:] for field in fields]
+            raise UsageError(f"{path}: unknown key {key}" + did_you_mean(flag, known))
+        if value is not None:
+            given.append(Given(name, text_of(value), f"{path}: {key}", "file"))
+    return given
+
+
+def text_of(value: Any) -> str | bool:
+    """As the command line would have it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return value if isinstance(value, bool) else str(value)
+
+
+def from_environment(fields: Mapping[str, dataclasses.Field[Any]], environ: Mapping[str, str]) -> list[Given]:
+    """Variables of fields that only other services have are left to those, variables that resemble no field to whoever
+    reads them (PAGEWIRE_CACHE_DIR); misspelt ones are errors."""
+    known = {field.name.upper() for field in fields_of(ServeConfig)} | {name.upper() for name in fields}
+    given = []
+    for variable, text in environ.items():
+        # Kubernetes announces a service named "pagewire" as PAGEWIRE_PORT=tcp://10.0.0.1:8000: not meant for us.
+        if not variable.startswith(ENVIRONMENT_PREFIX) or not text or text.startswith(("tcp://", "udp://")):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if name.lower() in fields or name == "PROFILE":
+            given.append(Given(name.lower(), text, variable, "environment"))
+        elif name not in known and (match := nearest(name, known, cutoff=0.85)):
+            raise UsageError(f"unknown variable {variable}; did you mean {ENVIRONMENT_PREFIX}{match}?")
+    return given

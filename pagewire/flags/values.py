@@ -1,0 +1,72 @@
+"""From the text of a flag, variable or key to its value."""
+
+import dataclasses
+import re
+import typing
+from typing import Any
+
+from pagewire.flags.names import base_type, is_list
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")
+_TRUE = {"true", "1", "yes", "on"}
+_FALSE = {"false", "0", "no", "off"}
+
+
+class UsageError(Exception):
+    """A flag, variable or key that is unknown or has a bad value."""
+
+
+def parse_size(text: str) -> int:
+    """ "2k" = 2000, "2K" = "2Ki" = "2KiB" = 2048, "0.5GiB" = 2**29. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"not a size: {text!r}")
+    number, decimal, binary = match.groups()
+    unit = 1000 ** (" kmgt".index(decimal)) if decimal else 1024 ** (" KMGT".index(binary)) if binary else 1
+    size = float(number) * unit if "." in number else int(number) * unit
+    if size != int(size):
+        raise ValueError(f"not a whole number: {text!r}")
+    return int(size)
+
+
+def parse_switch(text: str | bool, source: str) -> bool:
+    """Raises UsageError."""
+    lowered = str(text).lower()
+    if lowered in _TRUE | _FALSE:
+        return lowered in _TRUE
+    raise UsageError(f"{source}: expected true or false, got {text!r}")
+
+
+def convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> Any:
+    """The field's value from its text. Raises UsageError naming source, value and expectation."""
+    base = base_type(field)
+    if base is bool:
+        return parse_switch(text, source)
+    return _text_value(field, str(text), source) if base is str else _number(field, str(text), source)
+
+
+def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
+    choices = field.metadata["choices"]
+    if choices and text not in choices:
+        if text.lower() in choices:  # AWQ, as tutorials write it
+            return text.lower()
+        raise UsageError(f"{source}: expected one of {', '.join(choices)}, got {text!r}")
+    if field.metadata["secret"] and (not text or text != text.strip()):
+        # Empty, it would protect nothing; and HTTP drops spaces around a header's value.
+        raise UsageError(f"{source}: expected a value that is not empty and has no spaces around it")
+    return text
+
+
+def _number(field: dataclasses.Field[Any], text: str, source: str) -> Any:
+    base, valid, several = base_type(field), field.metadata["valid"], is_list(field)
+    number = typing.get_args(base)[0] if several else base
+    kind = "size" if field.metadata["kind"] == "size" else "whole number" if number is int else "number"
+    items = text.split(",") if several else [text]
+    try:
+        values = tuple(parse_size(item) if kind == "size" else number(item) for item in items)
+    except ValueError:
+        values = ()
+    if not values or (valid is not None and not all(value in valid for value in values)):
+        expected = (f"{kind}s with commas between" if several else f"a {kind}") + (f" ({valid})" if valid else "")
+        raise UsageError(f"{source}: expected {expected}, got {text!r}")
+    return values if several else values[0]

@@ -1,0 +1,54 @@
+"""What a model would take of memory, before any is taken: for those who ask what fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagewire.config import ExecutorConfig
+from pagewire.services.executor import kv_cache
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.loading.check_tensors import check_tensors
+from pagewire.services.executor.loading.checkpoint import open_checkpoint
+from pagewire.services.executor.loading.config_file import parse_overrides
+from pagewire.services.executor.loading.load_own import dense_bytes, make_own, served_len
+from pagewire.services.executor.loading.loader import resolve_dtype
+from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.models.registry import ARCHITECTURES
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Of one rank that has the whole model."""
+
+    model: OwnModel  # without memory of its own
+    weight_bytes: int
+
+    def cache_bytes(self, num_tokens: int, limits: Limits) -> int:
+        """Of a KV cache for so many tokens."""
+        return kv_cache.cache_bytes(self.model, -(-num_tokens // limits.block_size), limits)
+
+
+def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
+    """None for what runs in transformers' code, of which that is known only when it is loaded.
+
+    path: of the model's files. Raises ModelLoadError as loading would.
+    """
+    checkpoint = open_checkpoint(path, config.load_format, parse_overrides(config.hf_overrides))
+    if config.model_impl == "transformers" or checkpoint.architecture not in ARCHITECTURES:
+        return None
+    model_config = checkpoint.config(resolve_dtype(config.dtype, checkpoint.dtype))
+    weights = None if config.load_format == "dummy" else checkpoint.weights()
+    found = checkpoint.quantization(weights, config.quantization)
+    placement = Placement(model_config.dtype, torch.device("meta"), found)
+    length = served_len(path, model_config, config.max_model_len)
+    model = make_own(checkpoint, model_config, length, placement)
+    if kv_cache.is_fp8(config.kv_cache_dtype):
+        for layer in model.attention_layers:
+            layer.kv_scales = torch.ones(0)
+    stored = 0 if weights is None else check_tensors(path, weights, model)
+    quantized = dense_bytes(model) if config.quantization == "none" else stored
+    return Footprint(model, model.weight_bytes + quantized)

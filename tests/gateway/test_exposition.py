@@ -1,0 +1,163 @@
+"""/metrics: formats, names of vLLM, every gateway process, a port without keys, and what does not count."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from pagewire.gateway.exposition.merge import expose
+from pagewire.gateway.exposition.siblings import Siblings
+from pagewire.v1.admin_pb2 import ServiceMetrics
+from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway.fake_tokenizer import FakeTokenizer
+from tests.gateway.test_admin_port import free_port
+
+REPOSITORY = Path(__file__).parents[2]
+QUERIES = json.loads(Path(__file__).with_name("vllm_dashboard.json").read_text())
+OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+# As a process of each service has them before its first request.
+_EXPOSITION = """
+import sys
+from importlib import import_module
+from pagewire import telemetry
+telemetry.ASYNCIO_TASKS.set(0)
+for module in sys.argv[1:]:
+    import_module(module)
+from prometheus_client import REGISTRY
+sys.stdout.write(telemetry.openmetrics(REGISTRY).decode())
+"""
+_STATS = {
+    "gateway": ["pagewire.gateway.metrics"],
+    "tokenizer": ["pagewire.services.tokenizer.stats"],
+    "scheduler": ["pagewire.services.scheduler.stats"],
+    "executor": ["pagewire.services.executor.stats"],
+}
+
+
+def samples(text: str, name: str) -> list[Sample]:
+    return [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name
+    ]
+
+
+async def test_vllm_names_carry_the_values_of_ours(client: httpx.AsyncClient, address: str, tmp_path: Path) -> None:
+    async with running_gateway(address, vllm_metrics=True, data_dir=str(tmp_path / "its own")) as named:
+        await wait_ready(named)
+        await named.post("/v1/completions", json={"prompt": "p", "n": 2})
+        await named.post("/v1/completions", json={"prompt": "p", "model": "nobody"})
+        text = (await named.get("/metrics")).text
+    [ours] = samples(text, "pagewire:request_params_n_sum")
+    [theirs] = samples(text, "vllm:request_params_n_sum")
+    assert ours.value == theirs.value > 0
+    assert theirs.labels["model_name"] == "fake" and theirs.labels["engine"] == "0"
+    refused = [one.value for one in samples(text, "http_requests_total") if one.labels["status"] == "4xx"]
+    assert sum(refused) == sum(
+        one.value for one in samples(text, "pagewire:http_requests_total") if one.labels["status"].startswith("4")
+    )
+    assert "vllm:" not in (await client.get("/metrics")).text
+
+
+@pytest.fixture(scope="module")
+def fresh() -> list[ServiceMetrics]:
+    """Of a line that nobody has asked anything. Each service in a process of its own, as names are its own."""
+    processes = {
+        service: subprocess.Popen(
+            [sys.executable, "-c", _EXPOSITION, *modules], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        )
+        for service, modules in _STATS.items()
+    }
+    return [
+        ServiceMetrics(service=service, exposition=process.communicate(timeout=60)[0])
+        for service, process in processes.items()
+    ]
+
+
+def test_every_panel_of_vllms_dashboard_finds_its_metrics(fresh: list[ServiceMetrics]) -> None:
+    exposition = expose(fresh, "", "m", with_vllm_names=True).content.decode()
+    suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
+    known = {
+        f"{family.name}{suffix}"
+        for family in text_string_to_metric_families(exposition)
+        for suffix in suffixes.get(family.type, ("",))
+    }
+    missing = {panel["title"]: sorted(set(panel["metrics"]) - known) for panel in QUERIES["panels"]}
+    assert not {title: names for title, names in missing.items() if names}
+
+
+def test_every_metric_has_a_text_and_a_unit_that_scrapers_know(fresh: list[ServiceMetrics]) -> None:
+    content, content_type = expose(fresh, OPENMETRICS["accept"], "m", with_vllm_names=True)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    families = list(parse_openmetrics(content.decode()))
+    for family in families:
+        assert len(family.documentation.split()) > 1, family.name
+        assert not family.name.endswith(("_ms", "_milliseconds", "_us", "_kb", "_mb", "_percent")), family.name
+        if family.type == "histogram" and family.name.endswith("_seconds"):
+            assert "econds" in family.documentation or "ime" in family.documentation, family.name
+    assert {f.name for f in families} >= {"pagewire:tenant_generation_tokens", "vllm:e2e_request_latency_seconds"}
+
+
+async def test_scrapers_choose_the_format_and_probes_are_no_requests(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def requests(text: str) -> float:
+        return sum(one.value for one in samples(text, "pagewire:http_requests_total"))
+
+    before = requests((await client.get("/metrics")).text)
+    await fake.set_serving(False)
+    assert (await client.get("/readyz")).status_code == 503
+    text = (await client.get("/metrics")).text
+    assert requests(text) == before
+    probes = {(one.labels["route"], one.labels["status"]) for one in samples(text, "pagewire:http_probes_total")}
+    assert {("/readyz", "503"), ("/metrics", "200")} <= probes
+
+    response = await client.get("/metrics", headers=OPENMETRICS)
+    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in parse_openmetrics(response.text)}
+    assert families["pagewire:shared"].type == "counter"
+    models = {s.labels.get("model_name") for s in families["pagewire:shared"].samples}
+    assert models == {"fake"}
+
+
+async def test_the_port_for_metrics_asks_for_no_key_and_has_nothing_else(fake: FakeTokenizer, address: str) -> None:
+    port = free_port()
+    async with running_gateway(address, api_key="secret", metrics_port=port) as public:
+        assert (await public.get("/metrics")).status_code == 401
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as scraper:
+            assert "pagewire:shared_total" in (await scraper.get("/metrics")).text
+            for path in ("/v1/status", "/v1/models", "/"):
+                assert (await scraper.get(path)).status_code == 404
+
+
+async def test_every_gateway_of_a_data_directory_is_told_of(tmp_path: Path) -> None:
+    gateways = [Siblings(tmp_path, lambda number=number: f"gateway {number}" * 100_000) for number in range(3)]
+    for one in gateways:
+        await one.start()
+
+    async def told(by: Siblings) -> dict[str, str]:
+        return {one.address: one.exposition[:9] for one in await by.metrics()}
+
+    every = {f"gateway-{number}": f"gateway {number}" for number in range(3)}
+    assert [await told(one) for one in gateways] == [every] * 3
+    await gateways[0].close()
+    assert await told(gateways[2]) == {name: every[name] for name in ("gateway-1", "gateway-2")}
+    after = Siblings(tmp_path, lambda: "gateway 9")
+    await after.start()
+    assert await told(gateways[1]) == every | {"gateway-0": "gateway 9"}, "it has the place of who is gone"
+    for one in (*gateways[1:], after):
+        await one.close()
+
+
+async def test_gateway_processes_of_one_port_share_a_scrape(fake: FakeTokenizer, address: str) -> None:
+    async with running_gateway(address, reuse_port=True) as first:
+        port = first.base_url.port
+        async with running_gateway(address, reuse_port=True, port=port) as second:
+            await wait_ready(second)
+            text = (await second.get("/metrics")).text
+        addresses = {one.labels["address"] for one in samples(text, "pagewire:http_connection_limit")}
+        assert addresses == {"gateway-0", "gateway-1"}

@@ -1,0 +1,66 @@
+"""What the doctor says of a running stack."""
+
+import pytest
+
+from pagewire.doctor import live
+from pagewire.doctor.finding import Level
+
+_QUIET = """\
+# TYPE pagewire:num_requests_running gauge
+pagewire:num_requests_running 4
+pagewire:num_requests_waiting {waiting}
+pagewire:num_preemptions_total {preemptions}
+pagewire:kv_cache_usage_perc{{address="a"}} {usage}
+pagewire:kv_cache_usage_perc{{address="b"}} 0.1
+pagewire:prefix_cache_queries_total {queries}
+pagewire:prefix_cache_hits_total {hits}
+pagewire:request_queue_time_seconds_sum {queue}
+pagewire:request_queue_time_seconds_count {ended}
+pagewire:request_inference_time_seconds_sum {inference}
+pagewire:request_inference_time_seconds_count {ended}
+pagewire:steps_total {steps}
+pagewire:late_steps_total {late}
+pagewire:tokenizer_pool_workers 2
+pagewire:tokenizer_pool_busy_seconds_total {busy}
+pagewire:tokenizer_pool_wait_seconds_sum {waited}
+pagewire:tokenizer_pool_wait_seconds_count {ended}
+pagewire:requests_refused_total{{reason="queue_full"}} {refused}
+pagewire:recoveries_total {recoveries}
+"""
+_NAMES = "waiting preemptions usage queries hits queue ended inference steps late busy waited refused recoveries"
+_START = dict.fromkeys(_NAMES.split(), 0)
+_BUSY = _START | {"ended": 10, "inference": 20, "queue": 1, "steps": 1000, "queries": 50_000, "hits": 40_000}
+
+
+def _change(**values: float) -> live.Change:
+    first, last = _QUIET.format(**_START), _QUIET.format(**(_BUSY | values))
+    return live.Change(live.parse(first, 0.0), live.parse(last, 10.0))
+
+
+def _found(change: live.Change) -> dict[str, Level]:
+    findings = [check(change) for check in live._CHECKS]
+    assert all(f.remedy for f in findings if f.level > Level.OK)
+    return {f.check: f.level for f in findings if f.level > Level.OK}
+
+
+def test_a_stack_that_keeps_up_has_no_findings() -> None:
+    assert _found(_change()) == {}
+
+
+@pytest.mark.parametrize(
+    "check, values",
+    [
+        ("preemptions", {"preemptions": 20}),
+        ("KV cache", {"usage": 0.97}),
+        ("prefix cache", {"hits": 100}),
+        ("queue", {"waiting": 50}),
+        ("waiting", {"queue": 100}),
+        ("late steps", {"late": 200}),
+        ("tokenizer pool", {"busy": 19.5}),
+        ("tokenizer pool", {"waited": 5}),
+        ("refused", {"refused": 3}),
+        ("recoveries", {"recoveries": 1}),
+    ],
+)
+def test_each_fault_has_its_finding(check, values) -> None:
+    assert list(_found(_change(**values))) == [check]

@@ -1,0 +1,53 @@
+"""Series of tenants: few, and never falling."""
+
+from pagewire.services.scheduler.tenant_stats import MAX_NAMED, PERIOD_S, TenantStats
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def generated(stats: TenantStats) -> dict[str, float]:
+    [family] = [one for one in stats.collect() if one.name == "pagewire:tenant_generation_tokens"]
+    return {sample.labels["tenant"]: sample.value for sample in family.samples}
+
+
+def test_the_first_have_series_and_the_rest_one() -> None:
+    stats = TenantStats(Clock())
+    for number in range(MAX_NAMED + 5):
+        stats.on_end(f"t{number}", 10)
+    stats.on_end("other", 1)
+    told = generated(stats)
+    assert len(told) == MAX_NAMED + 1
+    assert told["t0"] == 10 and told["other"] == 51
+
+
+def test_who_uses_most_takes_the_place_of_who_uses_least() -> None:
+    clock = Clock()
+    stats = TenantStats(clock)
+    for number in range(MAX_NAMED):
+        stats.on_end(f"t{number}", 10 + number)
+    stats.on_end("heavy", 10_000)
+    before = generated(stats)
+    assert "heavy" not in before
+    clock.now += PERIOD_S
+    stats.on_end("heavy", 7)
+    stats.on_end("t0", 5)
+    after = generated(stats)
+    assert after["heavy"] == 7, "what it used before stays with the others"
+    assert "t0" not in after and after["other"] == before["other"] + 5
+    assert all(after[name] >= before[name] for name in before.keys() & after.keys())
+
+
+def test_nobody_loses_its_series_while_there_is_room() -> None:
+    clock = Clock()
+    stats = TenantStats(clock)
+    stats.on_end("a", 1)
+    clock.now += PERIOD_S
+    stats.on_end("b", 1)
+    clock.now += PERIOD_S
+    stats.on_end("b", 1)
+    assert generated(stats) == {"a": 1, "b": 2, "other": 0}
