@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OpenTelemetrySpan
     from opentelemetry.trace import Tracer
 
+    from pagewire.otlp_metrics import Push
+
 logger = logging.getLogger(__name__)
 
 # Seconds. Fine below 100 ms, where inter-token latencies live; coarse up to minutes.
@@ -54,6 +56,7 @@ class Collectable(Protocol):
 
 _tracer: Tracer | None = None
 _provider: TracerProvider | None = None
+_push: Push | None = None
 
 
 def setup(service: str, config: ServiceConfig) -> None:
@@ -67,17 +70,23 @@ def setup(service: str, config: ServiceConfig) -> None:
 
 
 def _setup_otlp(service: str, endpoint: str | None) -> None:
-    global _tracer, _provider
+    global _tracer, _provider, _push
     # Here and in Span, not at the top: only those who trace pay for importing OpenTelemetry.
     from pagewire import otlp, spans
 
     if (target := otlp.target("traces", endpoint)) is not None:
         _provider = spans.provider(service, target)
         _tracer = spans.tracer(_provider)
+    if (target := otlp.target("metrics", None)) is not None:
+        from pagewire.otlp_metrics import Push
+
+        _push = Push(service, target)
 
 
 def shutdown() -> None:
     """Sends what is still queued."""
+    if _push is not None:
+        _push.close()
     if _provider is not None:
         _provider.shutdown()
 

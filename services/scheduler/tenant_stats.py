@@ -92,7 +92,7 @@ class TenantStats(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, (text, value) in _FAMILIES.items():
             family = CounterMetricFamily(name, text + _TEXT, labels=["tenant"])
-            for tenant, totals in self._named.items():
+            for tenant, totals in list(self._named.items()):  # a scrape may come on another thread
                 family.add_metric([tenant], value(totals))
             family.add_metric([OTHER], value(self._other))
             yield family
