@@ -1,8 +1,8 @@
-"""What tracing every request costs: `python -m benchmarks.tracing [--streams 16] [--rounds 6] [FLAGS OF serve]`.
+"""What tracing every request costs: `python -m benchmarks.tracing [--streams 16] [--turns 5] [FLAGS OF serve]`.
 
 Two stacks take the same load in turns, one of which traces all requests and sends its spans to a receiver here. Printed
-are microseconds of processor time per output token, of the services and of all with the executor's computing, and what
-tracing adds, as the median over the turns: processor time depends little on what else the machine does.
+are microseconds of processor time per output token of the services, medians over the turns, and what tracing adds, also
+as a share of all that the stack takes, the executor's computing included.
 """
 
 import statistics
@@ -73,14 +73,15 @@ def main() -> None:
 
 def measure(config: TracingConfig, stacks: dict[str, tuple[psutil.Process, int]], num_streams: int) -> None:
     runs: dict[str, list[Run]] = {name: [] for name in stacks}
-    for _ in range(config.turns):
-        for name, (process, port) in stacks.items():
+    for turn in range(config.turns):
+        for name, (process, port) in list(stacks.items())[:: -1 if turn % 2 else 1]:
             runs[name].append(measure_server(config, process, f"http://127.0.0.1:{port}", num_streams))
     print(f"{num_streams} streams, us of processor time per token")
-    for what in (*((one,) for one in AROUND), AROUND, (*AROUND, "compute")):
+    everything = statistics.median(run.per_token(*AROUND, "compute") for run in runs["off"])
+    for what in (*((one,) for one in AROUND), AROUND):
         off, on = (statistics.median(run.per_token(*what) for run in runs[name]) for name in ("off", "on"))
-        name = what[0] if len(what) == 1 else "all" if "compute" in what else "services"
-        print(f"{name:>10} {off:8.1f}, traced {on:8.1f} ({on - off:+.1f}, {on / off - 1:+.1%})")
+        name = what[0] if len(what) == 1 else "services"
+        print(f"{name:>10} {off:8.1f}, traced {on:8.1f}: {on - off:+.1f}, {(on - off) / everything:+.1%} of all")
 
 
 if __name__ == "__main__":
