@@ -122,6 +122,9 @@ def _service(name: str, argv: list[str]) -> int:
         from pagewire import followers
 
         followers.start(settings)
+    from pagewire import binding
+
+    binding.bind(settings)  # behind the followers, which have processors of their own
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

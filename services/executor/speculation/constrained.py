@@ -73,7 +73,7 @@ class Constrained:
         drafts = constraints.fitting(rows.tolist(), offered, most.tolist())
         for (row, start, _), chosen in zip(bounds, drafts, strict=True):
             token_ids[row, start : start + len(chosen)] = chosen
-        num_kept = [_num_equal(*pair) for pair in zip(offered, drafts, strict=True)]
+        num_kept = [num_equal(*pair) for pair in zip(offered, drafts, strict=True)]
         self.on_other_drafts(rows, starts + num_kept)
         constraints.look_ahead(rows.tolist(), lambda: drafts, max(map(len, drafts)))
         return np.array([len(chosen) for chosen in drafts], dtype=np.int64)
@@ -103,7 +103,7 @@ class Constrained:
         self._proposer.on_other_weights()
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def num_equal(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
