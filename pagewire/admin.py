@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import grpc
 
 from pagewire import error_details, telemetry
+from pagewire.binding import cpu_text, usable_cpus
 from pagewire.recent import Accounts
 from pagewire.rpc_error import RpcError
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
@@ -40,7 +41,8 @@ def own_status(service: str, *, is_serving: bool) -> ServiceStatus:
     """Of this process."""
     state = ServiceState.SERVICE_STATE_SERVING if is_serving else ServiceState.SERVICE_STATE_NOT_SERVING
     uptime = time.monotonic() - _STARTED
-    return ServiceStatus(service=service, state=state, pid=os.getpid(), uptime_seconds=uptime)
+    cpus = cpu_text(usable_cpus())
+    return ServiceStatus(service=service, state=state, pid=os.getpid(), uptime_seconds=uptime, cpus=cpus)
 
 
 async def status_behind(

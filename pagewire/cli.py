@@ -44,6 +44,7 @@ Models and stacks on this machine:
   pull MODEL         download a model
   list               models that are downloaded
   rm MODEL           delete one
+  model verify MODEL whether its files are whole; also: model pull, model list, model rm
   ps                 stacks that run
 
 Let others in:
@@ -121,6 +122,9 @@ def _service(name: str, argv: list[str]) -> int:
         from pagewire import followers
 
         followers.start(settings)
+    from pagewire import binding
+
+    binding.bind(settings)  # behind the followers, which have processors of their own
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -187,6 +191,21 @@ def _on_this_machine(command: str) -> Callable[[list[str]], int]:
         return {"pull": models.pull, "list": models.list_models, "rm": models.rm, "ps": models.ps}[command](argv)
 
     return call
+
+
+def _model(argv: list[str]) -> int:
+    """The same with its noun before the verb, and what has no short form."""
+    usage = "usage: pagewire model pull|list|rm|verify [MODEL]\nsee `pagewire model verify --help`, ..."
+    verb, rest = (argv[0], argv[1:]) if argv else ("", [])
+    if verb in ("pull", "list", "rm"):
+        return _COMMANDS[verb](rest)
+    if verb == "verify":
+        from pagewire.terminal import verify
+
+        return verify.main(rest)
+    asked = verb in ("-h", "--help")
+    print(usage, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 def _run(argv: list[str]) -> int:
@@ -262,6 +281,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "batch": _batch,
     "run-batch": _batch,  # vLLM's name
     **{command: _on_this_machine(command) for command in ("pull", "list", "rm", "ps")},
+    "model": _model,
     "bench": _bench,
     "keys": _keys,
     "doctor": _doctor,

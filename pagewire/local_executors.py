@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from pagewire.binding import Place
 from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.errors import StartupError
 
@@ -27,10 +29,12 @@ def names(config: ServeConfig) -> list[str]:
     return ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
 
 
-def part(config: ServeConfig, listen: str) -> ExecutorConfig:
-    """The configuration of one of them. What the user says of threads and memory holds for each."""
+def part(config: ServeConfig, listen: str, place: Place | None = None) -> ExecutorConfig:
+    """The configuration of one of them. What the user says of threads and memory holds for each. place: where its
+    processes run, if that is said."""
     share = 1 / config.data_parallel_size
-    executor: ExecutorConfig = config.part(ExecutorConfig, listen=listen, metrics_port=None, cpu_share=share)
+    where: dict[str, Any] = {} if place is None else place.flags
+    executor: ExecutorConfig = config.part(ExecutorConfig, listen=listen, metrics_port=None, cpu_share=share, **where)
     return executor
 
 

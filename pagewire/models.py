@@ -32,12 +32,18 @@ def is_of_hub(model: str) -> bool:
 
 
 def resolve_model(
-    model: str, revision: str | None = None, download_dir: str | None = None, accepted_license: str | None = None
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    accepted_license: str | None = None,
+    *,
+    pickled: bool = False,
 ) -> Path:
     """The model's directory or .gguf file; downloads what is not there yet. Raises ModelNotFoundError.
 
-    revision, download_dir: of and for a hub id. accepted_license: for a model of `wheel_models`. Several processes may
-    call this at once for the same model: one downloads, the others wait for it.
+    revision, download_dir: of and for a hub id. accepted_license: for a model of `wheel_models`. pickled: of a hub id
+    `pytorch_model.bin` is wanted, too. Several processes may call this at once for the same model: one downloads, the
+    others wait for it.
     """
     if revision is not None and not is_of_hub(model):
         raise ModelNotFoundError(
@@ -58,7 +64,7 @@ def resolve_model(
             raise ModelNotFoundError(f"{path}: expected a .gguf file or a directory with config.json and safetensors")
         return path.resolve()
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-        return _from_hub(model, revision, download_dir)
+        return _from_hub(model, revision, download_dir, pickled)
     raise ModelNotFoundError(
         f"no model {model!r}: there is no such file or directory, it is not a hub id (owner/name),"
         f" and it is none of {', '.join(WHEEL_MODELS)}, which come from PyPI"
@@ -72,7 +78,7 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "pagewire"
 
 
-def _from_hub(model: str, revision: str | None, download_dir: str | None) -> Path:
+def _from_hub(model: str, revision: str | None, download_dir: str | None, pickled: bool) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -81,7 +87,8 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None) -> Pat
         ) from error
     try:
         directory = None if download_dir is None else Path(download_dir).expanduser()
-        path = Path(snapshot_download(model, revision=revision, cache_dir=directory, allow_patterns=_HUB_FILES))
+        files = [*_HUB_FILES, *["pytorch_model.bin"] * pickled]
+        path = Path(snapshot_download(model, revision=revision, cache_dir=directory, allow_patterns=files))
     # The hub's own errors, HTTP errors and broken connections have no common base but Exception.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]

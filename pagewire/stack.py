@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from pagewire import launch, local_executors, logs, running
+from pagewire import binding, launch, local_executors, logs, running
 from pagewire.banner import banner, served_model
 from pagewire.config import (
     GatewayConfig,
@@ -162,7 +163,9 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
     executors = local_executors.names(config)
     address = {name: _address(directory, name) for name in names_of(config)}
     public = endpoint(config.host, config.grpc_port)
-    gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"])
+    places = binding.places(config, len(executors), binding.usable_cpus(), binding.nodes()) if executors else None
+    beside: dict[str, Any] = {"cpu_bind": None if places is None else places.others.flags["cpu_bind"]}
+    gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"], **beside)
     tokenizer = config.part(
         TokenizerConfig,
         listen=address["tokenizer"],
@@ -170,6 +173,7 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
         public_admin=config.admin_port is None,
         scheduler_address=address["scheduler"],
         metrics_port=None,
+        **beside,
     )
     tokens = "" if config.scheduler_grpc_port is None else endpoint(config.host, config.scheduler_grpc_port)
     scheduler = config.part(
@@ -179,6 +183,7 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
         executor_discovery="file" if on_ray else "static",
         executor_address=str(directory / _ADDRESSES) if on_ray else ",".join(address[name] for name in executors),
         metrics_port=None,
+        **beside,
     )
 
     def grpc_service(kind: str, part: ServiceConfig, name: str = "", **environment: str) -> Service:
@@ -192,10 +197,22 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
         grpc_service("scheduler", scheduler),
         *_ray_executors(config, directory, given or config),
         *(
-            grpc_service("executor", local_executors.part(config, address[name]), name, **devices)
-            for name, devices in zip(executors, local_executors.devices(config), strict=True)
+            grpc_service("executor", local_executors.part(config, address[name], place), name, **devices)
+            for name, devices, place in zip(
+                executors, local_executors.devices(config), _places_of(places, len(executors)), strict=True
+            )
         ),
     ]
+
+
+def _places_of(places: binding.Places | None, count: int) -> Sequence[binding.Place | None]:
+    """Of each executor; says them."""
+    if places is None:
+        return [None] * count
+    for name, place in (*((f"executor {i}", p) for i, p in enumerate(places.executors)), ("others", places.others)):
+        node = "" if place.node is None else f" of NUMA node {place.node}"
+        logger.info("%s: processors %s%s", name, binding.cpu_text(place.cpus) or "not bound", node)
+    return places.executors
 
 
 def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> list[Service]:

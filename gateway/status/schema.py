@@ -17,6 +17,7 @@ class ServiceHealth(Body):
     detail: str
     pid: int
     uptime_seconds: float
+    cpus: str = ""  # processors that its threads may run on, as "0-3,8"
 
 
 class RequestCounts(Body):

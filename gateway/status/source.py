@@ -105,6 +105,7 @@ def _health(one: ServiceStatus) -> ServiceHealth:
         detail=one.detail,
         pid=one.pid,
         uptime_seconds=round(one.uptime_seconds, 1),
+        cpus=one.cpus,
     )
 
 

@@ -37,17 +37,23 @@ _COLUMNS = ("prompts", "method", "drafts", "tok/s", "ratio", "accepted", "tok/st
 
 @dataclass(frozen=True)
 class Method:
-    """num_tokens: most that it drafts; 0: there are no drafts."""
+    """num_tokens: most that it drafts; 0: there are no drafts. is_fixed: it always drafts so many."""
 
     name: str
     num_tokens: int = 0
+    is_fixed: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, fixed" if self.is_fixed else self.name
 
     def flags(self) -> dict[str, Any]:
         """Of the server."""
         if not self.num_tokens:
             return {}
         kind = "spec_method" if self.name in _WITHOUT_MODEL else "spec_model"
-        return {kind: self.name, "spec_tokens": self.num_tokens}
+        adaptive = {"speculative_config": '{"adaptive": false}'} if self.is_fixed else {}
+        return {kind: self.name, "spec_tokens": self.num_tokens} | adaptive
 
 
 BASELINE = Method("none")
@@ -130,7 +136,12 @@ def methods(config: SpecFlags) -> list[Method]:
         raise StartupError("--methods: nothing to compare; name some, as ngram,suffix")
     return [
         BASELINE,
-        *(Method(name, size) for name in dict.fromkeys(names) for size in sorted(set(config.draft_tokens))),
+        *(
+            Method(name, size, is_fixed)
+            for name in dict.fromkeys(names)
+            for size in sorted(set(config.draft_tokens))
+            for is_fixed in ((False, True) if config.also_fixed else (False,))
+        ),
     ]
 
 
@@ -188,7 +199,7 @@ async def _send(bench: BenchConfig, prompts: dict[str, list[str]]) -> dict[str, 
 
 
 def table(kinds: Sequence[str], wanted: Sequence[Method], measured: dict[tuple[str, Method], Measured]) -> list[str]:
-    width = max(len(method.name) for method in wanted) + 2
+    width = max(len(method.label) for method in wanted) + 2
     lines = [f"{_COLUMNS[0]:<10}{_COLUMNS[1]:<{width}}" + "".join(f"{title:>10}" for title in _COLUMNS[2:])]
     for kind in kinds:
         baseline = measured[kind, BASELINE]
@@ -203,7 +214,7 @@ def table(kinds: Sequence[str], wanted: Sequence[Method], measured: dict[tuple[s
                 *("-" if of[name] is None else f"{of[name]:.1f}" for name in ("ttft_p50_ms", "tpot_p50_ms")),
             ]
             shown = kind if method is BASELINE else ""
-            lines.append(f"{shown:<10}{method.name:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
+            lines.append(f"{shown:<10}{method.label:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
     return lines
 
 
@@ -212,12 +223,12 @@ def _write(config: SpecConfig, wanted: Sequence[Method], measured: dict[tuple[st
     command = shlex.join(["pagewire", "bench", "spec", *flags.to_argv(config)])
     points: dict[str, list[curves.Point]] = {}
     for (kind, method), one in measured.items():
-        figures = one.figures(measured[kind, BASELINE]) | {"prompts": kind, "method": method.name}
+        figures = one.figures(measured[kind, BASELINE]) | {"prompts": kind, "method": method.label}
         for size in [method.num_tokens] if method.num_tokens else sorted(set(config.draft_tokens)):
-            points.setdefault(f"{method.name}, {kind}", []).append({"draft_tokens": size} | figures)
+            points.setdefault(f"{method.label}, {kind}", []).append({"draft_tokens": size} | figures)
     made = [curves.Curve.taken_now("speculation", label, config.model, command, of) for label, of in points.items()]
     curves.put(Path(config.json_out), *made)
 
 
 def _name(method: Method) -> str:
-    return f"{method.name}, {method.num_tokens} drafts" if method.num_tokens else "no drafts"
+    return f"{method.label}, {method.num_tokens} drafts" if method.num_tokens else "no drafts"

@@ -23,6 +23,11 @@ class SpecFlags:
         group="bench",
         valid=Range(minimum=1, maximum=MOST_TOKENS),
     )
+    also_fixed: bool = flag(
+        False,
+        "measure each method also with as many drafts as it may make in every step, beside as many as pay",
+        group="bench",
+    )
     prompts: str = flag(
         "code,quotes,chat",
         "kinds of prompts, with commas between: code = edits of a file, quotes = summaries with quotes of a text, chat;"

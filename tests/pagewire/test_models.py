@@ -243,6 +243,9 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     flags: dict[str, Any] = {"revision": "v2", "download_dir": str(tmp_path)}
     assert find_model(ModelConfigFlags(model="owner/name", **flags)) == tmp_path
     assert asked["owner/name"]["revision"] == "v2" and asked["owner/name"]["cache_dir"] == tmp_path
+    assert "pytorch_model.bin" not in asked["owner/name"]["allow_patterns"]
+    resolve_model("owner/head", pickled=True)
+    assert "pytorch_model.bin" in asked["owner/head"]["allow_patterns"]
     with pytest.raises(ModelNotFoundError, match=r"revision 'v2': only hub ids have revisions, .* leave --revision"):
         find_model(ModelConfigFlags(model=str(tmp_path), **flags))
 

@@ -152,7 +152,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, services: _Optional[_Iterable[_Union[ServiceStatus, _Mapping]]] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
-    __slots__ = ("service", "address", "state", "detail", "pid", "uptime_seconds", "tokenizer", "scheduler", "executor")
+    __slots__ = ("service", "address", "state", "detail", "pid", "uptime_seconds", "tokenizer", "scheduler", "executor", "cpus")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class ServiceStatus(_message.Message):
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
     service: str
     address: str
     state: ServiceState
@@ -171,7 +172,8 @@ class ServiceStatus(_message.Message):
     tokenizer: TokenizerStatus
     scheduler: SchedulerStatus
     executor: ExecutorStatus
-    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tokenizer: _Optional[_Union[TokenizerStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., executor: _Optional[_Union[ExecutorStatus, _Mapping]] = ...) -> None: ...
+    cpus: str
+    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., detail: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., tokenizer: _Optional[_Union[TokenizerStatus, _Mapping]] = ..., scheduler: _Optional[_Union[SchedulerStatus, _Mapping]] = ..., executor: _Optional[_Union[ExecutorStatus, _Mapping]] = ..., cpus: _Optional[str] = ...) -> None: ...
 
 class ExecutorStatus(_message.Message):
     __slots__ = ("ranks",)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -52,9 +53,8 @@ class FeedForward(Protocol):
 class Observer(Protocol):
     """Reads along, for a head that drafts."""
 
-    def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: StepContext) -> None:
-        """Before each layer, of what it is about to get; changes none of it. What was before is the sum, a stream
-        [num_tokens, hidden_size]."""
+    def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None:
+        """Before each layer. stream: gives what it is about to get, [num_tokens, hidden_size]."""
 
     def end(self, hidden: Tensor, context: StepContext) -> None:
         """Behind the last norm: what logits are made of, [num_tokens, hidden_size]."""
@@ -113,7 +113,7 @@ class CausalModel(OwnModel):
         """What the layers here make of hidden, the output of what was before them."""
         for layer_idx, layer in enumerate(self.layers):
             if self.observer is not None:
-                self.observer.see(layer_idx, hidden, residual, context)
+                self.observer.see(layer_idx, partial(torch.add, residual, hidden), context)
             hidden = layer(hidden, residual, context)
         return hidden
 

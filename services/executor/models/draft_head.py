@@ -7,12 +7,14 @@ the features are the target's; behind them, what the head itself makes of the po
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.kv_spec import LatentSpec
+from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.step_context import StepContext
 
@@ -28,7 +30,7 @@ class FeatureMemory:
         self.dtype = dtype
         self._spec = LatentSpec(1, size, dtype)
 
-    def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: StepContext) -> None: ...
+    def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None: ...
 
     def end(self, hidden: Tensor, context: StepContext) -> None: ...
 
@@ -64,10 +66,25 @@ class FeatureMemory:
         self._memory.index_copy_(0, slots.masked_fill(rows < 0, self._nowhere), features)
 
 
+class OwnOutputs(FeatureMemory):
+    """The target's own, as they go to its output projection."""
+
+    def end(self, hidden: Tensor, context: StepContext) -> None:
+        self.keep(hidden, context)
+
+
 class DraftHead(OwnModel):
     """What drafts for one target, whose `observer` its features are."""
 
     features: FeatureMemory
+    embed: Embedding  # the target's, or its own
+    own_embed: Embedding | None = None
+
+    def add_embedding(self, placement: Placement) -> None:
+        """Of its own, in place of the target's."""
+        self.embed = self.own_embed = Embedding(
+            "embed_tokens", self.config.vocab_size, self.config.hidden_size, placement
+        )
 
     @abstractmethod
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:

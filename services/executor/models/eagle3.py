@@ -7,13 +7,12 @@ layers, or, behind the last token that the target has computed, the layer's own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
@@ -23,9 +22,13 @@ from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.model_config import ModelLoadError, optional
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.draft_head import DraftHead, FeatureMemory
+from pagewire.services.executor.models.gemma2 import GemmaModel
 from pagewire.services.executor.models.llama import llama_config
 from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.step_context import StepContext
+
+# Of checkpoints: draft id -> what is to be added for the target's; whether a target's id has a draft id.
+TABLES = ("d2t", "t2d")
 
 
 class Features(FeatureMemory):
@@ -37,11 +40,10 @@ class Features(FeatureMemory):
         self._fc, self._layers = fc, layers
         self._streams: list[Tensor] = []
 
-    def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: StepContext) -> None:
+    def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None:
         if layer_idx not in self._layers:
             return
-        stream = (residual + hidden).to(self.dtype)
-        self._streams += [stream] * self._layers.count(layer_idx)  # of a shallow model two may be one
+        self._streams += [stream().to(self.dtype)] * self._layers.count(layer_idx)  # of a shallow model two may be one
         if layer_idx == self._layers[-1]:
             features = self._fc(torch.cat(self._streams, dim=1))
             self._streams.clear()
@@ -51,7 +53,9 @@ class Features(FeatureMemory):
 class Eagle3Head(DraftHead):
     """What drafts for one target, whose `features` are the target's `observer`."""
 
-    def __init__(self, raw: Mapping[str, Any], target: CausalModel, max_model_len: int, placement: Placement) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], target: CausalModel | GemmaModel, max_model_len: int, placement: Placement
+    ) -> None:
         """raw: its config.json. Raises ModelLoadError."""
         config = llama_config({**raw, "architectures": ["LlamaForCausalLMEagle3"]}, placement.dtype)
         size, eps = config.hidden_size, config.rms_norm_eps
@@ -59,7 +63,6 @@ class Eagle3Head(DraftHead):
         layer = placement.within("midlayer")
         rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         self.embed = target.embed
-        self.own_embed: Embedding | None = None
         layers = aux_layers(raw, len(target.layers))
         self.fc = Linear(target.config.hidden_size * len(layers), {"fc": size}, placement, bias=False)
         self.features = Features(self.fc, size, placement.dtype, layers)
@@ -79,12 +82,6 @@ class Eagle3Head(DraftHead):
         draft_vocab = optional(raw, "draft_vocab_size", config.vocab_size)
         self.lm_head = Linear(size, {"lm_head": draft_vocab}, placement, bias=False)
         self.token_ids = torch.arange(draft_vocab, device=placement.device)  # of the head's outputs
-
-    def add_embedding(self, placement: Placement) -> None:
-        """Of its own, in place of the target's."""
-        self.embed = self.own_embed = Embedding(
-            "embed_tokens", self.config.vocab_size, self.config.hidden_size, placement
-        )
 
     def leaves(self) -> Iterator[Leaf]:
         if self.own_embed is not None:
@@ -108,6 +105,9 @@ class Eagle3Head(DraftHead):
         logits = self.lm_head(hidden[:, : self.config.hidden_size].contiguous())
         whole = torch.full((len(hidden), self.config.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
         return whole.index_copy_(1, self.token_ids, logits)
+
+    def ignored(self, name: str) -> bool:
+        return name in TABLES
 
 
 def aux_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

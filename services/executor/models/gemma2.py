@@ -28,6 +28,7 @@ from pagewire.services.executor.model_config import (
     required,
 )
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
+from pagewire.services.executor.models.causal import Observer
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
 from pagewire.services.executor.step_context import StepContext
 
@@ -83,6 +84,8 @@ class GemmaModel(OwnModel):
     What goes from one stage to the next is normalised for its reader, too.
     """
 
+    observer: Observer | None = None
+
     def __init__(self, config: GemmaConfig, rotary: Sequence[RotaryEmbedding], placement: Placement) -> None:
         size, stage, tied = config.hidden_size, placement.stage, config.tie_word_embeddings
         body = placement.within("model")
@@ -125,8 +128,12 @@ class GemmaModel(OwnModel):
             assert stream is not None
             hidden, residual = stream.hidden, stream.residual
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+        for layer_idx, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
+            if self.observer is not None:
+                self.observer.see(layer_idx, residual.clone, context)
             hidden = layer(hidden, residual, next_norm, context)
+        if self.observer is not None:
+            self.observer.end(hidden, context)
         return hidden if stream is None or self.stage.is_last else stream.hidden.copy_(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.models.draft_head import DraftHead, FeatureMemory
+from pagewire.services.executor.models.draft_head import DraftHead, OwnOutputs
 from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.step_context import StepContext
 
@@ -53,13 +53,6 @@ FORMS = {
 }
 
 
-class Outputs(FeatureMemory):
-    """The model's own, as they go to its output projection."""
-
-    def end(self, hidden: Tensor, context: StepContext) -> None:
-        self.keep(hidden, context)
-
-
 class MtpHead(DraftHead):
     """What drafts for the model of whose checkpoint it is a part."""
 
@@ -69,6 +62,7 @@ class MtpHead(DraftHead):
         size, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
         self._target, self._form = target, form
+        self.embed = target.embed
         self.name = form.layer.format(config.num_layers)  # of the layer, in the checkpoint
         within = placement.within(self.name)
         self.embedding_norm = RMSNorm(form.embedding_norm, size, eps, within)
@@ -78,7 +72,7 @@ class MtpHead(DraftHead):
         # It is as the last one in all that differs between layers.
         self.layer = target.layer(config, config.num_layers - 1, target.rotary, within)
         self.norm = RMSNorm(form.output_norm, size, eps, within)
-        self.features = Outputs(size, config.dtype)
+        self.features = OwnOutputs(size, config.dtype)
 
     def leaves(self) -> Iterator[Leaf]:
         yield from (self.features, self.embedding_norm, self.hidden_norm, self.projection)
@@ -86,7 +80,7 @@ class MtpHead(DraftHead):
         yield self.norm
 
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        embedded, features = self._target.embed(input_ids), self.features.read(context)
+        embedded, features = self.embed(input_ids), self.features.read(context)
         normed = [
             self.embedding_norm.add(embedded, torch.zeros_like(embedded)),
             self.hidden_norm.add(features, torch.zeros_like(features)),

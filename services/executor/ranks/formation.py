@@ -27,6 +27,7 @@ _OWN_FLAGS = frozenset(
         *("log_level", "log_format", "otlp_traces_endpoint", "shutdown_timeout", "hang_timeout"),
         *("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
         *("model", "revision", "download_dir", "weights_cache", "num_threads", "cpu_share"),
+        *("cpu_bind", "numa_bind"),
     }
 )
 # Channels in shared memory; of _TENSOR one for each stage, and then one more for each, for weights that are read.

@@ -25,7 +25,8 @@ from pagewire.services.executor.speculation.draft_steps import DraftSteps, Targe
 from pagewire.services.executor.step import Step
 
 CATCH_UP = 32
-# Tokens of a request in a captured step: it may lack the drafts of two steps in flight, and no more are a short query.
+# Tokens of a request in a captured step: those of a short query. It may lack what steps in flight have drafted, or what
+# was not drafted for.
 MOST_CAPTURED = 16
 
 
@@ -119,7 +120,7 @@ class DraftModel:
         return step.new_block_ids[np.repeat(groups, step.num_new_blocks.ravel()) == self._group]
 
     def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
-        return drafter_shapes(sizes, self._target.limits, min(1 + 2 * self.max_draft_tokens, MOST_CAPTURED))
+        return drafter_shapes(sizes, self._target.limits, MOST_CAPTURED)
 
     def capture(
         self,

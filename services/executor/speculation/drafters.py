@@ -23,7 +23,7 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.served_model import DUMMY
-from pagewire.services.executor.speculation.load_head import load_eagle3
+from pagewire.services.executor.speculation.load_head import load_head
 from pagewire.services.executor.speculation.load_mtp import load_mtp
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import bits_of
@@ -103,7 +103,13 @@ def _copy_of(target: Model, name: str, ranks: Communicator) -> OwnModel:
 def _path_of(speculation: Speculation, config: ExecutorConfig) -> Path:
     if speculation.method == "mtp" and not speculation.model:
         return find_model(config)
-    return resolve_model(speculation.model, speculation.revision or None, config.download_dir, config.accept_license)
+    return resolve_model(
+        speculation.model,
+        speculation.revision or None,
+        config.download_dir,
+        config.accept_license,
+        pickled=speculation.method == "eagle3",
+    )
 
 
 def check_drafters(speculation: Speculation | None, config: ExecutorConfig, group: Group) -> None:
@@ -125,7 +131,7 @@ def _load(
     if speculation.method == "mtp":
         return load_mtp(path, config, target, device, ranks)
     if speculation.method == "eagle3":
-        return load_eagle3(path, target, limits.max_model_len, device)
+        return load_head(path, target, limits.max_model_len, device)
     drafter = load_model(
         path,
         dtype=str(target.config.dtype).removeprefix("torch."),

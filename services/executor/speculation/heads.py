@@ -13,6 +13,7 @@ from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.draft_head import DraftHead
+from pagewire.services.executor.models.gemma2 import GemmaModel
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
@@ -43,7 +44,7 @@ class HeadProposer(DraftModel):
     def __init__(self, target: Target, head: DraftHead, max_draft_tokens: int, max_len: int) -> None:
         super().__init__(target, head, max_draft_tokens, max_len)
         self._head = head
-        assert isinstance(target.model, CausalModel)
+        assert isinstance(target.model, CausalModel | GemmaModel)
         target.model.observer = head.features
 
     def _make_steps(self, state: RequestState, block_tables: BlockTables) -> DraftSteps:

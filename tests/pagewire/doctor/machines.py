@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from pagewire.binding import cpu_set
 from pagewire.doctor.gpu import _FIELDS
-from pagewire.doctor.host import Host, cpu_list
+from pagewire.doctor.host import Host
 
 _SYS_CPU = "/sys/devices/system/cpu"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -62,7 +63,7 @@ class RecordedHost(Host):
         return next((text for words, text in self._commands.items() if words in " ".join(command)), None)
 
     def usable_cpus(self) -> set[int]:
-        return cpu_list(self._cpus)
+        return set(cpu_set(self._cpus))
 
     def cpu_quota(self) -> float | None:
         return self._quota

@@ -29,7 +29,7 @@ from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.heads import HeadProposer
-from pagewire.services.executor.speculation.load_head import load_eagle3
+from pagewire.services.executor.speculation.load_head import load_head
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
@@ -88,7 +88,7 @@ def make(directory: Path, method: str) -> tuple[DecoderModel, Proposer]:
         twin = tiny_llama(directory / "twin", num_hidden_layers=1)
         return model, DraftModel(target, twin, NUM_DRAFTS, LIMITS.max_model_len)
     path = write_head(directory / "head", eagle_aux_hidden_state_layer_ids=[1, 1, 1])
-    head = load_eagle3(path, model, LIMITS.max_model_len, CPU)
+    head = load_head(path, model, LIMITS.max_model_len, CPU)
     return model, HeadProposer(target, head, NUM_DRAFTS, LIMITS.max_model_len)
 
 

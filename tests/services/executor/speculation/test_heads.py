@@ -25,7 +25,7 @@ from pagewire.services.executor.speculation.build import make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.speculation.heads import HeadProposer
-from pagewire.services.executor.speculation.load_head import load_eagle3
+from pagewire.services.executor.speculation.load_head import load_head
 from tests.services.executor.speculation.recording import NUM_DRAFTS, Recording
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
@@ -110,7 +110,7 @@ def drafting_driver(
     model: DecoderModel, path: Path, steps: Callable[[], Steps] = CudaGraphs
 ) -> tuple[Driver, Recording]:
     """steps: how they are launched; by default eagerly."""
-    head = load_eagle3(path, model, LIMITS.max_model_len, CPU)
+    head = load_head(path, model, LIMITS.max_model_len, CPU)
     proposer = Recording(Target(model, LIMITS, 64, CPU, steps=steps), head, NUM_DRAFTS, LIMITS.max_model_len)
     driver = make_driver(model, proposer=proposer)
     driver.runner.use_graphs(steps())
@@ -122,8 +122,8 @@ def expected_drafts(twin: DecoderModel, tokens: list[int]) -> list[int]:
     streams: dict[int, Tensor] = {}
 
     class Spy:
-        def see(self, layer_idx: int, hidden: Tensor, residual: Tensor, context: object) -> None:
-            streams[layer_idx] = hidden + residual
+        def see(self, layer_idx: int, stream: Callable[[], Tensor], context: object) -> None:
+            streams[layer_idx] = stream()
 
         def end(self, hidden: Tensor, context: object) -> None: ...
 
@@ -132,35 +132,40 @@ def expected_drafts(twin: DecoderModel, tokens: list[int]) -> list[int]:
     driver.add(0, tokens[:-1])
     driver.step({0: len(tokens) - 1})
     w = {name: tensor.float() for name, tensor in head_tensors("midlayer").items()}
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x, (SIZE,), w[name], 1e-5)
-
-    def rotated(x: Tensor) -> Tensor:  # [tokens, heads, HEAD_DIM]
-        angles = torch.outer(torch.arange(len(x)), 10000 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM))
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        a, b = x.chunk(2, dim=2)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=2)
-
     features = torch.cat([streams[index] for index in (2, 3, 3)], dim=1) @ w["fc.weight"].T
     next_ids, drafts = tokens[1:], list[int]()
     for _ in range(NUM_DRAFTS):
-        embedded = twin.embed(torch.tensor(next_ids))
-        both = torch.cat(
-            (norm(embedded, "midlayer.input_layernorm.weight"), norm(features, "midlayer.hidden_norm.weight")), dim=1
-        )
-        q, k, v = ((both @ w[f"midlayer.self_attn.{n}_proj.weight"].T).unflatten(1, (-1, HEAD_DIM)) for n in "qkv")
-        q, k, v = rotated(q), rotated(k).repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        stream = features + attended.transpose(0, 1).flatten(1) @ w["midlayer.self_attn.o_proj.weight"].T
-        normed = norm(stream, "midlayer.post_attention_layernorm.weight")
-        gate, up = (normed @ w[f"midlayer.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        stream = stream + (F.silu(gate) * up) @ w["midlayer.mlp.down_proj.weight"].T
-        logits = norm(stream[-1:], "norm.weight") @ w["lm_head.weight"].T
+        embedded = norm(twin.embed(torch.tensor(next_ids)), w["midlayer.input_layernorm.weight"])
+        both = torch.cat((embedded, norm(features, w["midlayer.hidden_norm.weight"])), dim=1)
+        stream = through_layer(both, features, w, "midlayer")
+        logits = norm(stream[-1:], w["norm.weight"]) @ w["lm_head.weight"].T
         drafts.append(3 * int(logits.argmax()))
         features, next_ids = torch.cat((features, stream[-1:])), [*next_ids, drafts[-1]]
     return drafts
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (SIZE,), weight, 1e-5)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """x [tokens, heads, HEAD_DIM]"""
+    angles = torch.outer(torch.arange(len(x)), 10000 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM))
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = x.chunk(2, dim=2)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=2)
+
+
+def through_layer(attending: Tensor, stream: Tensor, w: dict[str, Tensor], layer: str) -> Tensor:
+    """The stream behind Llama's layer, whose attention reads `attending` [tokens, any]."""
+    q, k, v = ((attending @ w[f"{layer}.self_attn.{n}_proj.weight"].T).unflatten(1, (-1, HEAD_DIM)) for n in "qkv")
+    q, k, v = rotated(q), rotated(k).repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
+    stream = stream + attended @ w[f"{layer}.self_attn.o_proj.weight"].T
+    normed = norm(stream, w[f"{layer}.post_attention_layernorm.weight"])
+    gate, up = (normed @ w[f"{layer}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return stream + (F.silu(gate) * up) @ w[f"{layer}.mlp.down_proj.weight"].T
 
 
 @pytest.mark.parametrize(
@@ -212,9 +217,9 @@ def test_blocks_of_others_have_features_too(model: DecoderModel, twin: DecoderMo
 def test_a_head_of_another_model_is_refused(model: DecoderModel, tmp_path: Path) -> None:
     path = write_head(tmp_path / "deep", eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 9, 16]})
     with pytest.raises(ModelLoadError, match="before its layers 2, 9, 16, the model has 6: use the head of this"):
-        load_eagle3(path, model, LIMITS.max_model_len, CPU)
+        load_head(path, model, LIMITS.max_model_len, CPU)
     with pytest.raises(ModelLoadError, match="hidden_size is 64, that of the model it is to draft for 32"):
-        load_eagle3(write_head(tmp_path, hidden_size=64), model, LIMITS.max_model_len, CPU)
+        load_head(write_head(tmp_path, hidden_size=64), model, LIMITS.max_model_len, CPU)
 
 
 def test_a_configuration_names_it(model: DecoderModel, tmp_path: Path) -> None:

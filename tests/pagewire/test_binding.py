@@ -1,0 +1,111 @@
+"""Where the processes of a stack run."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewire import binding
+from pagewire.binding import Place
+from pagewire.config import ServeConfig
+from pagewire.errors import StartupError
+
+_TWO_NODES = {0: range(8), 1: range(8, 16)}
+
+
+def _places(usable: range = range(16), **flags) -> tuple[list[Place], Place]:
+    config = ServeConfig(**flags)
+    found = binding.places(config, config.data_parallel_size, usable, _TWO_NODES)
+    assert found is not None
+    return list(found.executors), found.others
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_sets_are_written_as_the_kernel_writes_them(cpus: set[int]) -> None:
+    assert binding.cpu_set(binding.cpu_text(sorted(cpus))) == tuple(sorted(cpus))
+
+
+def test_no_flag_binds_nothing() -> None:
+    assert binding.places(ServeConfig(), 1, range(16), _TWO_NODES) is None
+
+
+def test_an_executor_for_each_node() -> None:
+    executors, others = _places(numa_bind="auto", data_parallel_size=2)
+    assert executors == [Place(tuple(range(1, 8)), 0), Place(tuple(range(9, 16)), 1)]
+    assert others.cpus == (0, 8)  # gateway, tokenizer and scheduler
+
+
+def test_a_node_is_divided_among_its_executors() -> None:
+    executors, others = _places(numa_bind="1", data_parallel_size=2)
+    assert [place.node for place in executors] == [1, 1]
+    assert [place.cpus for place in executors] == [(9, 10, 11), (12, 13, 14, 15)]
+    assert others.cpus == (*range(9),)
+
+
+def test_given_sets() -> None:
+    executors, others = _places(cpu_bind="0-3|8-11", numa_bind="0,1", data_parallel_size=2)
+    assert executors == [Place((0, 1, 2, 3), 0), Place((8, 9, 10, 11), 1)]
+    assert others.cpus == (4, 5, 6, 7, 12, 13, 14, 15)
+    executors, _ = _places(cpu_bind="4-7", data_parallel_size=2)
+    assert executors == [Place((4, 5)), Place((6, 7))]
+
+
+@given(st.integers(1, 64), st.integers(1, 9))
+def test_no_processor_is_anybodys_twice(num_cpus: int, count: int) -> None:
+    """Where there are enough; the other services have at most a few."""
+    executors, others = _places(range(num_cpus), cpu_bind="auto", data_parallel_size=count)
+    bound = [cpu for place in executors for cpu in place.cpus]
+    assert all(place.cpus for place in executors)
+    if len(bound) > count:
+        assert sorted([*bound, *others.cpus]) == list(range(num_cpus))
+    assert len(others.cpus) <= max(1, num_cpus // 8 + 1)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ({"cpu_bind": "0-3|4"}, "2 sets for 1 executors"),
+        ({"cpu_bind": "40"}, "processor 40 may not be used; there are 0-15"),
+        ({"cpu_bind": "all"}, "expected auto, or numbers of processors"),
+        ({"cpu_bind": ","}, "no processor is named"),
+        ({"numa_bind": "2"}, "is on node 2; there are 0, 1"),
+        ({"numa_bind": "near"}, "expected auto, or numbers of nodes"),
+    ],
+)
+def test_what_cannot_be_is_refused(flags, said) -> None:
+    with pytest.raises(StartupError, match=said):
+        _places(**flags)
+
+
+_ASK = """
+import os, sys
+from pagewire import binding
+from pagewire.config import ExecutorConfig
+binding.bind(ExecutorConfig(cpu_bind=sys.argv[1] or None, numa_bind=sys.argv[2] or None, rank=int(sys.argv[3]),
+                            tensor_parallel_size=int(sys.argv[4])))
+print(binding.cpu_text(sorted(os.sched_getaffinity(0))), open("/proc/self/numa_maps").readline().split()[1])
+"""
+
+
+def _bound(cpu_bind: str = "", numa_bind: str = "", rank: int = 0, ranks: int = 1) -> list[str]:
+    """Processors and memory policy of a process that has bound itself."""
+    argv = [sys.executable, "-c", _ASK, cpu_bind, numa_bind, str(rank), str(ranks)]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_a_process_binds_itself() -> None:
+    cpus = binding.usable_cpus()
+    assert _bound()[0] == binding.cpu_text(cpus)
+    assert _bound(str(cpus[-1]))[0] == str(cpus[-1])
+    if len(cpus) > 1:  # ranks of a group have parts
+        of_both = binding.cpu_text(cpus[:2])
+        assert [_bound(of_both, rank=rank, ranks=2)[0] for rank in (0, 1)] == [str(cpu) for cpu in cpus[:2]]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="this kernel has no NUMA")  # noqa: PTH110
+def test_memory_of_a_node_is_preferred() -> None:
+    node = next(number for number, cpus in binding.nodes().items() if set(cpus) & set(binding.usable_cpus()))
+    assert _bound(numa_bind=str(node))[1] in (f"prefer:{node}", "default")  # a container may refuse it
