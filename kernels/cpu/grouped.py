@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -33,34 +34,9 @@ def grouped_linear(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    num_tokens, in_features = x.shape
-    _check_codes("grouped_linear", codes, out_features, in_features, group_size, bits)
-    dtype = x.dtype
-    if bias is not None and bias.dtype is not dtype:
-        bias = bias.to(dtype)
-    x = x.contiguous()
-    out = torch.empty((num_tokens, out_features), dtype=dtype)
-    _grouped_linear(
-        dtype_code(x),
-        x.data_ptr(),
-        codes.data_ptr(),
-        KINDS[scales.dtype],
-        scales.data_ptr(),
-        KINDS[None if offsets is None else offsets.dtype],
-        None if offsets is None else offsets.data_ptr(),
-        None if codebook is None else codebook.data_ptr(),
-        None if permutation is None else permutation.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        num_tokens,
-        in_features,
-        out_features,
-        bits,
-        group_size,
-        zero_point,
-        torch.get_num_threads(),
-    )
-    return out
+    _check_codes("grouped_linear", codes, out_features, x.shape[1], group_size, bits)
+    tables = (*_groups(codes, scales, offsets), None if codebook is None else codebook.data_ptr())
+    return _product(_grouped_linear, x, tables, permutation, bias, out_features, (bits, group_size, zero_point))
 
 
 def rough_grouped_linear(
@@ -75,33 +51,9 @@ def rough_grouped_linear(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    num_tokens, in_features = x.shape
-    _check_codes("rough_grouped_linear", codes, out_features, in_features, group_size, bits)
-    dtype = x.dtype
-    if bias is not None and bias.dtype is not dtype:
-        bias = bias.to(dtype)
-    x = x.contiguous()
-    out = torch.empty((num_tokens, out_features), dtype=dtype)
-    _rough_grouped_linear(
-        dtype_code(x),
-        x.data_ptr(),
-        codes.data_ptr(),
-        KINDS[scales.dtype],
-        scales.data_ptr(),
-        KINDS[None if offsets is None else offsets.dtype],
-        None if offsets is None else offsets.data_ptr(),
-        None if permutation is None else permutation.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        num_tokens,
-        in_features,
-        out_features,
-        bits,
-        group_size,
-        zero_point,
-        torch.get_num_threads(),
-    )
-    return out
+    _check_codes("rough_grouped_linear", codes, out_features, x.shape[1], group_size, bits)
+    tables = _groups(codes, scales, offsets)
+    return _product(_rough_grouped_linear, x, tables, permutation, bias, out_features, (bits, group_size, zero_point))
 
 
 def grouped_embedding(
@@ -125,11 +77,7 @@ def grouped_embedding(
         dtype_code(out),
         token_ids.data_ptr(),
         token_ids.numel(),
-        codes.data_ptr(),
-        KINDS[scales.dtype],
-        scales.data_ptr(),
-        KINDS[None if offsets is None else offsets.dtype],
-        None if offsets is None else offsets.data_ptr(),
+        *_groups(codes, scales, offsets),
         None if codebook is None else codebook.data_ptr(),
         out.data_ptr(),
         row_size,
@@ -137,6 +85,43 @@ def grouped_embedding(
         bits,
         group_size,
         zero_point,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _groups(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> tuple[int | None, ...]:
+    """Of a weight, as the C++ functions take it: codes, kind of scales, scales, kind of offsets, offsets"""
+    kind = KINDS[None if offsets is None else offsets.dtype]
+    offset_data = None if offsets is None else offsets.data_ptr()
+    return codes.data_ptr(), KINDS[scales.dtype], scales.data_ptr(), kind, offset_data
+
+
+def _product(
+    function: Callable[..., None],
+    x: Tensor,
+    tables: tuple[int | None, ...],
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    form: tuple[int, int, int],
+) -> Tensor:
+    num_tokens, in_features = x.shape
+    if bias is not None and bias.dtype is not x.dtype:
+        bias = bias.to(x.dtype)
+    x = x.contiguous()
+    out = torch.empty((num_tokens, out_features), dtype=x.dtype)
+    function(
+        dtype_code(x),
+        x.data_ptr(),
+        *tables,
+        None if permutation is None else permutation.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        in_features,
+        out_features,
+        *form,
         torch.get_num_threads(),
     )
     return out

@@ -16,7 +16,7 @@ from pagewire.kernels.cpu import fallback, grouped_layout, native
 from pagewire.kernels.cpu.packed_linear import in_fixed_point
 from pagewire.kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from pagewire.kernels.quantized.packed import pack_grouped, unpack_grouped
-from tests.kernels.grouped_weights import grouped_weight
+from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
@@ -334,6 +334,19 @@ def test_products_of_many_tokens(num_tokens: int, num_outputs: int, num_inputs: 
     actual = native.grouped_linear(x, *operands, bias, num_outputs, *form(packed))
     rounded, fixed_point = operands_rounded(weight, x.dtype, num_tokens), is_fixed_point(weight, x.dtype, num_tokens)
     assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded, fixed_point=fixed_point)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("form", FORMS)
+def test_bits_of_a_token_do_not_depend_on_others(form: str, bits: int) -> None:
+    """Of tokens that are multiplied together, and of an odd number of tiles."""
+    torch.manual_seed(0)
+    x, bias = torch.randn(11, 320).bfloat16(), torch.randn(40).bfloat16()
+    for group_size in (16, 32, 128):
+        packed = pack_grouped(grouped_weight(40, 320, bits, group_size, form), "cpu")
+        alone = torch.cat([packed(token, bias) for token in x.split(1)])
+        for count in range(2, 12):
+            assert torch.equal(packed(x[:count], bias), alone[:count])
 
 
 @settings(max_examples=30, deadline=None)

@@ -43,6 +43,18 @@ struct GroupedWeight {
         const int group = padded_group();
         return group % MAX_BLOCK == 0 ? MAX_BLOCK : std::min(group, UNIT);
     }
+    // Of the numbers of a tile's groups: of scales, or of offsets
+    int64_t group_bytes(GroupKind kind) const {
+        switch (kind) {
+            case NONE: return 0;
+            case HALF: return groups() * TILE * 2;
+            case SINGLE: return groups() * TILE * 4;
+            case ZEROS: return groups() * TILE;
+            case TWO_LEVEL: break;
+        }
+        const int64_t per_super = SUPER_SIZE / group_size;
+        return (groups() + per_super - 1) / per_super * TILE * (2 + per_super);
+    }
     // Whether offsets are added to scale * code; else they are subtracted from the code.
     bool has_minimums() const { return offset_kind != NONE && offset_kind != ZEROS; }
 };
@@ -105,20 +117,20 @@ template <class V>
 }
 
 template <int BITS, class V>
-[[gnu::always_inline]] static inline void unpack_unit(const uint8_t* p, V* quads) {
+[[gnu::always_inline]] static inline V unpack_quad(const uint8_t* p, int q) {
     constexpr int NIBBLES = BITS >= 4 ? 4 : 0, REST = BITS - NIBBLES;
+    if constexpr (BITS == 8) return plane<V>(p, q);
+    V code = {};
+    if constexpr (NIBBLES) code = field(plane<V>(p, q / 2), q % 2 * 4, 4, 0);
+    if constexpr (REST >= 2) code |= field(plane<V>(p + NIBBLES * 64, q / 4), q % 4 * 2, 2, NIBBLES);
+    if constexpr (REST % 2) code |= field(plane<V>(p + (BITS - 1) * 64, 0), q, 1, BITS - 1);
+    return code;
+}
+
+template <int BITS, class V>
+[[gnu::always_inline]] static inline void unpack_unit(const uint8_t* p, V* quads) {
 #pragma GCC unroll 8
-    for (int q = 0; q < QUADS; q++) {
-        if constexpr (BITS == 8) {
-            quads[q] = plane<V>(p, q);
-        } else {
-            V code = {};
-            if constexpr (NIBBLES) code = field(plane<V>(p, q / 2), q % 2 * 4, 4, 0);
-            if constexpr (REST >= 2) code |= field(plane<V>(p + NIBBLES * 64, q / 4), q % 4 * 2, 2, NIBBLES);
-            if constexpr (REST % 2) code |= field(plane<V>(p + (BITS - 1) * 64, 0), q, 1, BITS - 1);
-            quads[q] = code;
-        }
-    }
+    for (int q = 0; q < QUADS; q++) quads[q] = unpack_quad<BITS, V>(p, q);
 }
 
 // function(std::integral_constant-like tag with ::BITS) for the number of bits.

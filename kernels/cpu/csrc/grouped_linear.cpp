@@ -1,136 +1,16 @@
 // y = x w^T + bias with grouped weights and inputs quantized per block: integer dot products, floats per block.
 
+#include "grouped_dot.h"
 #include "grouped_linear.h"
 
 namespace {
 
-constexpr int MAX_TOKENS = 8;
 constexpr int CHUNK_TILES = 4;    // tiles that a thread takes at a time
-constexpr int PREFETCH = 2048;    // bytes of codes fetched ahead of the products
+constexpr int STAGE_BLOCKS = 8;   // whose integer sums are there before they become floats
+constexpr int PREFETCH = 2048;    // bytes of a tile's codes fetched ahead of the products
+constexpr int MOST_PREFETCH = 128 * 1024;  // likewise
 
-// Which instructions multiply bytes.
-#if defined(__AVX512VNNI__)
-#define PAGEWIRE_VNNI 16  // lanes
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-#define PAGEWIRE_VNNI 8
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#define PAGEWIRE_MADDUBS
-#endif
-
-#if defined(PAGEWIRE_MADDUBS)
-// `vpmaddubsw` sums two products of bytes, unsigned by signed, in 16 bits, and saturates.
-#if defined(__AVX512BW__)
-typedef __m512i Integers;
-#define PAGEWIRE_INTEGERS(name) _mm512_##name
-#else
-typedef __m256i Integers;
-#define PAGEWIRE_INTEGERS(name) _mm256_##name
-#endif
-
-inline Integers broadcast(const int8_t* inputs) { return PAGEWIRE_INTEGERS(set1_epi32)(load_raw<int32_t>(inputs)); }
-
-inline i32_register sums_of_pairs(Integers sums) {
-    return (i32_register)PAGEWIRE_INTEGERS(madd_epi16)(sums, PAGEWIRE_INTEGERS(set1_epi16)(1));
-}
-
-// How many quads of weights up to LARGEST are summed in 16 bits.
-template <int LARGEST>
-constexpr int SUMS = (1 << 15) / (2 * 127 * LARGEST + 1);
-
-// Of `count` quads, at most SUMS
-template <int MOST>
-[[gnu::always_inline]] inline i32_register dot_small(const u32_register* weights, const int8_t* inputs, int count) {
-    Integers sums = {};
-#pragma GCC unroll 8
-    for (int q = 0; q < MOST && q < count; q++) {
-        const Integers products = PAGEWIRE_INTEGERS(maddubs_epi16)((Integers)weights[q], broadcast(inputs + 4 * q));
-        sums = PAGEWIRE_INTEGERS(add_epi16)(sums, products);
-    }
-    return sums_of_pairs(sums);
-}
-
-// Of a quad of any weights and inputs as words: even ones, then odd ones.
-[[gnu::always_inline]] inline i32_register dot_words(u32_register weights, const int8_t* inputs) {
-    const Integers even = (Integers)(weights & 0x00ff00ffu), odd = PAGEWIRE_INTEGERS(srli_epi16)((Integers)weights, 8);
-    return (i32_register)PAGEWIRE_INTEGERS(madd_epi16)(even, broadcast(inputs)) +
-           (i32_register)PAGEWIRE_INTEGERS(madd_epi16)(odd, broadcast(inputs + 4));
-}
-#endif
-
-// Whether weights up to LARGEST are multiplied by inputs as words: their products with bytes may not fit 16 bits.
-template <int LARGEST>
-constexpr bool takes_words() {
-#if defined(PAGEWIRE_MADDUBS)
-    return SUMS<LARGEST> == 0;
-#else
-    return false;
-#endif
-}
-
-// sum[lane] += sum of weights (4 unsigned bytes of a lane) * inputs (4 signed bytes, the same for all lanes), for quads
-// [BEGIN, END) of weights up to LARGEST: high with the inputs' higher bytes, low with the lower ones, UNIT bytes
-// further.
-template <int LARGEST, int BEGIN, int END, bool ROUGH>
-[[gnu::always_inline]] inline void dot(i32_register& high, i32_register& low, const u32_register* weights,
-                                       const int8_t* inputs) {
-#if defined(PAGEWIRE_MADDUBS)
-    constexpr int MOST = SUMS<LARGEST>;
-    for (int q = BEGIN; q < END; q += MOST) {
-        high += dot_small<MOST>(weights + q, inputs + 4 * q, END - q);
-        if constexpr (!ROUGH) low += dot_small<MOST>(weights + q, inputs + UNIT + 4 * q, END - q);
-    }
-#else
-#if PAGEWIRE_VNNI == 16
-    // The compiler does not know that the instruction itself broadcasts.
-    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
-        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const int32_t*)x));
-    };
-#elif PAGEWIRE_VNNI == 8
-    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
-        sum = (i32_register)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(load_raw<int32_t>(x)));
-    };
-#else
-    const auto add = [](i32_register& sum, u32_register w, const int8_t* x) {
-        for (int i = 0; i < 4; i++) sum += (i32_register)(w >> 8 * i & 0xff) * x[i];
-    };
-#endif
-#pragma GCC unroll 8
-    for (int q = BEGIN; q < END; q++) {
-        add(high, weights[q], inputs + 4 * q);
-        if constexpr (!ROUGH) add(low, weights[q], inputs + UNIT + 4 * q);
-    }
-#endif
-}
-
-// Codes that are numbers.
-template <class B>
-struct Plain {
-    static constexpr int BITS = B::BITS, LARGEST = (1 << BITS) - 1;
-    explicit Plain(const uint8_t*) {}
-    [[gnu::always_inline]] void unpack(const uint8_t* p, u32_register* quads) const { unpack_unit<BITS>(p, quads); }
-};
-
-// Codes that index a table of 16 bytes.
-struct Table {
-    static constexpr int BITS = 4, LARGEST = 255;
-    u8_register table;
-    explicit Table(const uint8_t* bytes) {
-        for (size_t i = 0; i < sizeof table; i++) table[i] = bytes[i % SMALL_CODEBOOK];
-    }
-    [[gnu::always_inline]] void unpack(const uint8_t* p, u32_register* quads) const {
-        unpack_unit<BITS>(p, quads);
-        for (int q = 0; q < QUADS; q++) quads[q] = look_up(quads[q]);
-    }
-    [[gnu::always_inline]] u32_register look_up(u32_register codes) const {
-#if defined(__AVX512BW__)
-        return (u32_register)_mm512_shuffle_epi8((__m512i)table, (__m512i)codes);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-        return (u32_register)_mm256_shuffle_epi8((__m256i)table, (__m256i)codes);
-#else
-        return (u32_register)__builtin_shuffle(table, (u8_register)codes);
-#endif
-    }
-};
+typedef QuantizedInputs::Block Block;
 
 struct Problem {
     const GroupedWeight& weight;
@@ -139,161 +19,210 @@ struct Problem {
     uint8_t table[SMALL_CODEBOOK];
 };
 
-// Products of a part of a tile's outputs, as many as a register holds, with TOKENS tokens, those of a pass.
-template <class Codes, int TOKENS, bool ROUGH>
-struct TileProduct {
-    typedef QuantizedInputs::Block Block;
+// ---- integer sums ----
 
-    const GroupedWeight& w;
-    const Codes codes;
+// What a stage reads: the codes of tiles that are multiplied together, and the inputs of a pass of TOKENS tokens.
+template <int TOKENS, int UNIT_BYTES>
+struct Streams {
+    const uint8_t* codes[TILES];
     const int8_t* x;
-    const Block* block;
-    const int first_lane;
-    f32_register sums[TOKENS] = {};
-    i32_register acc[TOKENS];
+    int64_t ahead;  // bytes to the codes that are fetched
 
-    [[gnu::always_inline]] TileProduct(const Problem& p, int64_t first, int part)
-        : w(p.weight), codes(p.table), x(p.inputs.codes(first)), block(p.inputs.blocks(first)),
-          first_lane(part * REGISTER_LANES) {}
-
-    [[gnu::always_inline]] void start_block() {
+    [[gnu::always_inline]] void fetch() const {
+#pragma GCC unroll 2
+        for (int n = 0; n < TILES; n++)
 #pragma GCC unroll 8
-        for (int t = 0; t < TOKENS; t++)
-            acc[t] = i32_register{} + block[t].start;
+            for (int i = 0; i < UNIT_BYTES; i += 64) __builtin_prefetch(codes[n] + ahead + i);
     }
-
-    // The products of quads [begin, end) of a unit
-    template <int BEGIN, int END>
-    [[gnu::always_inline]] void multiply(const u32_register* quads) {
-#if defined(PAGEWIRE_MADDUBS)
-        if constexpr (takes_words<Codes::LARGEST>()) {
-#pragma GCC unroll 8
-            for (int q = BEGIN; q < END; q++) {
-#pragma GCC unroll 8
-                for (int t = 0; t < TOKENS; t++) acc[t] += dot_words(quads[q], x + INPUT_BYTES * (t * UNIT + 4 * q));
-            }
-        } else
-#endif
-        {
-#pragma GCC unroll 8
-            for (int t = 0; t < TOKENS; t++) {
-                i32_register high = {};
-                dot<Codes::LARGEST, BEGIN, END, ROUGH>(high, acc[t], quads, x + t * INPUT_BYTES * UNIT);
-                acc[t] += high << LOW_BITS;
-            }
-        }
-    }
-
-    // Of the 16 numbers of a tile
-    [[gnu::always_inline]] f32_register of_part(const float* numbers) const {
-        return load_raw<f32_register>(numbers + first_lane);
-    }
-
-    // Adds the integer sums of a block to the result.
-    [[gnu::always_inline]] void finish_block(f32_register scale, const float* offset) {
-        if (w.offset_kind == NONE) {
-#pragma GCC unroll 8
-            for (int t = 0; t < TOKENS; t++)
-                sums[t] += __builtin_convertvector(acc[t], f32_register) * (scale * block[t].scale);
-        } else if (w.has_minimums()) {
-            const f32_register minimum = of_part(offset);
-#pragma GCC unroll 8
-            for (int t = 0; t < TOKENS; t++)
-                sums[t] += __builtin_convertvector(acc[t], f32_register) * (scale * block[t].scale) +
-                           minimum * block[t].sum;
-        } else {
-            const f32_register zero = of_part(offset);
-#pragma GCC unroll 8
-            for (int t = 0; t < TOKENS; t++)
-                sums[t] += (__builtin_convertvector(acc[t], f32_register) - zero * block[t].code_sum) *
-                           (scale * block[t].scale);
-        }
-        block += TOKENS;
-    }
-
-    [[gnu::always_inline]] void run(const uint8_t* stream, const float* scales, const float* offsets) {
-        if (w.padded_group() < UNIT) {
-            run_half_units(stream, scales, offsets);
-            return;
-        }
-        const int units_per_block = w.block() / UNIT, blocks_per_group = w.padded_group() / w.block();
-        const int64_t groups = w.padded_groups();
-        for (int64_t g = 0; g < groups; g++, scales += TILE, offsets += TILE) {
-            const f32_register scale = of_part(scales);
-            for (int b = 0; b < blocks_per_group; b++) {
-                start_block();
-                for (int u = 0; u < units_per_block; u++) {
-                    u32_register quads[QUADS];
-                    prefetch(stream);
-                    codes.unpack(stream + 4 * first_lane, quads);
-                    multiply<0, QUADS>(quads);
-                    stream += Codes::BITS * 64;
-                    x += TOKENS * INPUT_BYTES * UNIT;
-                }
-                finish_block(scale, offsets);
-            }
-        }
-    }
-
-    // Where groups are half a unit.
-    [[gnu::always_inline]] void run_half_units(const uint8_t* stream, const float* scales, const float* offsets) {
-        for (int64_t u = w.units(); u > 0; u--, stream += Codes::BITS * 64, x += TOKENS * INPUT_BYTES * UNIT) {
-            u32_register quads[QUADS];
-            prefetch(stream);
-            codes.unpack(stream + 4 * first_lane, quads);
-            start_block();
-            multiply<0, QUADS / 2>(quads);
-            finish_block(of_part(scales), offsets);
-            start_block();
-            multiply<QUADS / 2, QUADS>(quads);
-            finish_block(of_part(scales + TILE), offsets + TILE);
-            scales += 2 * TILE;
-            offsets += 2 * TILE;
-        }
-    }
-
-    [[gnu::always_inline]] static void prefetch(const uint8_t* stream) {
-        // Past the end it has no effect.
-#pragma GCC unroll 8
-        for (int i = 0; i < Codes::BITS; i++) __builtin_prefetch(stream + PREFETCH + i * 64);
+    [[gnu::always_inline]] void next_unit() {
+#pragma GCC unroll 2
+        for (int n = 0; n < TILES; n++) codes[n] += UNIT_BYTES;
+        x += TOKENS * INPUT_BYTES * UNIT;
     }
 };
 
-template <class Codes, int TOKENS, bool ROUGH>
-void tile_product(const Problem& p, int64_t first, int64_t tile, const float* scales, const float* offsets,
-                  f32x16* sums) {
-    for (int part = 0; part < REGISTERS; part++) {
-        TileProduct<Codes, TOKENS, ROUGH> product(p, first, part);
-        product.run(p.weight.tile_codes(tile), scales, offsets);
-        for (int t = 0; t < TOKENS; t++)
-            __builtin_memcpy((float*)(sums + t) + product.first_lane, product.sums + t, sizeof(f32_register));
+// sums [blocks, tiles, TOKENS] of a part of the tiles' outputs, as many as a register holds, with those TOKENS of a
+// pass, for blocks of so many units; 0: of half a unit.
+template <class Codes, int TOKENS, bool ROUGH, class Streams>
+void sum_blocks(const Codes& codes, Streams& streams, const Block* block, int blocks, int units, i32_register* sums) {
+    typedef BlockSums<Codes, TOKENS, ROUGH> Sums;
+    constexpr int COUNT = TILES * TOKENS;
+    Streams at = streams;
+    for (; units > 0 && blocks > 0; blocks--, block += TOKENS, sums += COUNT) {
+        Sums result([&](int t) { return block[t].start; });
+        for (int u = 0; u < units; u++) {
+            at.fetch();
+            result.template add<0, QUADS>(codes, at.codes, at.x);
+            at.next_unit();
+        }
+        result.write(sums);
     }
+    for (; blocks > 0; blocks -= 2, block += 2 * TOKENS, sums += 2 * COUNT) {
+        at.fetch();
+        Sums first([&](int t) { return block[t].start; });
+        first.template add<0, QUADS / 2>(codes, at.codes, at.x);
+        first.write(sums);
+        Sums second([&](int t) { return block[TOKENS + t].start; });
+        second.template add<QUADS / 2, QUADS>(codes, at.codes, at.x);
+        second.write(sums + COUNT);
+        at.next_unit();
+    }
+    streams = at;
+}
+
+// ---- floats ----
+
+enum Form { SCALES, MINIMUMS, ZERO_POINTS };
+
+// Where the blocks of a stage lie in their groups.
+struct BlockRange {
+    int count, in_group, per_group;
+};
+
+// result [TOKENS] += what a tile's integer sums [blocks, stride] stand for. S: what scales and minimums are stored as
+template <Form FORM, class S, int TOKENS>
+void add_scaled(const i32_register* sums, int stride, const Block* block, BlockRange blocks, const char* scales,
+                const char* offsets, f32_register* result) {
+    typedef std::conditional_t<FORM == ZERO_POINTS, float, S> O;
+    f32_register total[TOKENS];
+    __builtin_memcpy(total, result, sizeof total);
+    for (int b = 0; b < blocks.count; b++, block += TOKENS, sums += stride) {
+        const f32_register scale = load_register((const S*)scales);
+        const f32_register offset = FORM == SCALES ? f32_register{} : load_register((const O*)offsets);
+#pragma GCC unroll 8
+        for (int t = 0; t < TOKENS; t++) {
+            const f32_register sum = __builtin_convertvector(sums[t], f32_register);
+            if constexpr (FORM == SCALES) total[t] += sum * (scale * block[t].scale);
+            if constexpr (FORM == MINIMUMS) total[t] += sum * (scale * block[t].scale) + offset * block[t].sum;
+            if constexpr (FORM == ZERO_POINTS)
+                total[t] += (sum - offset * block[t].code_sum) * (scale * block[t].scale);
+        }
+        if (++blocks.in_group < blocks.per_group) continue;
+        blocks.in_group = 0;
+        scales += TILE * sizeof(S);
+        offsets += TILE * sizeof(O);
+    }
+    __builtin_memcpy(result, total, sizeof total);
+}
+
+using AddScaled = void (*)(const i32_register*, int, const Block*, BlockRange, const char*, const char*, f32_register*);
+
+template <int TOKENS, class S>
+AddScaled add_scaled_of(const GroupedWeight& w) {
+    if (w.offset_kind == NONE) return add_scaled<SCALES, S, TOKENS>;
+    return w.has_minimums() ? add_scaled<MINIMUMS, S, TOKENS> : add_scaled<ZERO_POINTS, S, TOKENS>;
+}
+
+// The scales or offsets of tiles that are multiplied together: as they are stored, or expanded.
+class GroupNumbers {
+   public:
+    GroupNumbers(const GroupedWeight& w, bool offsets)
+        : w_(w), offsets_(offsets), as_stored_(are_halves(w) && (offsets ? w.offset_kind : w.scale_kind) == HALF),
+          bytes_(w.group_bytes(offsets ? w.offset_kind : w.scale_kind)) {}
+
+    // Whether scales, and minimums if there are any, need not be expanded.
+    static bool are_halves(const GroupedWeight& w) {
+        return w.scale_kind == HALF && (w.offset_kind == HALF || !w.has_minimums()) && w.padded_groups() == w.groups();
+    }
+    static int64_t floats(const GroupedWeight& w) { return w.padded_groups() * TILE; }
+    int number_bytes() const { return as_stored_ ? sizeof(f16) : sizeof(float); }
+
+    // Of a tile; meanwhile those `next` tiles on are fetched. memory: [floats()]
+    const char* of(int64_t tile, int next, float* memory) const {
+        const char* const stored = (offsets_ ? w_.offsets : w_.scales) + tile * bytes_;
+        for (int64_t i = 0; i < bytes_; i += 64) __builtin_prefetch(stored + next * bytes_ + i);
+        if (as_stored_) return stored;
+        if (bytes_ > 0) expand_groups(w_, tile, offsets_, memory);
+        return (const char*)memory;
+    }
+
+   private:
+    const GroupedWeight& w_;
+    const bool offsets_, as_stored_;
+    const int64_t bytes_;
+};
+
+// ---- products ----
+
+// A tile, and the numbers of its groups
+struct WeightTile {
+    const uint8_t* codes;
+    const char* scales;
+    const char* offsets;
+    int scale_bytes, offset_bytes;  // of a number
+};
+
+// sums [MAX_TOKENS] of each of the tiles that are multiplied together, with those TOKENS of a pass. `ahead`: bytes to
+// the codes that are fetched meanwhile
+template <class Codes, int TOKENS, bool ROUGH>
+void multiply(const Problem& p, int64_t first, const WeightTile* tiles, int64_t ahead, f32x16 (*sums)[MAX_TOKENS]) {
+    const GroupedWeight& w = p.weight;
+    const Codes codes(p.table);
+    const bool half_units = w.padded_group() < UNIT;
+    const int units = half_units ? 0 : w.block() / UNIT, per_group = half_units ? 1 : w.padded_group() / w.block();
+    const int64_t blocks = w.padded_groups() * per_group;
+    const AddScaled add =
+        GroupNumbers::are_halves(w) ? add_scaled_of<TOKENS, f16>(w) : add_scaled_of<TOKENS, float>(w);
+    for (int lane = 0; lane < TILE; lane += REGISTER_LANES) {
+        Streams<TOKENS, Codes::BITS * 64> streams = {{}, p.inputs.codes(first), ahead};
+        for (int n = 0; n < TILES; n++) streams.codes[n] = tiles[n].codes + 4 * lane;
+        const Block* block = p.inputs.blocks(first);
+        f32_register total[TILES][TOKENS] = {};
+        for (int64_t begin = 0; begin < blocks; begin += STAGE_BLOCKS, block += STAGE_BLOCKS * TOKENS) {
+            const int count = (int)std::min<int64_t>(STAGE_BLOCKS, blocks - begin);
+            i32_register integers[STAGE_BLOCKS * TILES * TOKENS];
+            sum_blocks<Codes, TOKENS, ROUGH>(codes, streams, block, count, units, integers);
+            const BlockRange range = {count, (int)(begin % per_group), per_group};
+            const int64_t at = begin / per_group * TILE + lane;
+            for (int n = 0; n < TILES; n++)
+                add(integers + n * TOKENS, TILES * TOKENS, block, range, tiles[n].scales + at * tiles[n].scale_bytes,
+                    tiles[n].offsets + at * tiles[n].offset_bytes, total[n]);
+        }
+        for (int n = 0; n < TILES; n++)
+            for (int t = 0; t < TOKENS; t++)
+                __builtin_memcpy((float*)&sums[n][t] + lane, &total[n][t], sizeof(f32_register));
+    }
+}
+
+using Multiply = void (*)(const Problem&, int64_t, const WeightTile*, int64_t, f32x16 (*)[MAX_TOKENS]);
+
+template <class Codes, bool ROUGH, int... COUNTS>
+Multiply multiply_of(int tokens, std::integer_sequence<int, COUNTS...>) {
+    static constexpr Multiply products[] = {multiply<Codes, COUNTS + 1, ROUGH>...};
+    return products[tokens - 1];
+}
+template <class Codes, bool ROUGH>
+Multiply multiply_of(int tokens) {
+    return multiply_of<Codes, ROUGH>(tokens, std::make_integer_sequence<int, MAX_TOKENS>{});
 }
 
 template <class Codes, bool ROUGH>
 void linear(const Problem& p, const Output& output, int threads) {
-    typedef void (*Product)(const Problem&, int64_t, int64_t, const float*, const float*, f32x16*);
-    static constexpr Product products[MAX_TOKENS] = {
-        tile_product<Codes, 1, ROUGH>, tile_product<Codes, 2, ROUGH>,
-        tile_product<Codes, 3, ROUGH>, tile_product<Codes, 4, ROUGH>,
-        tile_product<Codes, 5, ROUGH>, tile_product<Codes, 6, ROUGH>,
-        tile_product<Codes, 7, ROUGH>, tile_product<Codes, 8, ROUGH>};
     const GroupedWeight& w = p.weight;
-    const int64_t tiles = w.tiles(), group_floats = w.padded_groups() * TILE;
+    const int64_t tiles = w.tiles(), group_floats = GroupNumbers::floats(w), tile_bytes = w.units() * w.unit_bytes();
+    // The same codes of the next tiles; or of these, so that the cache still holds them when they are read.
+    const int64_t ahead = TILES * tile_bytes <= MOST_PREFETCH ? TILES * tile_bytes : PREFETCH;
+    const GroupNumbers scales(w, false), offsets(w, true);
     parallel::for_each(threads, (tiles + CHUNK_TILES - 1) / CHUNK_TILES, [&](int64_t chunk) {
         static thread_local std::vector<float> memory;
-        memory.resize(2 * group_floats);
-        float* const scales = memory.data();
-        float* const offsets = scales + group_floats;
+        memory.resize(2 * TILES * group_floats);
         const int64_t end = std::min(tiles, (chunk + 1) * CHUNK_TILES);
-        for (int64_t tile = chunk * CHUNK_TILES; tile < end; tile++) {
-            expand_groups(w, tile, false, scales);
-            if (w.offset_kind != NONE) expand_groups(w, tile, true, offsets);
+        for (int64_t tile = chunk * CHUNK_TILES; tile < end; tile += TILES) {
+            const int tiles_here = (int)std::min<int64_t>(TILES, end - tile);
+            WeightTile weights[TILES];
+            for (int n = 0; n < TILES; n++) {
+                const int64_t one = tile + std::min(n, tiles_here - 1);
+                float* const numbers = memory.data() + 2 * n * group_floats;
+                weights[n] = {w.tile_codes(one), scales.of(one, TILES, numbers),
+                              offsets.of(one, TILES, numbers + group_floats), scales.number_bytes(),
+                              offsets.number_bytes()};
+            }
             for (int64_t first = 0; first < output.tokens; first += p.passes.per_pass) {
-                f32x16 sums[MAX_TOKENS];
+                f32x16 sums[TILES][MAX_TOKENS];
                 const int count = p.passes.count(first);
-                products[count - 1](p, first, tile, scales, offsets, sums);
-                for (int t = 0; t < count; t++) output.write(first + t, tile, sums[t]);
+                multiply_of<Codes, ROUGH>(count)(p, first, weights, ahead, sums);
+                for (int n = 0; n < tiles_here; n++)
+                    for (int t = 0; t < count; t++) output.write(first + t, tile + n, sums[n][t]);
             }
         }
     });

@@ -1,0 +1,237 @@
+"""Where drafts turn a near tie in 16 bits: `python -m benchmarks.ties [MODEL] [--quantization none]`.
+
+A step of several tokens may sum in another order than a step of one. Each text is generated greedily, a token per step;
+then its logits are computed again in steps of other shapes: of one request with drafts, which are this very text, and
+of several requests without drafts. Both also in comparison with the same weights in fp32, which says what 16 bits cost
+anyway. Where another token comes out on top, the text is gone on with as it was, so that all of it is compared.
+
+"gap": between the two logits that have changed places, in the step of one token. "change": of the difference between
+the two highest logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.config import DEFAULT_MODEL
+from pagewire.models import resolve_model
+from pagewire.sampling_params import with_defaults
+from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.speculation.constrained import num_equal
+from pagewire.services.executor.step import Blocks, NewRequest, Step
+from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.v1.common_pb2 import SamplingParams
+
+BLOCK_SIZE = 16
+GREEDY = with_defaults(SamplingParams(temperature=0))
+PROMPTS = (
+    "The history of the printing press begins",
+    "def quicksort(values):\n    ",
+    "Dear Sir or Madam, I am writing to complain about",
+    "Water boils at a lower temperature on a mountain because",
+    "Ingredients: flour, butter, sugar, two eggs.\nMethod:",
+    "Once upon a time there was a fox who",
+    "The three laws of thermodynamics are",
+    "- What is the capital of France?\n- Paris.\n- And of Italy?\n-",
+)
+
+
+@dataclass
+class Known:
+    """A `Proposer` of texts that are known."""
+
+    max_draft_tokens: int
+    text: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+
+    def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
+        if batch.num_samples is None:
+            return
+        for row, samples in zip(batch.sampled_rows.tolist(), batch.num_samples.tolist(), strict=True):
+            known = int(state.columns.num_tokens[row])
+            drafts = self.text[known : known + samples - 1]
+            state.token_ids[row, known : known + len(drafts)] = torch.from_numpy(drafts)
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def on_other_weights(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two shapes of steps, at all positions of some texts that both have computed behind the same tokens."""
+
+    gaps: list[float]  # where another token comes out on top
+    changes: list[float]  # at all positions
+
+    @property
+    def row(self) -> str:
+        changes, gaps = np.array(self.changes), np.array(self.gaps or [0.0])
+        at = ", ".join(f"{value:.3g}" for value in (np.median(changes), np.quantile(changes, 0.99), changes.max()))
+        return f"{len(changes)} | {len(self.gaps)} | {np.median(gaps):.3g}, {gaps.max():.3g} | {at}"
+
+
+def compare(one: list[dict[int, Tensor]], other: list[dict[int, Tensor]]) -> Compared:
+    """Logits [vocab_size] by position, of each text."""
+    gaps, changes = [], []
+    for of_one, of_other in zip(one, other, strict=True):
+        for position in of_one.keys() & of_other.keys():
+            before, after = of_one[position], of_other[position]
+            first, second = before.topk(2).indices.tolist()
+            changes.append(abs(float((after[first] - after[second]) - (before[first] - before[second]))))
+            best = int(after.argmax())
+            if after[best] > after[first]:
+                gaps.append(float(before[first] - before[best]))
+    return Compared(gaps, changes)
+
+
+class Texts:
+    """Texts behind prompts, in steps of any shape."""
+
+    def __init__(self, model: Model, num_tokens: int, longest_prompt: int) -> None:
+        self._model, self._num_tokens = model, num_tokens
+        self._max_len = longest_prompt + num_tokens + 16
+        self.outputs: list[list[int]] = []
+
+    def generate(self, prompts: list[list[int]]) -> list[dict[int, Tensor]]:
+        """A token per step: what others are compared with."""
+        logits = []
+        for prompt in prompts:
+            self.outputs.append([])
+            logits.append(self._follow(prompt, self.outputs[-1], 1, 0))
+        return logits
+
+    def again(self, prompts: list[list[int]], num_requests: int, num_drafts: int) -> list[dict[int, Tensor]]:
+        """The same outputs, by so many equal requests at once that have so many drafts each."""
+        pairs = zip(prompts, self.outputs, strict=True)
+        return [self._follow(prompt, output, num_requests, num_drafts) for prompt, output in pairs]
+
+    @torch.inference_mode()
+    def _follow(self, prompt: list[int], output: list[int], num_requests: int, num_drafts: int) -> dict[int, Tensor]:
+        """Logits fp32 [vocab_size] by position of an output; one that is empty is generated, and filled."""
+        blocks = -(-self._max_len // BLOCK_SIZE)
+        limits = Limits(
+            block_size=BLOCK_SIZE,
+            max_num_seqs=num_requests,
+            max_num_batched_tokens=num_requests * self._max_len,
+            max_model_len=self._max_len,
+        )
+        proposer = Known(num_drafts, np.array(prompt + output, dtype=np.int32)) if num_drafts else None
+        runner = ModelRunner(self._model, limits, num_requests * blocks, torch.device("cpu"), proposer=proposer)
+        is_new, found, known = not output, dict[int, Tensor](), 0
+        with captured(self._model) as computed:
+            while known < self._num_tokens:
+                runner.reset()
+                step, is_compared = _entering(runner, prompt + output[:known], num_requests, blocks), False
+                while True:
+                    gained = runner.execute(step).wait()
+                    tokens = gained.token_ids[: int(gained.num_tokens[0])].tolist()
+                    if is_new:
+                        output += tokens
+                    num_right = num_equal(tokens, output[known:])
+                    for index in range(min(len(tokens), num_right + 1) if is_compared else 0):
+                        found[known + index] = computed[-1][index].float().clone()
+                    known += min(len(tokens), num_right + 1)
+                    if num_right < len(tokens) or known >= self._num_tokens:
+                        break
+                    drafts = min(num_drafts, self._num_tokens - known - 1)
+                    # Prompts are computed in steps of many tokens whatever is drafted.
+                    step, is_compared = _decoding(runner, num_requests, drafts), True
+        return found
+
+
+@contextmanager
+def captured(model: Model) -> Iterator[list[Tensor]]:
+    """The logits of the last step, as the only element."""
+    computed, compute = list[Tensor](), model.compute_logits
+
+    def compute_logits(hidden: Tensor) -> Tensor:
+        computed[:] = [compute(hidden)]
+        return computed[0]
+
+    model.compute_logits = compute_logits  # type: ignore[method-assign]
+    try:
+        yield computed
+    finally:
+        model.compute_logits = compute  # type: ignore[method-assign]
+
+
+def _entering(runner: ModelRunner, token_ids: list[int], num_requests: int, blocks: int) -> Step:
+    ids = np.arange(num_requests * blocks, dtype=np.int32).reshape(num_requests, blocks)
+    new = [
+        NewRequest(
+            request_id=index,
+            token_ids=np.array(token_ids, dtype=np.int32),
+            num_prompt_tokens=len(token_ids),
+            num_computed_tokens=0,
+            blocks=[Blocks(0, ids[index])] * len(runner.kv_groups),
+            sampling=GREEDY,
+        )
+        for index in range(num_requests)
+    ]
+    return _step(runner, num_requests, len(token_ids), new=new)
+
+
+def _decoding(runner: ModelRunner, num_requests: int, num_drafts: int) -> Step:
+    return _step(runner, num_requests, 1 + num_drafts, num_drafts)
+
+
+def _step(
+    runner: ModelRunner, num_requests: int, num_tokens: int, num_drafts: int = 0, new: list[NewRequest] | None = None
+) -> Step:
+    return Step(
+        step_id=0,
+        request_ids=list(range(num_requests)),
+        num_scheduled_tokens=np.full(num_requests, num_tokens),
+        num_new_blocks=np.zeros((num_requests, len(runner.kv_groups)), dtype=np.int64),
+        new_block_ids=np.empty(0, dtype=np.int32),
+        new_requests=new or [],
+        num_draft_tokens=np.full(num_requests, num_drafts) if num_drafts else None,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--quantization", help="as of `pagewire serve`")
+    parser.add_argument("--dtype", default="bfloat16", help="as of `pagewire serve`")
+    parser.add_argument("--tokens", type=int, default=128, help="of each text")
+    parser.add_argument("--drafts", type=int, nargs="+", default=(2, 4, 7))
+    args = parser.parse_args()
+    path = resolve_model(args.model)
+    tokenizer = load_tokenizer(path)
+    prompts = [tokenizer.encode(text, add_special_tokens=True) for text in PROMPTS]
+
+    def texts(dtype: str) -> Texts:
+        model = load_model(path, dtype=dtype, device=torch.device("cpu"), quantization=args.quantization)
+        return Texts(model, args.tokens, max(map(len, prompts)))
+
+    own = texts(args.dtype)
+    plain = own.generate(prompts)
+    print("| compared with one token | positions | other tokens | gap: median, most | change: median, 99 %, most |")
+    print("|---|---|---|---|---|")
+    for drafts in args.drafts:
+        print(f"| {drafts} drafts | {compare(plain, own.again(prompts, 1, drafts)).row} |", flush=True)
+    for requests in (1 + drafts for drafts in args.drafts):
+        print(f"| {requests} requests | {compare(plain, own.again(prompts, requests, 0)).row} |", flush=True)
+    exact = texts("float32")
+    exact.outputs = own.outputs
+    print(f"| fp32 | {compare(plain, exact.again(prompts, 1, 0)).row} |")
+
+
+if __name__ == "__main__":
+    main()
