@@ -129,8 +129,13 @@ class Span:
 
     def child(self, name: str, start: float, end: float, attributes: Mapping[str, Any] | None = None) -> None:
         """A stage within, which is over. start, end: by time.monotonic()."""
-        if self.is_recorded:
-            Span(name, self.trace, start=start).end(attributes, at=end)
+        if self._span is not None and self._span.is_recording():
+            from pagewire import spans
+
+            assert _tracer is not None
+            now, now_ns = time.monotonic(), time.time_ns()
+            interval_ns = now_ns - round((now - start) * 1e9), now_ns - round((now - end) * 1e9)
+            spans.child(_tracer, self._span, name, interval_ns, attributes)
 
     def event(self, name: str, at: float | None = None, attributes: Mapping[str, Any] | None = None) -> None:
         """at: by time.monotonic(), if it was earlier."""

@@ -25,7 +25,8 @@ class Option:
     """How the words after a flag belong to it."""
 
     name: str  # with underscores
-    takes: str = "value"  # or switch (at most a boolean), words (one or more), numbers (the same)
+    takes: str = "value"  # or switch (at most one of `optional`), words (one or more), numbers (the same)
+    optional: tuple[str, ...] = ("true", "false")
 
 
 def options_of(fields: Mapping[str, dataclasses.Field[Any]], *, flags_only: bool) -> dict[str, Option]:
@@ -36,7 +37,7 @@ def options_of(fields: Mapping[str, dataclasses.Field[Any]], *, flags_only: bool
             option = Option(entry.name.replace("-", "_"), entry.takes)
             options |= dict.fromkeys((f"--{entry.name}", *entry.short), option)
         options |= {"--config": Option("config"), "--profile": Option("profile")}
-        options["--show-config"] = Option("show_config", "switch")
+        options["--show-config"] = Option("show_config", "switch", ("text", "json"))
     for field in fields.values():
         takes = "switch" if base_type(field) is bool else "numbers" if is_list(field) else field.metadata["takes"]
         option = Option(field.name, takes)
@@ -88,7 +89,7 @@ def _read_flag(argument: str, rest: list[str], options: Mapping[str, Option]) ->
 
 def _following(option: Option, spelling: str, rest: list[str]) -> str | bool:
     if option.takes == "switch":
-        return rest.pop(0) if rest and rest[0].lower() in ("true", "false") else True
+        return rest.pop(0) if rest and rest[0].lower() in option.optional else True
     if not rest or _is_flag(rest[0]):
         raise UsageError(f"{spelling}: expected a value")
     words = [rest.pop(0)]

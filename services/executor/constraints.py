@@ -3,7 +3,8 @@
 A mask depends on the token before, which is on the device only while the next step is launched. So a thread waits for
 the tokens of each step, advances the matchers and fills the next masks, while the device runs the forward pass that
 follows; only sampling waits for it. Nobody else does, and a step without such a row costs nothing more. Behind drafts,
-the thread fills a mask for each of them in that time, and takes the matcher back.
+the thread fills a mask for each of them in that time, and takes the matcher back. Who chooses drafts by what may follow
+waits for the matchers to be advanced, so masks are left until then (`fill_masks`).
 """
 
 from __future__ import annotations
@@ -32,16 +33,24 @@ class _Restricted:
     matcher: Matcher
     mask: np.ndarray  # int32 [ceil(vocab_size / 32)], behind its last token
     first: int  # tokens of the sequence from which on it is restricted
+    is_stale: bool = True  # the mask is
     is_over: bool = False
     error: str = ""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         def advance() -> None:
             self.matcher.advance(token_ids)
-            self.matcher.fill_mask(self.mask)
-            self.is_over, self.error = self.matcher.is_over, self.matcher.error
+            self.is_stale, self.is_over = True, self.matcher.is_over
 
         self._guarded(advance)
+
+    def fill_mask(self) -> None:
+        def fill() -> None:
+            self.matcher.fill_mask(self.mask)
+            self.is_stale, self.error = False, self.matcher.error
+
+        if self.is_stale:
+            self._guarded(fill)
 
     def fitting(self, proposed: Sequence[int], most: int) -> list[int]:
         drafts = list[int]()
@@ -73,6 +82,7 @@ class Constraints:
         self._restricted: dict[int, _Restricted] = {}  # by row
         # By row: of the step that is launched, [its drafts, ceil(vocab_size / 32)]. The thread fills them.
         self._behind_drafts: dict[int, np.ndarray] = {}
+        self._are_filled_late = False  # masks, so that nobody who asks for drafts waits for them
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None  # what the thread was last given
 
@@ -84,7 +94,8 @@ class Constraints:
         request = _Restricted(matcher, self._masks[row], num_prompt_tokens + matcher.num_free)
         self._restricted[row] = request
         stats.CONSTRAINED_REQUESTS.set(len(self._restricted))
-        self._submit(lambda: request.advance(()))
+        if not self._are_filled_late:
+            self._submit(request.fill_mask)
 
     def clear(self, row: int) -> None:
         if self._restricted.pop(row, None) is not None:
@@ -107,7 +118,9 @@ class Constraints:
 
     def fitting(self, rows: Sequence[int], proposed: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
         """Drafts for these rows [n], which are restricted: what has to follow, and of what is proposed what may; for
-        each at most as many as `most` [n] says. Waits for the tokens of all steps launched."""
+        each at most as many as `most` [n] says. Waits for the tokens of all steps launched; of now on nobody fills a
+        mask before `fill_masks` is called."""
+        self._are_filled_late = True
         requests = [self._restricted[row] for row in rows]
         drafts = list[list[int]]()
 
@@ -116,6 +129,13 @@ class Constraints:
 
         self._submit(find).result()
         return drafts
+
+    def fill_masks(self) -> None:
+        """Those behind the last tokens, if it was not done when these came. To be called in each step, once `fitting`
+        has been."""
+        if self._are_filled_late and self._restricted:
+            requests = list(self._restricted.values())
+            self._submit(lambda: _fill_masks(requests))
 
     def look_ahead(self, rows: Sequence[int], drafts: Callable[[], Sequence[Sequence[int]]], most: int) -> None:
         """The step that is launched next has drafts in these rows, which are restricted. drafts: returns them, once
@@ -169,9 +189,10 @@ class Constraints:
             return
         found = ((index, self._restricted.get(row)) for index, row in enumerate(rows.tolist()))
         if requests := [(index, request) for index, request in found if request is not None]:
-            self._submit(lambda: self._advance(output, requests))
+            fills_masks = not self._are_filled_late
+            self._submit(lambda: self._advance(output, requests, fills_masks))
 
-    def _advance(self, output: StepOutput, requests: list[tuple[int, _Restricted]]) -> None:
+    def _advance(self, output: StepOutput, requests: list[tuple[int, _Restricted]], fills_masks: bool) -> None:
         tokens = output.wait()
         start = time.perf_counter()
         ends = tokens.num_tokens.cumsum().tolist()
@@ -179,6 +200,8 @@ class Constraints:
         for index, request in requests:
             if output.request_ids[index] not in tokens.failures:
                 request.advance(token_ids[ends[index - 1] if index else 0 : ends[index]])
+                if fills_masks:
+                    request.fill_mask()
         stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
 
     def _submit(self, job: Callable[[], None]) -> Future[None]:
@@ -193,3 +216,10 @@ class Constraints:
 
         self._last = self._thread.submit(run)
         return self._last
+
+
+def _fill_masks(requests: Sequence[_Restricted]) -> None:
+    start = time.perf_counter()
+    for request in requests:
+        request.fill_mask()
+    stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)

@@ -23,8 +23,11 @@ from pagewire.services.scheduler.step import ScheduledStep, StepResult
 # Of the account, in plain steps: what is in it at first, and at most without gains; what is earned with each step; and
 # the most with what drafts have gained, so that of that no more is lost when a text changes.
 _FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
+# What it costs to ask for drafts, in plain steps, found or not: the executor looks for them, and puts a step together
+# twice if there are none.
+_ASKING = 0.02
 # Steps from one probe to the next, at least; and where drafts would not pay if they were right, but costs may change.
-_PROBE_EVERY, _PROBE_COSTS_EVERY = 2, 64
+_PROBE_EVERY, _PROBE_COSTS_EVERY = 4, 64
 # Of the rate, what steps without drafts may cost that tell what those with drafts cost; and of steps, how many these
 # are at most, where drafts gain little or hardly anything is known yet.
 _SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
@@ -96,7 +99,7 @@ class Speculation:
                     gain += chance * share_found
                     num_drafts += share_found
                     longest = max(longest, depth)
-            with_drafts = costs.drafted(num_requests, num_drafts, longest)
+            with_drafts = costs.drafted(num_requests, num_drafts, longest) + _ASKING * plain
             if with_drafts / plain - 1 > self._credit:
                 break
             if (num_requests + gain) / with_drafts > best:
@@ -116,11 +119,11 @@ class Speculation:
         loss = costs.drafted(num_requests, 1, 1) / costs.plain(num_requests) - 1
         request = idle[self._num_steps % len(idle)]
         share_found = self._acceptance(request).share_found
-        if loss * share_found > self._credit:
+        if loss * share_found + _ASKING > self._credit:
             return plan
         is_worth_it = costs.are_vague or _may_pay(costs, num_requests, 1, most)
         every = _PROBE_EVERY if is_worth_it else _PROBE_COSTS_EVERY
-        self._next_probe = self._num_steps + max(1, round(every * share_found))
+        self._next_probe = self._num_steps + max(_PROBE_EVERY, round(every * share_found))
         return Plan({**plan.drafts, request.request_id: 1})
 
     def _acceptance(self, request: Request) -> Acceptance:
@@ -167,7 +170,7 @@ class Speculation:
         lost = 0.0
         if num_asked:
             with_drafts = self._costs.drafted(num_requests, num_drafted, longest)
-            lost = with_drafts / self._costs.plain(num_requests) - 1 if num_drafted else 0.0
+            lost = _ASKING + with_drafts / self._costs.plain(num_requests) - 1
         if self._credit < _FIRST_CREDIT:
             self._credit += _EARNED
         self._credit = min(_MOST_CREDIT, self._credit + num_accepted / num_requests - lost)

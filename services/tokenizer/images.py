@@ -242,7 +242,8 @@ def image_limit(text: str) -> int:
             json.loads(text) if text.lstrip().startswith("{") else dict(pair.split("=") for pair in text.split(","))
         )
         (limit,) = (int(value) for name, value in values.items() if name == "image")
-        if limit < 0 or len(values) > 1:
+        others = {name: int(value) for name, value in values.items() if name != "image"}
+        if limit < 0 or others.keys() - {"video", "audio"} or any(others.values()):
             raise ValueError
     except (ValueError, TypeError) as error:
         raise StartupError(

@@ -7,9 +7,10 @@ import asyncio
 import math
 from collections.abc import Sequence
 from operator import mul
+from typing import Any
 
-from pagewire import tenants
-from pagewire.rpc import MAX_MESSAGE_BYTES
+from pagewire import semconv, tenants
+from pagewire.rpc import MAX_MESSAGE_BYTES, RpcError
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
 from pagewire.services.tokenizer.model_kind import wrong_kind
@@ -33,10 +34,14 @@ class _Call:
 
     def __init__(self, name: str, options: inference_pb2.InputOptions, external_id: str, trace: Trace) -> None:
         """name: of the call, lower case."""
-        self.span_name = f"tokenizer.{name}"
+        self.rpc_method = f"pagewire.v1.InferenceService/{name.capitalize()}"
         self.options = options
         self.external_id = external_id
         self.trace = trace
+
+    def attributes(self, code: str) -> dict[str, Any]:
+        """Of its span. code: of its gRPC status."""
+        return {semconv.RPC_SYSTEM: "grpc", semconv.RPC_METHOD: self.rpc_method, semconv.RPC_STATUS: code}
 
     def name_of(self, field: str) -> Name:
         """Of an input of the field, in errors."""
@@ -176,7 +181,7 @@ class Vectors:
 
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:
         """In order. If one fails, or nobody waits any more, all end."""
-        span = Span(call.span_name, call.trace, serves=True)
+        span = Span(call.rpc_method, call.trace, serves=True)
         context = tenants.tell(tenants.present.get(), span.trace.tell(common_pb2.RequestContext()))
         messages = [
             TokenSubmission(
@@ -194,9 +199,13 @@ class Vectors:
         try:
             vectors = await VectorBatch(self._generator.link, messages, is_let_in=call.options.first_index > 0).run()
         except BaseException as error:
-            span.end(error=str(error) or type(error).__name__)
+            code = error.code.name if isinstance(error, RpcError) else "CANCELLED"
+            is_fault = code in semconv.FAULTS_OF_SERVERS
+            attributes = call.attributes(code) | {semconv.ERROR_TYPE: code if is_fault else None}
+            span.end(attributes, error=str(error) if is_fault else None)
             raise
-        span.end({"pagewire.prompt_tokens": sum(len(token_ids) for token_ids, _ in encoded)})
+        num_tokens = sum(len(token_ids) for token_ids, _ in encoded)
+        span.end(call.attributes("OK") | {semconv.USAGE_INPUT_TOKENS: num_tokens})
         return vectors
 
 

@@ -1,3 +1,4 @@
+import os
 import re
 import runpy
 import shutil
@@ -43,7 +44,7 @@ def test_service_is_process_one_as_an_ordinary_user(name):
 @pytest.mark.parametrize("name", SERVICES)
 def test_image_holds_the_packages_of_its_extra_only(name):
     stages = targets()
-    (source,) = [copy for copy in stages[name].all("COPY") if "--from=" in copy]
+    (source,) = [copy for copy in stages[name].all("COPY") if "-packages " in copy]
     stage = stages[source.split()[0].removeprefix("--from=")]
     extras = re.findall(r"requirements\.py ([\w ]+) >", " ".join(stage.all("RUN")))
     # The tokenizer prepares images, too.
@@ -112,6 +113,27 @@ def test_build_context_holds_what_the_dockerfile_copies():
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_each_image_holds_the_bill_of_its_packages(name):
-    (source,) = [copy for copy in targets()[name].all("COPY") if "--from=" in copy]
+    (source,) = [copy for copy in targets()[name].all("COPY") if "-packages " in copy]
     stage = targets()[source.split()[0].removeprefix("--from=")]
     assert "--output-file /opt/venv/sbom.cdx.json /opt/venv" in stage.all("RUN")[-1], "after the last package"
+
+
+@pytest.mark.parametrize("name", ["gateway", "scheduler"])
+def test_images_of_plain_python_have_no_shell_and_try_their_imports(name):
+    assert targets()["slim"].base == "scratch"
+    target = targets()[name]
+    assert target.command("RUN")[:2] == ["python", "-c"], "without a shell"
+    assert "pagewire.health" in target.command("RUN")[2]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot is root's")
+def test_the_small_root_is_enough_for_python(tmp_path):
+    root = tmp_path / "root"
+    subprocess.run([sys.executable, str(ROOT / "deploy" / "slim_root.py"), str(root)], check=True, timeout=60)
+    python = Path(sys.base_prefix, "bin", "python")
+    code = "import asyncio, ctypes, socket, sqlite3, ssl, zlib; print(len(ssl.create_default_context().get_ca_certs()))"
+    command = ["chroot", str(root), str(python), "-c", code]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert int(finished.stdout) > 0, "certificates of the host"
+    assert not (root / "bin" / "sh").exists()

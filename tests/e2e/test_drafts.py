@@ -31,6 +31,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.7, "seed": 1, "logprobs": 2},
     {"temperature": 0.9, "seed": 2, "presence_penalty": 0.5, "logit_bias": {"300": 2}},
     {"temperature": 0.8, "seed": 3, "extra_body": {"min_tokens": 20, "bad_words": ["the"], "stop_token_ids": [7]}},
+    {"temperature": 1.0, "seed": 4, "stop": ["a", "e", "i", "o"]},
     {"temperature": 0, "extra_body": {"structured_outputs": {"json": {"type": "array", "items": PERSON}}}},
 ]
 
@@ -109,6 +110,7 @@ async def test_everybody_is_told_what_is_told_without_drafts(small_line: Line, c
         assert (await replace(line, checkpoints[name], name)).status_code == 200
         expected[name] = await undisturbed(line)
     line.restart("executor", *PLAIN, "--speculative-config", DRAFTS)
+    assert {told.finish_reason for told in expected["b"]} == {"stop", "length"}
     async with load(line) as done:
 
         async def until_more() -> None:

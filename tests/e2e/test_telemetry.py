@@ -49,12 +49,22 @@ def test_one_trace_and_json_logs(tmp_path: Path, smollm2_gguf: Path) -> None:
     assert (pagewire["scheduler"], pagewire["tokenizer"]) in parents
     assert (pagewire["executor"], pagewire["scheduler"]) in parents
     assert {parent for _, parent in parents} <= {PARENT_ID, *pagewire.values()}
+    server = trace_pb2.Span.SPAN_KIND_SERVER
+    assert {service for service, span in spans if span.kind == server} == set(pagewire.values())
+    stages = {"encode", "detokenize", "queue", "prefill", "prefill chunk", "decode"}
+    assert {span.name for _, span in spans} == {
+        "POST /v1/completions",
+        "text_completion m",
+        "generate",
+        "execute",
+        *stages,
+    }
     gateway = next(span for service, span in spans if service == "pagewire-gateway")
     attributes = {a.key: a.value for a in gateway.attributes}
     assert attributes["gen_ai.usage.output_tokens"].int_value == 5
 
     logged = [json.loads(row) for row in line.log("gateway").splitlines() if row.startswith("{")]
-    assert any(row.get("request_id") == "my-request" for row in logged)
+    assert any((row.get("request_id"), row.get("trace_id")) == ("my-request", TRACE_ID) for row in logged)
 
 
 async def traced_request(line: Line, port: int) -> list[tuple[str, trace_pb2.Span]]:

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -66,6 +67,26 @@ def test_every_flag_of_the_tutorials_is_taken_or_answered(capsys: pytest.Capture
     assert name in FIELDS or len(said) == 1, "what is no flag here is answered in one line"
     assert all(line.startswith(f"pagewire serve: {argv[0]}") for line in said)
     assert isinstance(parsed, ServeConfig)
+
+
+def current() -> list[list[str]]:
+    words = vllm_tutorials.CURRENT.split()
+    starts = [i for i, word in enumerate(words) if word.startswith("--")]
+    return [words[start:end] for start, end in itertools.pairwise([*starts, len(words)])]
+
+
+def test_every_flag_of_vllm_today_is_taken_or_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = []
+    for argv in current():
+        try:
+            parse(*argv)
+        except SystemExit:
+            message = capsys.readouterr().err.splitlines()[0]
+            if argv[0] not in message or "unknown flag" in message or "expected" in message:
+                wrong.append(message)
+        said = capsys.readouterr().err.splitlines()
+        wrong += said[1:] if len(said) > 1 else []
+    assert not wrong
 
 
 @pytest.mark.parametrize(("command", "fields", "told"), vllm_tutorials.COMMANDS, ids=lambda value: str(value)[-60:])

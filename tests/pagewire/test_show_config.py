@@ -53,7 +53,7 @@ def test_every_value_has_its_source(capsys: pytest.CaptureFixture[str], tmp_path
         "--api-key=hunter2",
     ]
     environ = {"PAGEWIRE_MAX_NUM_SEQS": "2"}
-    shown = json.loads(show(capsys, *argv, "--show-config=json", environ=environ))
+    shown = json.loads(show(capsys, "--show-config", "json", *argv, environ=environ))
     sources = {name: (row["value"], row["source"]) for name, row in shown.items()}
     assert sources["port"] == (1, "flag") and sources["max_queue_time"] == (9.0, "flag")
     assert sources["max_num_seqs"] == (2, "environment") and sources["block_size"] == (32, "file")
@@ -86,6 +86,15 @@ def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert lines["--runner"] == "--runner generate flag --task"
     assert lines["--enable-prefix-caching"].startswith("--enable-prefix-caching on default saves prompts")
     assert "hunter2" not in show(capsys, "--api-key", "hunter2", "--show-config")
+
+
+def test_files_may_have_objects(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("speculative-config: {method: ngram}\ncompilation_config: {level: 3}\nserved-model-name: [a, b]\n")
+    parsed = parse(f"--config={file}", "--speculative-config.num_speculative_tokens=3")
+    assert Speculation.of(parsed) == Speculation("ngram", num_speculative_tokens=3)
+    assert parsed.served_model_name == "a,b"
+    assert f"{file}: compilation_config: ignored" in capsys.readouterr().err
 
 
 def test_nothing_is_shown_unless_asked_and_formats_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,3 +269,74 @@ CALLS = [
     ({"speculative_model": "[ngram]", "num_speculative_tokens": 4}, {"speculative_model": "[ngram]"}),
     ({"disable_log_stats": False, "swap_space": 4, "trust_remote_code": True}, {}),
 ]
+
+# Every flag of `vllm serve` 0.33, for a value each where it needs one.
+CURRENT = """\
+--model m --runner auto --convert auto --tokenizer t --tokenizer-mode auto --trust-remote-code --dtype auto --seed 0
+--hf-config-path p --allowed-local-media-path p --allowed-media-domains d --revision r --code-revision r
+--tokenizer-revision r --max-model-len 4k --quantization awq --quantization-config {} --allow-deprecated-quantization
+--enforce-eager --enable-return-routed-experts --return-sampling-mask --max-logprobs 20 --logprobs-mode raw_logprobs
+--use-fp64-gumbel --enable-trace-replay --disable-sliding-window --disable-cascade-attn --skip-tokenizer-init
+--enable-prompt-embeds --served-model-name a --config-format auto --hf-token x --hf-overrides {}
+--model-class-overrides {} --pooler-config {} --generation-config auto --override-generation-config {}
+--enable-sleep-mode --enable-cumem-allocator --enable-nccl-comm-suspend --model-impl auto --logits-processors x
+--io-processor-plugin x --renderer-num-workers 2 --load-format auto --download-dir d --safetensors-load-strategy lazy
+--safetensors-prefetch-num-threads 4 --safetensors-prefetch-block-size 4 --model-loader-extra-config {}
+--ignore-patterns x --use-tqdm-on-load --pt-load-map-location cpu --attention-backend FLASH_ATTN --mamba-backend x
+--mamba-ssu-algorithm x --enable-mamba-cache-stochastic-rounding --mamba-cache-philox-rounds 4 --reasoning-parser auto
+--reasoning-parser-plugin x --distributed-executor-backend mp --pipeline-parallel-size 1 --master-addr a
+--master-port 1 --nnodes 1 --node-rank 0 --distributed-timeout-seconds 9 --cpu-distributed-timeout-seconds 9
+--device-ids 0 --tensor-parallel-size 1 --decode-context-parallel-size 1
+--dcp-comm-backend x --dcp-q-replicate --dcp-kv-cache-interleave-size 1 --cp-kv-cache-interleave-size 1
+--prefill-context-parallel-size 1 --data-parallel-size 1 --data-parallel-rank 0 --data-parallel-start-rank 0
+--data-parallel-size-local 1 --data-parallel-address a --data-parallel-rpc-port 1 --data-parallel-backend mp
+--data-parallel-hybrid-lb --data-parallel-external-lb --data-parallel-multi-port-external-lb --enable-expert-parallel
+--enable-batch-sharded-sampling --enable-ep-weight-filter --all2all-backend x --enable-dbo --ubatch-size 1
+--enable-elastic-ep --dbo-decode-token-threshold 1 --dp-sync-interval 1 --dbo-prefill-token-threshold 1
+--disable-nccl-for-dp-synchronization --enable-eplb --eplb-config {} --expert-placement-strategy x
+--max-parallel-loading-workers 1 --ray-workers-use-nsight --disable-custom-all-reduce --worker-cls auto
+--worker-extension-cls x --enable-fault-tolerance --fault-tolerance-config {} --block-size 16
+--gpu-memory-utilization 0.92 --kv-cache-memory-bytes 1G --kv-cache-dtype auto --num-gpu-blocks-override 9
+--enable-prefix-caching --prefix-caching-hash-algo sha256 --prefix-cache-retention-interval 1
+--kv-cache-dtype-skip-layers 0 --kv-sharing-fast-prefill --mamba-cache-dtype auto --mamba-ssm-cache-dtype auto
+--mamba-block-size 512 --prefix-match-unit block --mamba-cache-mode align --replayssm-buffer-len 1 --use-replayssm
+--kv-offloading-size 4 --kv-offloading-backend native --offload-backend auto --cpu-offload-gb 0
+--cpu-offload-params x --offload-group-size 0 --offload-num-in-group 1 --offload-prefetch-step 1 --offload-params x
+--language-model-only --limit-mm-per-prompt image=2 --enable-mm-embeds --media-io-kwargs {} --mm-processor-kwargs {}
+--mm-processor-cache-gb 4 --mm-processor-cache-type lru --mm-hasher-algorithm blake3
+--mm-shm-cache-max-object-size-mb 128 --mm-encoder-only --mm-encoder-tp-mode weights --mm-encoder-attn-backend x
+--mm-encoder-attn-dtype auto --mm-encoder-fp8-scale-path x --mm-encoder-fp8-scale-save-path x
+--mm-encoder-fp8-scale-save-margin 1 --interleave-mm-strings --skip-mm-profiling --video-pruning-rate 0
+--video-pruning-method x --mm-tensor-ipc x --mm-processor-device auto --mm-ipc-gpu-memory-gb 1
+--mm-device-do-normalize --enable-lora --max-loras 1 --max-lora-rank 16 --lora-dtype auto
+--enable-tower-connector-lora --max-cpu-loras 1 --fully-sharded-loras --lora-target-modules x --default-mm-loras {}
+--specialize-active-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras
+--show-hidden-metrics-for-version 0.32 --otlp-traces-endpoint http://localhost:4317 --collect-detailed-traces all
+--per-request-spec-decode-metrics --kv-cache-metrics --kv-cache-metrics-sample 0.01 --cudagraph-metrics
+--enable-layerwise-nvtx-tracing --enable-mfu-metrics --enable-logging-iteration-details --jit-monitor-mode x
+--jit-monitor-verbose --max-num-batched-tokens 2k --max-num-scheduled-tokens 2k --max-num-seqs 9
+--max-num-queued-reqs 9 --max-num-queued-tokens 9 --long-prefill-token-threshold 0 --scheduling-policy fcfs
+--enable-chunked-prefill --disable-chunked-mm-input --scheduler-cls x --scheduler-reserve-full-isl --watermark 0
+--prefill-schedule-interval 1 --disable-hybrid-kv-cache-manager --async-scheduling --stream-interval 1
+--cudagraph-capture-sizes 1 --max-cudagraph-capture-size 8 --ir-op-priority {} --enable-flashinfer-autotune
+--enable-bf16x3-router-gemm --moe-backend auto --linear-backend auto --speculative-config {} --spec-method ngram
+--spec-model m --spec-tokens 5 --diffusion-config {} --kv-transfer-config {} --kv-events-config {}
+--ec-transfer-config {} --ec-manager-config {} --compilation-config 3 --attention-config {} --reasoning-config {}
+--kernel-config {} --additional-config {} --structured-outputs-config {} --profiler-config {} --optimization-level 2
+--performance-mode balanced --weight-transfer-config {} --disable-log-stats --aggregate-engine-logging
+--fail-on-environ-validation --shutdown-timeout 9 --gdn-prefill-backend triton --kda-prefill-backend triton
+--lora-modules a=b --chat-template t --chat-template-content-format auto --trust-request-chat-template
+--default-chat-template-kwargs {} --response-role assistant --return-tokens-as-token-ids --enable-auto-tool-choice
+--exclude-tools-when-tool-choice-none --tool-call-parser hermes --tool-parser-plugin x --tool-server demo
+--log-config-file f --max-log-len 9 --enable-prompt-tokens-details --enable-per-request-metrics
+--enable-server-load-tracking --enable-force-include-usage --enable-tokenizer-info-endpoint --enable-log-outputs
+--enable-log-deltas --cohere-is-reasoning-model --cohere-format cmd4 --log-error-stack --tokens-only
+--fingerprint-mode full --fingerprint-value x --host h --port 1 --data-parallel-supervisor-port 1
+--dp-supervisor-probe-interval-s 1 --dp-supervisor-probe-timeout-s 1 --dp-supervisor-probe-failure-threshold 1
+--uds s --uvicorn-log-level info --disable-uvicorn-access-log --disable-access-log-for-endpoints /health
+--allow-credentials --allowed-origins * --allowed-methods * --allowed-headers * --api-key k --ssl-keyfile f
+--ssl-certfile f --ssl-ca-certs f --enable-ssl-refresh --ssl-cert-reqs 0 --ssl-ciphers x --root-path /
+--middleware x --enable-request-id-headers --disable-fastapi-docs --h11-max-incomplete-event-size 9
+--h11-max-header-count 9 --enable-offline-docs --enable-flash-late-interaction --enable-log-requests --headless
+--api-server-count 1 --grpc
+"""

@@ -45,19 +45,31 @@ class Constrained:
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:
         num_drafted = self._proposer.propose(step, batch, state, block_tables)
-        if batch.num_samples is None or step.num_draft_tokens is None:
-            return num_drafted
+        if batch.num_samples is not None and step.num_draft_tokens is not None:
+            num_drafted = self._restrict(num_drafted, step.num_draft_tokens, batch, batch.num_samples, state)
+        state.sampling.constraints.fill_masks()
+        return num_drafted
+
+    def _restrict(
+        self,
+        num_drafted: np.ndarray | None,
+        num_asked: np.ndarray,
+        batch: InputBatch,
+        num_samples: np.ndarray,
+        state: RequestState,
+    ) -> np.ndarray | None:
+        """How many drafts there are, int64 [num_reqs]; num_drafted: that so many are offered."""
         constraints = state.sampling.constraints
         # As `SamplingState.prepare` asks for masks.
-        num_tokens = state.num_tokens[batch.sampled_rows] + batch.num_samples - 1 if state.is_exact else None
+        num_tokens = state.num_tokens[batch.sampled_rows] + num_samples - 1 if state.is_exact else None
         restricted = constraints.are_restricted(batch.sampled_rows, num_tokens)
-        asked = [index for index in restricted if batch.num_samples[index] > 1]
+        asked = [index for index in restricted if num_samples[index] > 1]
         if not asked:
             return num_drafted
-        counts = step.num_draft_tokens.copy() if num_drafted is None else num_drafted
+        counts = num_asked.copy() if num_drafted is None else num_drafted
         rows, places = batch.sampled_rows[asked], batch.sampled[asked]
         if self._chooses:
-            counts[places] = self._choose(constraints, state, rows, counts[places], batch.num_samples[asked] - 1)
+            counts[places] = self._choose(constraints, state, rows, counts[places], num_samples[asked] - 1)
         else:
             self._show(constraints, state, rows, counts[places])
         return counts

@@ -361,7 +361,7 @@ def test_images_of_all_kinds_become_upright_rgb():
     assert decode(scans(50), MAX_PIXELS).size == (64, 64)
 
 
-@pytest.mark.parametrize(("text", "limit"), [("image=4", 4), ('{"image": 7}', 7), ("image=0", 0)])
+@pytest.mark.parametrize(("text", "limit"), [("image=4", 4), ('{"image": 7, "video": 0}', 7), ("image=0,audio=0", 0)])
 def test_limits_are_written_in_both_forms(text, limit):
     assert image_limit(text) == limit
 

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.services.executor.cuda_graphs import Function
+from pagewire.services.executor.graph_capture import capture_graphs
+from pagewire.services.executor.model_runner import ModelRunner
 from tests.services.executor.far_memory import far_memory
-from tests.services.executor.triton_speculation import METHODS, generate
+from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt
+from tests.services.executor.test_cuda_graphs import ReplayedFunction
+from tests.services.executor.triton_speculation import METHODS, NUM_BLOCKS, NUM_DRAFTS, generate, make
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -27,3 +32,33 @@ def test_who_reads_is_caught(tmp_path: Path) -> None:
     """As code for a CPU's memory does: otherwise the test above could not fail."""
     with pytest.raises(AssertionError, match="would wait for the device"):
         generate(tmp_path, "draft_model", depth=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_that_a_drafter_computes_is_replayed(tmp_path: Path, method: str) -> None:
+    """Whatever numbers of drafts are asked for, and however many tokens it missed before."""
+    replays = 0
+
+    class Counted(ReplayedFunction):
+        def replay(self) -> None:
+            nonlocal replays
+            replays += 1
+            super().replay()
+
+    def record(function: Function) -> Counted:
+        return Counted(function)
+
+    with far_memory():
+        model, proposer = make(tmp_path, method)
+        runner = ModelRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=proposer)
+        capture_graphs(runner, (1, 2, 4), lambda fraction, text: None, record)
+        driver = Driver(runner, NUM_BLOCKS)
+        for request_id in range(2):
+            driver.add(request_id, prompt(6, seed=request_id))
+        driver.step({0: 6, 1: 6})
+        replays = 0
+        both_in_flight = [driver.launch({0: 1 + NUM_DRAFTS, 1: 2}, {0: NUM_DRAFTS, 1: 1}) for _ in range(2)]
+        for output in both_in_flight:
+            driver.collect(output)
+    of_drafter = 0 if method == "ngram" else NUM_DRAFTS
+    assert replays == 2 * 2 * (1 + of_drafter), "of the model's and of each round: the forward pass, and the sampling"
