@@ -50,6 +50,7 @@ class RequestState:
         self.num_vectors = 0  # requests that yield one
         self._admissions = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], requests that a row has had
         self._drafted: deque[DraftedStep] = deque()  # in flight, or their results not yet counted
+        self._last: DraftedStep | None = None  # the last step, if it had drafts
         self.sampling = SamplingState(max_num_seqs, vocab_size, eos_token_ids)
         self._row_of: dict[int, int] = {}  # request_id -> row
         self.reset()
@@ -60,6 +61,7 @@ class RequestState:
             self.sampling.clear(row)
         self._row_of.clear()
         self._drafted.clear()
+        self._last = None
         self.num_vectors = 0
         self._free_rows = list(range(self._max_num_seqs - 1, -1, -1))  # the lowest row is taken first
 
@@ -162,12 +164,14 @@ class RequestState:
         DraftedStep.
         """
         self.num_computed_tokens[rows] += num_scheduled_tokens
+        self._last = None
         if num_samples is None:
             self.num_tokens[sampled_rows] += 1
             return None
         self.num_tokens[sampled_rows] += num_samples
         drafted = DraftedStep(sampled_rows, self._admissions[sampled_rows], num_samples)
         self._drafted.append(drafted)
+        self._last = drafted
         return drafted
 
     def settle(self) -> None:
@@ -192,6 +196,19 @@ class RequestState:
             drafted_rows, num_drafts = self._same_requests(drafted, drafted.num_samples - 1)
             least[drafted_rows] -= num_drafts
         return least[rows]
+
+    def common_bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [n], int64 [n]: what num_tokens is at least and at most, to all ranks of a group alike. They learn the
+        result of a step at times of their own, but all before the second step behind it: here nobody knows the last."""
+        least, most = self.least_num_tokens(rows), self.num_tokens[rows]
+        last = self._last
+        if last is None or last.num_gained is None or any(drafted is last for drafted in self._drafted):
+            return least, most
+        gained, refused = np.zeros_like(self.num_tokens), np.zeros_like(self.num_tokens)
+        of_rows, counts = self._same_requests(last, last.num_gained)
+        gained[of_rows] = counts - 1
+        refused[of_rows] = self._same_requests(last, last.num_samples)[1] - counts
+        return least - gained[rows], most + refused[rows]
 
     def _same_requests(self, drafted: DraftedStep, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows that have not gone to another request since, and their counts."""

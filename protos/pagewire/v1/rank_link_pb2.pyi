@@ -49,20 +49,22 @@ class RankWelcome(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ..., store: _Optional[str] = ...) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("step", "reset", "load", "install", "drop", "end")
+    __slots__ = ("step", "reset", "load", "install", "drop", "end", "num_unknown")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     DROP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     step: _executor_pb2.StepRequest
     reset: bool
     load: _executor_pb2.Weights
     install: bool
     drop: bool
     end: bool
-    def __init__(self, step: _Optional[_Union[_executor_pb2.StepRequest, _Mapping]] = ..., reset: _Optional[bool] = ..., load: _Optional[_Union[_executor_pb2.Weights, _Mapping]] = ..., install: _Optional[bool] = ..., drop: _Optional[bool] = ..., end: _Optional[bool] = ...) -> None: ...
+    num_unknown: int
+    def __init__(self, step: _Optional[_Union[_executor_pb2.StepRequest, _Mapping]] = ..., reset: _Optional[bool] = ..., load: _Optional[_Union[_executor_pb2.Weights, _Mapping]] = ..., install: _Optional[bool] = ..., drop: _Optional[bool] = ..., end: _Optional[bool] = ..., num_unknown: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("alive", "ready", "failed", "refused")

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -29,22 +28,18 @@ from pagewire.services.executor.ranks.formation import (
     secret_of,
 )
 from pagewire.services.executor.ranks.link import Link, connect, introduce
+from pagewire.services.executor.ranks.outcomes import Outcomes
 from pagewire.services.executor.ranks.piping import pipes_of, take_ends
 from pagewire.services.executor.ranks.tls_link import followers_link
 from pagewire.services.executor.replacement import LoadedWeights, load_weights
 from pagewire.services.executor.runner import Begun
 from pagewire.services.executor.startup import start_runner
-from pagewire.services.executor.step import StepOutput
 from pagewire.tls import why_unavailable
 from pagewire.v1.executor_pb2 import StepRequest, Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankReport
 from pagewire.watchdog import BEAT_S
 
 logger = logging.getLogger(__name__)
-
-# Steps whose outcome is not waited for yet; on a CPU it is there. No more than the scheduler decides without: counts of
-# rows with drafts must not be above its own.
-_MOST_PENDING = 1
 
 
 async def follow(config: ExecutorConfig) -> None:
@@ -80,7 +75,7 @@ class Follower:
         self._has_ended = False
         self._reader = ThreadPoolExecutor(1, "weights")
         self._loading: Future[LoadedWeights] | None = None
-        self._pending: deque[StepOutput] = deque()
+        self._outcomes = Outcomes()
 
     def on_signal(self, number: signal.Signals) -> None:
         """A group ends from its leader on, which lets requests end; a second signal ends this process at once."""
@@ -131,10 +126,12 @@ class Follower:
     def _do(self, command: RankCommand, runner: ModelRunner, group: Group) -> None:
         kind = command.WhichOneof("command")
         if kind == "step":
+            if command.HasField("num_unknown"):
+                self._outcomes.wait(command.num_unknown)
             self._execute(command.step, runner)
             group.check()
         elif kind == "reset":
-            self._pending.clear()
+            self._outcomes.clear()
             runner.reset()
         elif kind == "load":
             self._loading = self._reader.submit(self._load, command.load, runner, group)
@@ -151,7 +148,7 @@ class Follower:
     def _execute(self, request: StepRequest, runner: ModelRunner) -> None:
         step, begun = convert.step_from_proto(request, runner.model.config.vocab_size), Begun()
         try:
-            self._pending.append(runner.execute(step, begun))
+            self._outcomes.add(runner.execute(step, begun))
         except Exception as error:
             if (
                 begun.is_true or self._config.pipeline_parallel_size > 1
@@ -160,9 +157,6 @@ class Follower:
             logger.exception("this rank cannot do a step")
             assert self._link is not None
             self._link.send(RankReport(refused=f"{type(error).__name__}: {error}"))
-            return
-        if len(self._pending) > _MOST_PENDING:
-            self._pending.popleft().wait()  # by which rows learn how many drafts were right
 
     def _load(self, wanted: Weights, runner: ModelRunner, group: Group) -> LoadedWeights:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

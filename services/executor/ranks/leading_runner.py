@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from pagewire.services.executor.parallel.group import REASON_S, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.pooling import Pooling
 from pagewire.services.executor.ranks.leader import Leader
+from pagewire.services.executor.ranks.outcomes import MOST_PENDING, num_unknown
 from pagewire.services.executor.runner import Begun, Runner
 from pagewire.services.executor.step import Step, StepOutput
 from pagewire.v1.rank_link_pb2 import RankCommand
@@ -30,10 +32,12 @@ class LeadingRunner:
         """tells: it tells the followers; else they know already (`ahead.py`)."""
         self._runner, self._leader, self._group = runner, leader, group
         self._tells = tells
+        self._outputs: deque[StepOutput] = deque(maxlen=MOST_PENDING + 1)  # of the last steps
 
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         if self._tells:
-            self._leader.send(RankCommand(step=convert.step_to_proto(step)))
+            unknown = num_unknown(self._outputs)
+            self._leader.send(RankCommand(step=convert.step_to_proto(step), num_unknown=unknown))
         begun = Begun(launching)
         try:
             output = self._runner.execute(step, begun)
@@ -46,6 +50,7 @@ class LeadingRunner:
                 self._agree_on(error, begun.is_true)
             raise
         self._group.check()
+        self._outputs.append(output)
         return output
 
     def _agree_on(self, error: Exception, has_begun: bool) -> None:
@@ -63,6 +68,7 @@ class LeadingRunner:
         if self._tells:
             self._leader.send(RankCommand(reset=True))
         self._runner.reset()
+        self._outputs.clear()
 
     def on_other_weights(self) -> None:
         self._runner.on_other_weights()  # the followers do by themselves

@@ -18,6 +18,7 @@ from pagewire.services.executor.capture_sizes import drafter_shapes
 from pagewire.services.executor.cuda_graphs import Function, Graph
 from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.tokens import OWN_TOKENS
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.draft_cache import Filled
@@ -39,6 +40,7 @@ class DraftModel:
         """max_len: the longest request that is drafted for, its drafts included."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._drafter, self._max_len = target, drafter, max_len
+        self._is_alone = target.tokens is OWN_TOKENS  # else all ranks must compute the same tokens
         limits = target.limits
         self.kv_caches: Sequence[Tensor] = draft_cache.allocate(
             drafter, target.model, target.num_blocks, limits, target.device
@@ -107,12 +109,15 @@ class DraftModel:
         if host_memory.is_shared(self._target.device):
             exact = state.columns.num_tokens.numpy()[rows]
             return exact, exact
-        return state.least_num_tokens(rows), state.num_tokens[rows]
+        if self._is_alone:
+            return state.least_num_tokens(rows), state.num_tokens[rows]
+        return state.common_bounds(rows)
 
     def _num_computed(self, rows: np.ndarray, state: RequestState) -> np.ndarray:
         if host_memory.is_shared(self._target.device):
             return state.columns.num_computed_tokens.numpy()[rows]
-        return state.num_computed_tokens[rows]
+        ahead = 0 if self._is_alone else state.common_bounds(rows)[1] - state.num_tokens[rows]
+        return state.num_computed_tokens[rows] + ahead
 
     def _new_blocks(self, step: Step, block_tables: BlockTables) -> np.ndarray:
         """Of the group that is looked at."""

@@ -49,12 +49,6 @@ def load_drafter(
             f"--speculative-config: method {speculation.method} is not supported with --pipeline-parallel-size: what "
             "drafts needs the whole model beside it; use method ngram or suffix, or --tensor-parallel-size instead"
         )
-    if group.size > 1 and device.type == "cuda" and speculation.method != "self":
-        raise StartupError(
-            f"--speculative-config: method {speculation.method} is not supported on several GPUs: what is to be "
-            "computed follows from how many drafts were right, which each process learns at its own time; use method "
-            "ngram or self"
-        )
     ranks = _ranks_of(speculation, group)
     started = time.perf_counter()
     if speculation.method == "self":

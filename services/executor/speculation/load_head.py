@@ -9,6 +9,7 @@ import torch
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading.check_tensors import check_tensors
 from pagewire.services.executor.loading.config_file import read_json
+from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.loading.weights.torch_file import TorchFileSource
 from pagewire.services.executor.model_config import ModelLoadError, required
@@ -54,6 +55,8 @@ def load_head(path: Path, target: Model, max_model_len: int, device: torch.devic
         host = torch.empty(memory.shape, dtype=memory.dtype)
         weights.read_into(name, host)
         memory.copy_(host)
+    if packs_dense(placement.dtype, device):
+        pack_dense(head)
     if isinstance(head, Eagle3Head) and "d2t" in weights.shapes:
         head.token_ids += weights.raw("d2t").to(device)
     return head

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
+from pagewire.services.executor.convert import step_from_proto, step_to_proto
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.tokens import Tokens
 from pagewire.services.executor.pooling import LAST_STATE
+from pagewire.services.executor.ranks.outcomes import Outcomes
 from pagewire.services.executor.speculation.build import make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.speculation.proposer import Proposer
+from pagewire.services.executor.step import Step, StepOutput
+from tests.services.executor.far_memory import far_memory
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.speculation.test_exactness import NUM_TOKENS, TEXT, Follower, generate
 from tests.services.executor.speculation.test_heads import write_head
@@ -87,6 +94,54 @@ def test_two_ranks_draft_as_one(tmp_path: Path, method: str, ranks_of_drafter: i
         driver.step({9: len(TEXT)})
         assert [int(driver.step({9: 5}, {9: 4}).num_tokens[0]) for _ in range(3)] == [5, 5, 5]
     staged.stop()
+
+
+@dataclass
+class LateFollower(Follower):
+    """Learns what a step has gained when it has to, as on GPUs."""
+
+    told: SimpleQueue[int] = field(default_factory=SimpleQueue)  # with each step: how many before it are unknown
+    outcomes: Outcomes = field(default_factory=Outcomes)
+
+    def execute(self, step: Step) -> StepOutput:
+        self.outcomes.wait(self.told.get())
+        output = self.runner.execute(step_from_proto(step_to_proto(step)))
+        self.outcomes.add(output)
+        return output
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "mtp"])
+def test_ranks_that_learn_of_results_at_different_times_compute_the_same(tmp_path: Path, method: str) -> None:
+    """Where the host may not look at rows. The leader knows a result before the next step is
+    decided, or before it is computed, or only behind it."""
+    path, drafter = write_models(tmp_path, method)
+    speculation = Speculation(method, 4, model=drafter)
+    expected = [alone(load(path), TEXT, NUM_TOKENS, sampling) for sampling in SAMPLINGS]
+
+    def made(group: Group, model: Model, tokens: Tokens) -> Proposer | None:
+        return proposer_of(speculation, path, group, model, tokens)
+
+    with far_memory():
+        follower, leader = joined_runners(lambda group: load(path, tensor=group.tensor), 2, 1, LIMITS, 64, made)
+        late = LateFollower(follower)
+        staged: Any = Staged([late, leader])  # type: ignore[list-item]
+        driver, random, in_flight = Driver(staged, 64), np.random.default_rng(2), list[Any]()
+        late.told.put(0)
+        for request_id, sampling in enumerate(SAMPLINGS):
+            driver.add(request_id, TEXT, sampling)
+        in_flight.append(driver.launch(dict.fromkeys(range(len(SAMPLINGS)), len(TEXT))))
+        while running := [one for one, tokens in driver.tokens.items() if len(tokens) < NUM_TOKENS]:
+            while len(in_flight) > int(random.integers(0, 2)):
+                driver.collect(in_flight.pop(0))
+            drafts = {one: int(random.integers(0, 5)) for one in running}
+            late.told.put(len(in_flight))
+            if in_flight and random.random() < 0.5:
+                in_flight[-1].wait()  # the leader learns of it when the step is on its way already
+            in_flight.append(driver.launch({one: 1 + count for one, count in drafts.items()}, drafts))
+        for output in in_flight:
+            driver.collect(output)
+        staged.stop()
+    assert [tokens[:NUM_TOKENS] for tokens in driver.tokens.values()] == expected
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
