@@ -39,6 +39,7 @@ Talk to a model:
 
 See why it is slow:
   doctor [MODEL]     checks of this machine, of flags, of a running stack
+  tune [MODEL]       flags for a goal, found by measuring
 
 Models and stacks on this machine:
   pull MODEL         download a model
@@ -248,6 +249,12 @@ def _doctor(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def _tune(argv: list[str]) -> int:
+    from pagewire.tune import command
+
+    return command.main(argv)
+
+
 def _keys(argv: list[str]) -> int:
     from pagewire.keys import command
 
@@ -285,6 +292,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _bench,
     "keys": _keys,
     "doctor": _doctor,
+    "tune": _tune,
     "quantize": _quantize,
 }
 

@@ -56,6 +56,11 @@ class OwnStack:
         self._reading.start()
         self.grpc = self.rest = ""
 
+    @property
+    def pid(self) -> int:
+        """Of the process above all others of it."""
+        return self._process.pid
+
     def await_ready(self) -> None:
         """Sets `grpc` and `rest`, the addresses. Raises StartupError saying why it cannot start."""
         assert self._process.stdout is not None

@@ -137,6 +137,13 @@ def test_the_example_of_env_lists_what_compose_reads():
     assert sorted(listed) == sorted(env_example.variables())
 
 
+@pytest.mark.parametrize("name", LINE)
+def test_what_the_example_of_env_shows_are_the_defaults(name):
+    lines = [line[1:].partition("=") for line in ENV_EXAMPLE.read_text().splitlines() if line[1:2].isupper()]
+    environ = {variable: value for variable, _, value in lines if value}
+    assert configuration(name, **environ) == configuration(name)
+
+
 def test_secrets_come_from_files_of_their_own():
     base, override = services(), services(path=SECRETS_OVERRIDE)
     files = yaml.safe_load(SECRETS_OVERRIDE.read_text())["secrets"]

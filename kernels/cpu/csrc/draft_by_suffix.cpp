@@ -1,4 +1,5 @@
-// reference.draft_by_suffix; the stride is in elements. Texts are read from their ends on, until enough places are found.
+// reference.draft_by_suffix; the stride is in elements. Texts are read from their ends on, until enough places are
+// found.
 
 #include <algorithm>
 #include <cstdint>
@@ -106,7 +107,8 @@ extern "C" void pagewire_draft_by_suffix(const int32_t* rows, const int32_t* num
         Places& places = are_theirs ? theirs : mine;
         const auto most = static_cast<int64_t>(factor * static_cast<float>(places.longest));
         const int64_t wanted = std::min<int64_t>(num_wanted[b], std::max<int64_t>(1, most));
-        num_found[b] = places.count ? places.vote(are_theirs ? of_others : text, wanted, min_share, row + text.size) : 0;
+        const auto& from = are_theirs ? of_others : text;
+        num_found[b] = places.count ? places.vote(from, wanted, min_share, row + text.size) : 0;
     }
 }
 

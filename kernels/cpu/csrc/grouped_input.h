@@ -6,6 +6,7 @@
 #include "grouped.h"
 #include "parallel.h"
 #include "passes.h"
+#include "registers.h"
 
 // Walks through one token's inputs, in padded order, 16 at a time.
 template <class T>
@@ -112,44 +113,66 @@ class QuantizedInputs {
         const int64_t first = passes.first(token), count = passes.count(first);
         int8_t* code = codes_ + (first * in + (token - first) * UNIT) * INPUT_BYTES;
         Block* result = blocks_ + first * (in / block) + (token - first);
-        f32x16 poison = {};  // becomes NaN where x has a NaN or an infinity: they must show in the result
+        f32_register poison = {};  // becomes NaN where x has a NaN or an infinity: they must show in the result
         for (int64_t position = 0; position < in; position += block, result += count) {
-            f32x16 x[MAX_BLOCK / LANES], largest = {};
-            for (int v = 0; v < block / LANES; v++) {
-                x[v] = inputs.next();
-                largest = max(largest, x[v] < 0.0f ? -x[v] : x[v]);
-                poison += x[v] * 0.0f;
+            f32_register x[MAX_BLOCK / REGISTER_LANES], largest = {};
+            for (int v = 0; v < block; v += LANES) {
+                f32_register* const some = x + v / REGISTER_LANES;
+                const f32x16 next = inputs.next();
+                __builtin_memcpy(some, &next, sizeof next);
+                for (int i = 0; i < REGISTERS; i++) {
+                    largest = max(largest, some[i] < 0.0f ? -some[i] : some[i]);
+                    poison += some[i] * 0.0f;
+                }
             }
             const float peak = max(largest), factor = peak > SMALLEST_PEAK ? LARGEST_CODE / peak : 0.0f;
-            i32x16 sums = {};
-            for (int v = 0; v < block / LANES; v++) {
-                i32x16 rounded = (i32x16)(x[v] * factor + 12582912.0f) - 0x4b400000;  // 1.5 * 2^23: to nearest
-                if (rough) rounded = (rounded + 64) >> LOW_BITS << LOW_BITS;
-                sums += rounded;
-                const int64_t at = position + v * LANES;
+            i32_register sums = {};
+            for (int v = 0; v < block; v += LANES) {
+                i32_register rounded[REGISTERS];
+                for (int i = 0; i < REGISTERS; i++) {
+                    // 1.5 * 2^23: to nearest
+                    const f32_register shifted = x[v / REGISTER_LANES + i] * factor + 12582912.0f;
+                    rounded[i] = (i32_register)shifted - 0x4b400000;
+                    if (rough) rounded[i] = (rounded[i] + 64) >> LOW_BITS << LOW_BITS;
+                    sums += rounded[i];
+                }
+                const int64_t at = position + v;
                 int8_t* const unit = code + at / UNIT * UNIT * INPUT_BYTES * count;
                 if (in_words) {
-                    const i16x16 words = __builtin_convertvector(in_order_of_pairs(rounded), i16x16);
+                    i32x16 all;
+                    __builtin_memcpy(&all, rounded, sizeof all);
+                    const i16x16 words = __builtin_convertvector(in_order_of_pairs(all), i16x16);
                     __builtin_memcpy(unit + at % UNIT * INPUT_BYTES, &words, sizeof words);
                     continue;
                 }
                 int8_t* const target = unit + at % UNIT;
-                const i32x16 high = (rounded + 64) >> LOW_BITS;
-                store_bytes(target, high);
-                store_bytes(target + UNIT, rounded - (high << LOW_BITS));
+                i32_register low[REGISTERS];
+                for (int i = 0; i < REGISTERS; i++) {
+                    const i32_register high = (rounded[i] + 64) >> LOW_BITS;
+                    low[i] = rounded[i] - (high << LOW_BITS);
+                    rounded[i] = high;
+                }
+                store_bytes(target, rounded);
+                store_bytes(target + UNIT, low);
             }
-            const float sum = ::sum(__builtin_convertvector(sums, f32x16)), scale = peak * (1.0f / LARGEST_CODE);
+            const float sum = ::sum(__builtin_convertvector(sums, f32_register)), scale = peak * (1.0f / LARGEST_CODE);
             *result = {scale, scale * sum, -zero_point * (int32_t)sum, sum};
         }
         blocks_[first * (in / block) + (token - first)].scale += ::sum(poison);
     }
 
    private:
-    static void store_bytes(int8_t* p, i32x16 x) {
+    // 16 numbers that fit
+    static void store_bytes(int8_t* p, const i32_register* x) {
 #if defined(__AVX512F__)
-        const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)x);
+        const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)x[0]);
+#elif defined(__AVX2__)  // GCC 12 takes the portable form apart
+        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]), 0xd8);
+        const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 #else
-        const i8x16 bytes = __builtin_convertvector(x, i8x16);
+        i32x16 all;
+        __builtin_memcpy(&all, x, sizeof all);
+        const i8x16 bytes = __builtin_convertvector(all, i8x16);
 #endif
         __builtin_memcpy(p, &bytes, sizeof bytes);
     }

@@ -22,7 +22,7 @@ from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.graph_capture import capture_shapes
-from pagewire.services.executor.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.request_state import RequestState
@@ -92,13 +92,12 @@ def make(directory: Path, method: str) -> tuple[DecoderModel, Proposer]:
     return model, HeadProposer(target, head, NUM_DRAFTS, LIMITS.max_model_len)
 
 
-def capture_largest(runner: ModelRunner) -> None:
-    """Graphs of three requests: of their steps, and of a drafter's largest step and its rounds."""
+def capture_some(runner: ModelRunner) -> None:
+    """Graphs of three requests: of their steps, and of a drafter's rounds and what it computes before them."""
     sizes = (3,)
     shapes = graph_shapes(sizes, LIMITS, NUM_DRAFTS)
     capture_shapes(runner, shapes[:1], lambda fraction, text: None, ReplayedFunction)
-    drafting = runner.drafter.graph_shapes(sizes)
-    few = [shape for shape in drafting if shape in (drafting[0], BatchShape.uniform(3))]
+    few = [shape for shape in runner.drafter.graph_shapes(sizes) if shape.num_tokens in (3, 16)]
     runner.drafter.capture(few, lambda fraction, text: None, ReplayedFunction)
 
 
@@ -108,7 +107,7 @@ def generate(directory: Path, method: str, *, depth: int) -> tuple[list[list[int
     model, proposer = make(directory, method)
     watched = Watched(proposer)
     runner = ModelRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=watched)
-    capture_largest(runner)
+    capture_some(runner)
     driver = Driver(runner, NUM_BLOCKS)
     watching = unread if depth > 1 else contextlib.nullcontext
     prompts = {0: prompt(3, seed=4) * 4, 1: prompt(5, seed=1), 2: prompt(9, seed=2)}
