@@ -1,8 +1,6 @@
 """/metrics: formats, names of vLLM, every gateway process, a port without keys, and what does not count."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -14,30 +12,13 @@ from prometheus_client.samples import Sample
 from pagewire.gateway.exposition.merge import expose
 from pagewire.gateway.exposition.siblings import Siblings
 from pagewire.v1.admin_pb2 import ServiceMetrics
+from tests.expositions import fresh_expositions
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.test_admin_port import free_port
 
-REPOSITORY = Path(__file__).parents[2]
 QUERIES = json.loads(Path(__file__).with_name("vllm_dashboard.json").read_text())
 OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
-# As a process of each service has them before its first request.
-_EXPOSITION = """
-import sys
-from importlib import import_module
-from pagewire import telemetry
-telemetry.ASYNCIO_TASKS.set(0)
-for module in sys.argv[1:]:
-    import_module(module)
-from prometheus_client import REGISTRY
-sys.stdout.write(telemetry.openmetrics(REGISTRY).decode())
-"""
-_STATS = {
-    "gateway": ["pagewire.gateway.metrics"],
-    "tokenizer": ["pagewire.services.tokenizer.stats"],
-    "scheduler": ["pagewire.services.scheduler.stats"],
-    "executor": ["pagewire.services.executor.stats"],
-}
 
 
 def samples(text: str, name: str) -> list[Sample]:
@@ -65,17 +46,7 @@ async def test_vllm_names_carry_the_values_of_ours(client: httpx.AsyncClient, ad
 
 @pytest.fixture(scope="module")
 def fresh() -> list[ServiceMetrics]:
-    """Of a line that nobody has asked anything. Each service in a process of its own, as names are its own."""
-    processes = {
-        service: subprocess.Popen(
-            [sys.executable, "-c", _EXPOSITION, *modules], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-        )
-        for service, modules in _STATS.items()
-    }
-    return [
-        ServiceMetrics(service=service, exposition=process.communicate(timeout=60)[0])
-        for service, process in processes.items()
-    ]
+    return fresh_expositions()
 
 
 def test_every_panel_of_vllms_dashboard_finds_its_metrics(fresh: list[ServiceMetrics]) -> None:
