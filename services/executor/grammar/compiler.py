@@ -17,12 +17,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammar.language import describe_error, to_llguidance
 from pagewire.services.executor.grammar.marks import Marks
+from pagewire.services.executor.grammar.threads import TRIAL_STACK
 from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
 
-# Of the process that tries grammars, bytes.
-TRIAL_STACK = 4 * 2**20
-_TRIAL_MEMORY = 2 * 2**30
+_TRIAL_MEMORY = 2 * 2**30  # of the process that tries grammars, bytes
 _NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 
 

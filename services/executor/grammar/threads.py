@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from pagewire.services.executor.grammar.compiler import TRIAL_STACK
+TRIAL_STACK = 4 * 2**20  # of the process that tries grammars, bytes
 
 
 def grammar_thread(name: str) -> ThreadPoolExecutor:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.config_file import architecture_of, dtype_of, overridden, read_json, text_keys
-from pagewire.services.executor.loading.quantization.gguf import GgufQuantization
 from pagewire.services.executor.loading.quantization.registry import FORMATS, is_left_over, quantization_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.aliases import AliasedSource
-from pagewire.services.executor.loading.weights.gguf import GgufSource
-from pagewire.services.executor.loading.weights.gguf_config import gguf_architecture, gguf_config, gguf_eos_token_ids
-from pagewire.services.executor.loading.weights.gguf_file import GgufFile
-from pagewire.services.executor.loading.weights.gguf_names import named_tensors
 from pagewire.services.executor.loading.weights.prefix import renamed
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.models.registry import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from pagewire.services.executor.loading.gguf_checkpoint import GgufCheckpoint
 
 
 class DirectoryCheckpoint:
@@ -84,32 +82,7 @@ class DirectoryCheckpoint:
             raise ModelLoadError(f"{self.path}/{file}: {error}") from error
 
 
-class GgufCheckpoint:
-    """One `.gguf` file with metadata, tokenizer and weights."""
-
-    dtype = None  # the weights are quantized: there is no dtype to keep
-    overrides: Mapping[str, Any] = {}
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = GgufFile(path)
-        self.architecture = gguf_architecture(self._file)
-
-    def config(self, dtype: torch.dtype) -> ModelConfig:
-        """Only for our own architectures."""
-        return gguf_config(self._file, dtype)
-
-    def eos_token_ids(self, default: tuple[int, ...]) -> tuple[int, ...]:
-        return gguf_eos_token_ids(self._file) or default
-
-    def weights(self) -> WeightSource:
-        return GgufSource(self._file)
-
-    def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
-        return GgufQuantization({name: tensor.type for name, tensor in named_tensors(self._file).items()})
-
-
-Checkpoint = DirectoryCheckpoint | GgufCheckpoint
+Checkpoint: TypeAlias = "DirectoryCheckpoint | GgufCheckpoint"
 
 
 def open_checkpoint(path: Path, load_format: str, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -127,6 +100,9 @@ def open_checkpoint(path: Path, load_format: str, overrides: Mapping[str, Any] |
         raise ModelLoadError(f"{path}: --load-format {load_format} needs a directory with config.json, or a .gguf file")
     if overrides:
         raise ModelLoadError(f"{path}: --hf-overrides: a .gguf file has no config.json; leave the flag out")
+    # Imports `gguf`, which only these files need.
+    from pagewire.services.executor.loading.gguf_checkpoint import GgufCheckpoint
+
     return GgufCheckpoint(path)
 
 

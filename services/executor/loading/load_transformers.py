@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from pagewire.errors import StartupError
 from pagewire.services.executor import memory
-from pagewire.services.executor.loading.checkpoint import Checkpoint, GgufCheckpoint
+from pagewire.services.executor.loading.checkpoint import Checkpoint, DirectoryCheckpoint
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.model_config import ModelLoadError, token_ids
@@ -32,7 +32,7 @@ def load_transformers_model(
     Raises ModelLoadError for an architecture that paged attention cannot serve and for an incomplete checkpoint.
     """
     transformers_logging.disable_progress_bar()
-    is_gguf = isinstance(checkpoint, GgufCheckpoint)
+    is_gguf = not isinstance(checkpoint, DirectoryCheckpoint)
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(checkpoint.path)}
     if is_gguf:
         source = {
@@ -66,7 +66,7 @@ def load_transformers_model(
 
 
 def _read_config(checkpoint: Checkpoint, source: dict[str, Any]) -> Any:
-    if isinstance(checkpoint, GgufCheckpoint):
+    if not isinstance(checkpoint, DirectoryCheckpoint):
         return AutoConfig.from_pretrained(**source)
     model_type = checkpoint.keys.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:

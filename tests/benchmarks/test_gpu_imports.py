@@ -1,0 +1,41 @@
+"""A machine with a GPU may lack what a server needs: the benchmarks run without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+# What an image for training has not: torch, triton, transformers, numpy, protobuf and grpcio it has.
+LACKING = (
+    "fastapi", "gguf", "grpc_health", "grpc_reflection", "httptools", "llguidance", "msgspec", "multipart",
+    "opentelemetry", "pydantic", "uvicorn",
+)  # fmt: skip
+MODULES = (
+    "benchmarks.gpu.engine",
+    "benchmarks.gpu.kernels",
+    "benchmarks.gpu.quantized",
+    "benchmarks.gpu.speculation",
+    "benchmarks.kernels.tune",
+)
+PROGRAM = """
+import importlib, sys
+
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Lacking())
+for module in sys.argv[2:]:
+    importlib.import_module(module)
+"""
+
+
+def test_they_import_only_what_such_an_image_has() -> None:
+    command = [sys.executable, "-c", PROGRAM, ",".join(LACKING), *MODULES]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
