@@ -97,7 +97,7 @@ class Prometheus:
         return {series["metric"]["alertname"] for series in found}
 
     async def range(self, query: str) -> list[dict]:
-        params = {"query": query, "start": self.since, "end": time.time(), "step": 1}
+        params: dict[str, str | float] = {"query": query, "start": self.since, "end": time.time(), "step": 1}
         answer = (await self._http.get("/api/v1/query_range", params=params)).json()
         assert answer["status"] == "success", f"{query}: {answer}"
         return answer["data"]["result"]
@@ -120,20 +120,22 @@ class Drill:
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.AsyncClient(base_url=line.base_url, timeout=120, limits=limits)
 
-    async def complete(self, prompt: object, max_tokens: int = 24, **headers: str) -> None:
+    async def complete(self, prompt: object, max_tokens: int = 24, timeout_s: float = 60) -> None:
         """One request, whatever becomes of it."""
         body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         with contextlib.suppress(httpx.HTTPError):
-            await self.http.post("/v1/completions", json=body, headers=headers)
+            await self.http.post("/v1/completions", json=body, headers={"X-Request-Timeout": str(timeout_s)})
 
     @contextlib.asynccontextmanager
-    async def load(self, clients: int, words: int = 20, max_tokens: int = 24, **headers: str) -> AsyncIterator[None]:
+    async def load(
+        self, clients: int, words: int = 20, max_tokens: int = 24, timeout_s: float = 60
+    ) -> AsyncIterator[None]:
         """Requests of so many clients, one after the other, until the block is left."""
 
         async def client() -> None:
             while True:
                 text = " ".join(str(random.random()) for _ in range(words // 10 + 1))
-                await self.complete(text, max_tokens, **headers)
+                await self.complete(text, max_tokens, timeout_s)
                 await asyncio.sleep(0.05)
 
         tasks = [asyncio.create_task(client()) for _ in range(clients)]
@@ -194,7 +196,7 @@ class Drill:
         self.new_prompts.cancel()
 
     async def deadlines(self) -> None:
-        async with self.load(4, max_tokens=1500, **{"X-Request-Timeout": "1.5"}):
+        async with self.load(4, max_tokens=1500, timeout_s=1.5):
             await self.fires("PagewireDeadlinesMissed", "PagewireErrorBudgetFast", "PagewireErrorBudgetSlow", within=50)
 
     async def busy_tokenizer(self) -> None:
@@ -292,7 +294,7 @@ async def judge(prometheus: Prometheus) -> list[str]:
         *(f"still fires: {name}" for name in sorted(still)),
         *(f"never fired: {name}" for name in sorted(missing)),
         *(f"no data: {panel}" for panel in await prometheus.panels_without_data()),
-        *(f"no data: {name}" for name in rules.recordings(GOAL) if not await prometheus.range(name)),
+        *[f"no data: {name}" for name in rules.recordings(GOAL) if not await prometheus.range(name)],
     ]
 
 
