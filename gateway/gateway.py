@@ -37,6 +37,7 @@ from pagewire.keys import Door
 from pagewire.recent import Accounts
 from pagewire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.streams import Peer
+from pagewire.tenant_metrics import of_tenant
 from pagewire.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -202,8 +203,9 @@ class Gateway:
         reasons = await asyncio.gather(*map(_why_not_ready, self.link.peers))
         return "" if "" in reasons else reasons[0]
 
-    async def metrics(self, accept: str = "") -> Exposition:
-        """Metrics of every service, and of every gateway of this data directory, that answers. accept: the header."""
+    async def metrics(self, accept: str = "", tenant: str | None = None) -> Exposition:
+        """Metrics of every service, and of every gateway of this data directory, that answers. accept: the header.
+        tenant: who asks, and is told of no other; None: one who may know of all."""
         request = admin_pb2.GetMetricsRequest()
         own, *behind = await asyncio.gather(
             self.siblings.metrics(),
@@ -212,7 +214,7 @@ class Gateway:
         if not self._default_model and self.link.is_up:
             with suppress(ApiError, grpc.aio.AioRpcError):
                 await self.default_model()
-        services = [*own, *each_once(behind)]
+        services = of_tenant([*own, *each_once(behind)], tenant)
         # Parsing a few thousand lines takes longer than a token may wait.
         return await asyncio.to_thread(
             expose, services, accept, self._default_model, with_vllm_names=self._vllm_metrics

@@ -13,6 +13,7 @@ from pagewire import error_details, telemetry
 from pagewire.binding import cpu_text, usable_cpus
 from pagewire.recent import Accounts
 from pagewire.rpc_error import RpcError
+from pagewire.tenant_metrics import of_tenant
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import RequestAccount, ServiceMetrics, ServiceState, ServiceStatus
 
@@ -127,9 +128,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetMetrics(
         self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.GetMetricsResponse:
+        from pagewire import tenants  # which imports rpc, which imports this
+
         own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
         behind = await asyncio.gather(*(metrics_behind(one, request) for one in self._behind()))
-        return admin_pb2.GetMetricsResponse(services=[own, *(one for services in behind for one in services)])
+        services = [own, *(one for services in behind for one in services)]
+        return admin_pb2.GetMetricsResponse(services=of_tenant(services, tenants.whose_requests()))
 
     async def ExplainRequest(
         self, request: admin_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
+from pagewire import tenants
 from pagewire.gateway.admin import weights
 from pagewire.gateway.gateway import gateway_of
 from pagewire.gateway.json_route import JsonRoute
@@ -13,8 +14,10 @@ telling = APIRouter(route_class=JsonRoute, tags=["operation"])
 
 @telling.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(request: Request) -> Response:
-    """Prometheus metrics of all services, as OpenMetrics where the header Accept names it."""
-    exposition = await gateway_of(request).metrics(request.headers.get("accept", ""))
+    """Prometheus metrics of all services, as OpenMetrics where the header Accept names it. Of what is counted by tenant
+    a tenant gets its own."""
+    accept = request.headers.get("accept", "")
+    exposition = await gateway_of(request).metrics(accept, tenants.whose_requests())
     return Response(exposition.content, media_type=exposition.content_type)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -73,19 +74,30 @@ def parse(text: str, at: float) -> Sample:
 
 def scrape(url: str, api_key: str | None) -> Sample:
     """Raises StartupError if nothing answers as a gateway does."""
-    return parse(_get(f"{url}/metrics", api_key), time.monotonic())
+    try:
+        return parse(_get(f"{url}/metrics", api_key), time.monotonic())
+    except ValueError as error:
+        raise StartupError(f"--url: {url}/metrics has no metrics; name the gateway's address") from error
 
 
 def _get(url: str, api_key: str | None) -> str:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
     try:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        if request.type not in ("http", "https"):
+            raise StartupError(f"--url: {url} is no address of a gateway; give it as http://127.0.0.1:8000")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             text: str = response.read().decode()
             return text
     except urllib.error.HTTPError as error:
         remedy = "; give --api-key, of an admin" if error.code in (401, 403) else ""
+        if error.code == 404:
+            remedy = "; name the gateway's REST address without a path (of --admin-port, if it has one)"
         raise StartupError(f"--url: {url} answered {error.code} {error.reason}{remedy}") from error
-    except (OSError, ValueError) as error:
+    except (ValueError, http.client.InvalidURL) as error:
+        raise StartupError(f"--url: {url}: {error}; give an address as http://127.0.0.1:8000") from error
+    except http.client.HTTPException as error:
+        raise StartupError(f"--url: {url} does not speak HTTP; name the gateway's REST address") from error
+    except OSError as error:
         raise StartupError(
             f"--url: {url} does not answer ({getattr(error, 'reason', error)}); `pagewire ps` lists the stacks of this "
             "machine"
@@ -99,9 +111,20 @@ def check_stack(url: str, api_key: str | None, seconds: float, sleep: Callable[[
         raise StartupError(f"--url: {url}/metrics has no metrics of Pagewire; name the gateway's address")
     sleep(seconds)
     change = Change(first, scrape(url, api_key))
-    yield _services(json.loads(_get(f"{url}/v1/status", api_key)))
+    yield _services(_status(url, api_key))
     for check in _CHECKS:
         yield check(change)
+
+
+def _status(url: str, api_key: str | None) -> Mapping[str, object]:
+    """Raises StartupError."""
+    try:
+        status = json.loads(_get(f"{url}/v1/status", api_key))
+    except ValueError:
+        status = None
+    if not isinstance(status, dict):
+        raise StartupError(f"--url: {url}/v1/status tells no status; name the gateway's address")
+    return status
 
 
 def _services(status: Mapping[str, object]) -> Finding:

@@ -28,6 +28,8 @@ from pagewire.wheel_models import WHEEL_MODELS, WheelModel
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _MAX_HEADER = 100_000_000  # bytes, as safetensors has it
 _CHUNK = 1 << 20
+# Of which a folder with a model has one at least.
+_OF_MODELS = ("config.json", "*.safetensors*", "*.gguf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,10 @@ def _locate(config: VerifyConfig) -> Path:
             raise absent
         return path
     if not is_of_hub(config.model):
-        return Path(config.model).expanduser()
+        path = Path(config.model).expanduser()
+        if path.is_dir() and not any(any(path.glob(files)) for files in _OF_MODELS):
+            raise StartupError(f"{config.model} holds no model: it has none of {', '.join(_OF_MODELS)}")
+        return path
     try:
         from huggingface_hub import constants
     except ImportError as error:
@@ -199,10 +204,14 @@ def _missing(path: Path) -> Iterator[Checked]:
     """What there should be besides the files: shards of an index, weights, the rest of a download."""
     for index in sorted(path.glob("*.safetensors.index.json")):
         try:
-            places: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
-        except (ValueError, KeyError, OSError):
+            places: dict[str, str] = dict(json.loads(index.read_bytes())["weight_map"].items())
+            shards = sorted({f"{file}" for file in places.values()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            yield Checked(index.name, 0, "form", "it has no weight_map that names the file of each tensor")
+            continue
+        except OSError:
             continue  # a finding about the index itself
-        for shard in sorted(set(places.values())):
+        for shard in shards:
             yield from _missing_in(path / shard, {name for name, file in places.items() if file == shard}, index.name)
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.gguf")):
         yield Checked("*.safetensors", 0, "form", "there are no weights")

@@ -1,6 +1,7 @@
 """`pagewire tune`."""
 
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     requests, slo = trace.read(settings.trace), Slo.parse(settings.slo)
     serve = settings.part(config.ServeConfig)
+    _check_writable(Path(settings.out))
     given = {name for name in vars(serve) if getattr(serve, name) != getattr(config.ServeConfig(), name)}
 
     def measured(changes: Mapping[str, Any]) -> Figures:
@@ -66,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
     found = search.run(may_help)
     print("\n".join(summary(found, settings)))
     if found.changes:
-        _write(Path(settings.out), found, argv, given, serve)
+        shown = given - {name.removeprefix("PAGEWIRE_").lower() for name in flags.secrets(serve)}
+        _write(Path(settings.out), found, flags.to_argv(settings), shown, serve)
     return 0
 
 
@@ -87,8 +90,14 @@ def summary(found: Found, settings: TuneConfig) -> list[str]:
     ]
 
 
+def _check_writable(path: Path) -> None:
+    """Before minutes of measuring. Raises StartupError."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise StartupError(f"--out {path}: no file can be written there; name another")
+
+
 def _write(path: Path, found: Found, argv: Sequence[str], given: set[str], serve: config.ServeConfig) -> None:
-    """With what was given on the command line, so that the file is all of it."""
+    """With what was given on the command line, so that the file is all of it but secrets."""
     values = {name: getattr(serve, name) for name in sorted(given)} | found.changes
     text = yaml.safe_dump({flags.flag_name(name).removeprefix("--"): values[name] for name in values}, sort_keys=False)
     try:

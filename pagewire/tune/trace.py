@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,9 +31,12 @@ def read(path: str | None) -> list[Request]:
     try:
         rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
         requests = [_request(row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise StartupError(f"--trace {path}: {error.strerror}") from error
+    except ValueError as error:
+        why = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise StartupError(
-            f'--trace {path}: expected JSON lines {{"prompt": "...", "max_tokens": N, "at": SECONDS}} ({error!r})'
+            f'--trace {path}: expected JSON lines {{"prompt": "...", "max_tokens": N, "at": SECONDS}} ({why})'
         ) from error
     if len(requests) < 2:
         raise StartupError(f"--trace {path}: at least two requests are needed, better some dozens")
@@ -41,11 +45,14 @@ def read(path: str | None) -> list[Request]:
     return sorted(requests, key=lambda request: request.at or 0.0)
 
 
-def _request(row: dict[str, object]) -> Request:
-    max_tokens, at = row.get("max_tokens", _MOST_TOKENS), row.get("at")
-    if not isinstance(max_tokens, int) or max_tokens < 1 or not isinstance(row["prompt"], str):
-        raise ValueError(f"in {row!s:.100}")
-    return Request(row["prompt"], max_tokens, None if at is None else float(str(at)))
+def _request(row: object) -> Request:
+    """Raises ValueError."""
+    if isinstance(row, dict):
+        prompt, max_tokens, at = row.get("prompt"), row.get("max_tokens", _MOST_TOKENS), row.get("at")
+        is_time = at is None or (type(at) in (int, float) and 0 <= at < math.inf)
+        if isinstance(prompt, str) and type(max_tokens) is int and max_tokens >= 1 and is_time:
+            return Request(prompt, max_tokens, None if at is None else float(at))
+    raise ValueError(f"in {row!s:.100}")
 
 
 def _built_in() -> list[Request]:

@@ -26,7 +26,11 @@ class Tracking:
         chunks = []
         for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
             if num_tokens > 1 and (live := self._live.get(request_id)) is not None and live.timeline.is_prefilling:
-                chunks.append(live.timeline.add_chunk(now, num_tokens))
+                # Of a step that is sent before the first token is known, the tokens are drafts, not the prompt's.
+                request = live.request
+                known = len(request.token_ids) - (request.num_computed_tokens - num_tokens)
+                if known > 0:
+                    chunks.append(live.timeline.add_chunk(now, min(num_tokens, known)))
         if chunks:
             self._chunks[replica.replica_id, step.step_id] = chunks
 

@@ -199,6 +199,7 @@ class FakeTokenizer(
         self.tenants: list[tenants.Tenant] = []  # of vector calls and searches
         self.replacements: list[admin_pb2.ReplaceWeightsRequest] = []
         self.weights_problem: RpcError | None = None
+        self.more_metrics = ""  # lines of every service
         self.weights_version = ""  # of those that answer
         self.status = admin_pb2.GetStatusResponse(services=[admin_pb2.ServiceStatus(service="tokenizer")])
         self._server: rpc.Server | None = None
@@ -419,6 +420,6 @@ class FakeTokenizer(
                 'a"b'
             ).inc(2)
             Histogram(f"pagewire:{name}_seconds", "Its own.", registry=registry, buckets=(0.1, 1)).observe(0.5)
-            exposition = generate_latest(registry).decode()
+            exposition = generate_latest(registry).decode() + self.more_metrics
             services.append(admin_pb2.ServiceMetrics(service=name, exposition=exposition))
         return admin_pb2.GetMetricsResponse(services=services)

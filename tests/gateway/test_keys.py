@@ -1,6 +1,7 @@
 """What asks for a key, and what a key's owner may do. The routes are those of the application, whatever they are."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +135,15 @@ async def test_keys_are_not_logged(
     ours = [record.getMessage() for record in caplog.records if record.name.startswith(("pagewire", "uvicorn"))]
     secret = alice["authorization"].removeprefix("Bearer ")
     assert ours and not any(secret in line or "guessed-it" in line for line in ours)
+
+
+async def test_metrics_tell_a_tenant_of_no_other(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    headers = {name: new(path, name, admin=name == "root") for name in ("alice", "root")}
+    lines = [f'pagewire:tenant_requests_total{{tenant="{name}"}} 2.0' for name in ("alice", "al", "bob", "other")]
+    fake.more_metrics = "# TYPE pagewire:tenant_requests_total counter\n" + "\n".join(lines) + "\n"
+    async with running_gateway(address, api_key_file=str(path)) as client:
+        await wait_ready(client)
+        texts = {name: (await client.get("/metrics", headers=own)).text for name, own in headers.items()}
+    named = {name: set(re.findall(r'tenant="([^"]*)"', text)) for name, text in texts.items()}
+    assert named == {"alice": {"alice"}, "root": {"alice", "al", "bob", "other"}}

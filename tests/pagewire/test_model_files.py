@@ -140,6 +140,19 @@ def test_a_gguf_file_is_read_as_far_as_its_header(
     assert "it ends before tensor" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
+def test_a_damaged_index_is_a_finding(tmp_path: Path, index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert verify.main([str(tmp_path)]) == 1
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_model_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "large.bin").write_bytes(b"a")
+    with pytest.raises(StartupError, match="holds no model"):
+        verify.main([str(tmp_path)])
+
+
 def test_warming_brings_a_file_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(os.urandom(8 << 20))

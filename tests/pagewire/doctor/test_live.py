@@ -1,9 +1,13 @@
 """What the doctor says of a running stack."""
 
+import socket
+import threading
+
 import pytest
 
 from pagewire.doctor import live
 from pagewire.doctor.finding import Level
+from pagewire.errors import StartupError
 
 _QUIET = """\
 # TYPE pagewire:num_requests_running gauge
@@ -64,3 +68,34 @@ def test_a_stack_that_keeps_up_has_no_findings() -> None:
 )
 def test_each_fault_has_its_finding(check, values) -> None:
     assert list(_found(_change(**values))) == [check]
+
+
+@pytest.mark.parametrize("url", ["nonsense", "", "127.0.0.1:8000", "http://[::1", "file:///etc", "http://:x"])
+def test_what_is_no_address_is_said_so(url: str) -> None:
+    with pytest.raises(StartupError, match=r"--url: .*http://127.0.0.1:8000"):
+        live.scrape(url, None)
+
+
+@pytest.mark.parametrize(
+    "answer, reason",
+    [
+        (b"\0\0\x12\4\0\0\0\0\0\0\3\x7f\xff\xff\xff\r\n", "does not speak HTTP"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>{</html>", "has no metrics"),
+        (b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe", "has no metrics|codec"),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "name the gateway's REST address"),
+    ],
+)
+def test_what_is_no_gateway_is_said_so(answer: bytes, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(StartupError, match=reason):
+            live.scrape(f"http://127.0.0.1:{listener.getsockname()[1]}", None)
+        thread.join()

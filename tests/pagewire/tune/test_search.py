@@ -147,6 +147,9 @@ def test_traces(tmp_path) -> None:
         '{"prompt": 1}\n{"prompt": 2}',
         "no json",
         '{"prompt": "a", "at": 1}\n{"prompt": "b"}',
+        '["a"]\n["b"]',
+        '{"prompt": "a", "max_tokens": true}\n{"prompt": "b"}',
+        '{"prompt": "a", "at": NaN}\n{"prompt": "b", "at": 0}',
     ):
         path.write_text(text)
         with pytest.raises(StartupError, match="--trace"):
@@ -162,7 +165,11 @@ def test_the_command_writes_a_file_that_serve_takes(tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr(command, "measure", measure)
     out = tmp_path / "tuned.yaml"
-    assert command.main(["--goal", "throughput", "--max-num-seqs", "16", "--out", str(out)]) == 0
+    argv = ["--goal", "throughput", "--max-num-seqs", "16", "--api-key", "secret"]
+    assert command.main([*argv, "--out", str(out)]) == 0
+    assert "secret" not in out.read_text()
+    with pytest.raises(StartupError, match="--out"):  # before anything is measured
+        command.main(["--max-num-seqs", "8", "--out", str(tmp_path / "none" / "tuned.yaml")])
     assert yaml.safe_load(out.read_text()) == {"max-num-seqs": 16, "target-itl-ms": 0.0}
     taken = flags.parse(ServeConfig, ["--config", str(out)], prog="", description="", environ={})
     assert (taken.max_num_seqs, taken.target_itl_ms) == (16, 0.0)

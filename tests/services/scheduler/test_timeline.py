@@ -41,8 +41,13 @@ def assert_adds_up(account: RequestAccount) -> None:
     assert at == pytest.approx(account.seconds, abs=1e-6)
 
 
-async def test_a_prompt_in_parts_then_an_output(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
-    executor = FakeExecutorServicer(lambda: FakeExecutor(max_num_batched_tokens=16), step_seconds=0.002)
+@pytest.mark.parametrize("max_draft_tokens", [0, 4])
+async def test_a_prompt_in_parts_then_an_output(
+    tmp_path: Path, exporter: InMemorySpanExporter, max_draft_tokens: int
+) -> None:
+    executor = FakeExecutorServicer(
+        lambda: FakeExecutor(max_num_batched_tokens=16, max_draft_tokens=max_draft_tokens), step_seconds=0.002
+    )
     async with ServiceLine(tmp_path, executor, long_prefill_token_threshold=0).running() as line:
         request = generate_request(range(1, 41), external_id="mine-0", max_tokens=5)
         call = line.stub.Generate(request, metadata=[("traceparent", TRACEPARENT)])
