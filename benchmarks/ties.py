@@ -31,6 +31,7 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation.constrained import num_equal
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.step import Blocks, NewRequest, Step
 from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1.common_pb2 import SamplingParams
@@ -50,8 +51,8 @@ PROMPTS = (
 
 
 @dataclass
-class Known:
-    """A `Proposer` of texts that are known."""
+class Known(Proposer):
+    """Of texts that are known."""
 
     max_draft_tokens: int
     text: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
@@ -63,12 +64,6 @@ class Known:
             known = int(state.columns.num_tokens[row])
             drafts = self.text[known : known + samples - 1]
             state.token_ids[row, known : known + len(drafts)] = torch.from_numpy(drafts)
-
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def on_other_weights(self) -> None: ...
 
 
 @dataclass(frozen=True)

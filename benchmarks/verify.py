@@ -34,6 +34,7 @@ from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.recorded_steps import RecordedSteps
 from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.v1.common_pb2 import SamplingParams
 
 BLOCK_SIZE = 16
@@ -45,7 +46,7 @@ GREEDY = with_defaults(SamplingParams(temperature=0))
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(Proposer):
     """Drafts that are mostly wrong, so that a request grows slowly."""
 
     max_draft_tokens: int
@@ -56,12 +57,6 @@ class Refused:
         for row, samples in zip(batch.sampled_rows.tolist(), batch.num_samples.tolist(), strict=True):
             known = int(state.columns.num_tokens[row])
             state.token_ids[row, known : known + samples - 1] = 0
-
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def on_other_weights(self) -> None: ...
 
 
 def main() -> None:

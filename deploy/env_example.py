@@ -31,6 +31,10 @@ _OF_COMPOSE = {
     "MODEL_DIR": "directory with models, mounted at /models and never written to; default: an empty volume",
     "BASE_IMAGE": "base of the images: Debian with python and pip",
     "TORCH_INDEX": "package index for torch; empty for the CUDA build of PyPI",
+    "PROMETHEUS_PORT": "Prometheus is published on this port (--profile observability)",
+    "GRAFANA_PORT": "Grafana is published on this port (--profile observability)",
+    "GRAFANA_WITHOUT_LOGIN": "false: dashboards want a login (--profile observability)",
+    "JAEGER_PORT": "traces are shown on this port (--profile observability)",
     "STOP_GRACE_PERIOD": "how long a container has to end: more than drain delay and shutdown timeout together",
     "TOKENIZER_REPLICAS": "tokenizers; also `docker compose up --scale tokenizer=2`",
     "EXECUTOR_REPLICAS": "executors, each with the whole model and a KV cache of its own",
@@ -57,7 +61,7 @@ def variables() -> dict[str, str]:
     text = _COMPOSE.read_text()
     found = dict(_REFERENCE.findall(re.sub(r"^\s*#.*", "", text, flags=re.MULTILINE)))
     for service in yaml.safe_load(text)["services"].values():
-        found |= {name: found.get(name, "") for name, value in service["environment"].items() if value is None}
+        found |= {name: found.get(name, "") for name, value in service.get("environment", {}).items() if value is None}
     return found
 
 

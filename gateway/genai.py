@@ -11,20 +11,19 @@ from starlette.types import Scope
 
 from pagewire import semconv
 from pagewire.gateway.generation.answer import UsageTotal
-from pagewire.telemetry import GENAI_DURATION_BUCKETS, Span
+from pagewire.telemetry import GENAI_DURATION_BUCKETS, GENAI_LABELS, Span
 from pagewire.v1.inference_pb2 import GenerateRequest
 
-_LABELS = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_response_model"]
 OPERATION_DURATION = Histogram(
     "gen_ai_client_operation_duration_seconds",
     "Seconds that a GenAI operation took the gateway, from the request's head to the end of its answer",
-    [*_LABELS, "error_type"],
+    [*GENAI_LABELS, "error_type"],
     buckets=GENAI_DURATION_BUCKETS,
 )
 TOKEN_USAGE = Histogram(
     "gen_ai_client_token_usage",
     "Tokens of a GenAI operation, by gen_ai_token_type: input (the prompt) or output",
-    [*_LABELS, "gen_ai_token_type"],
+    [*GENAI_LABELS, "gen_ai_token_type"],
     buckets=[4**power for power in range(14)],
 )
 # What the conventions have no name for is what comes closest.

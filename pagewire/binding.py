@@ -21,7 +21,7 @@ from pagewire.errors import StartupError
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-_NODES = Path("/sys/devices/system/node")
+NODES = Path("/sys/devices/system/node")
 # Of set_mempolicy(2), which neither Python nor libc has.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_PREFERRED = 1
@@ -78,7 +78,7 @@ def usable_cpus() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def nodes(folder: Path = _NODES) -> dict[int, tuple[int, ...]]:
+def nodes(folder: Path = NODES) -> dict[int, tuple[int, ...]]:
     """Processors of each node that has some; none where the kernel does not say."""
     found = {
         int(path.name.removeprefix("node")): cpu_set((path / "cpulist").read_text())

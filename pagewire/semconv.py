@@ -8,7 +8,6 @@ PROVIDER = "pagewire"
 
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"
-CONVERSATION_ID = "gen_ai.conversation.id"
 OUTPUT_TYPE = "gen_ai.output.type"
 REQUEST_MODEL = "gen_ai.request.model"
 REQUEST_STREAM = "gen_ai.request.stream"

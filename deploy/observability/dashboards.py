@@ -1,6 +1,6 @@
 """What the dashboards show, as tables. After a change: python -m deploy.observability"""
 
-from deploy.observability.grafana import Dashboard, Panel
+from deploy.observability.panels import Dashboard, Panel
 from deploy.observability.rules import Objectives, ratio
 
 _SHARES = (0.5, 0.95, 0.99)

@@ -67,7 +67,9 @@ def recordings(goal: Objectives) -> dict[str, str]:
         recorded[f"model:prefix_hits:ratio_{window}"] = f"{_rate(hits, window)} / {_rate(queries, window)}"
         requests = "pagewire:http_requests_total"
         failed = requests + '{status=~"5.."}'
-        recorded[f"model:errors:ratio_{window}"] = ratio(_rate(failed, window), _rate(requests, window))
+        # What clients did wrong, or were told to send later, must not hide what failed: they may repeat it in a loop.
+        counted = requests + '{status!~"4.."}'
+        recorded[f"model:errors:ratio_{window}"] = ratio(_rate(failed, window), _rate(counted, window))
         in_time = f'{ttft}_bucket{{le="{goal.ttft_s}"}}'
         late = f"1 - {_rate(in_time, window)} / {_rate(f'{ttft}_count', window)}"
         recorded[f"model:late_first_tokens:ratio_{window}"] = late
@@ -81,7 +83,7 @@ def _burns(recorded: str, goal: Objectives, pair: tuple[float, str, str]) -> str
 
 
 def alerts(goal: Objectives) -> list[Alert]:
-    requests, tokens = "pagewire:num_requests_running", "pagewire:generation_tokens_total"
+    requests = "(pagewire:num_requests_running + pagewire:num_requests_waiting)"
     return [
         # Is it there?
         Alert(
@@ -106,9 +108,8 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewireStalled",
-            f"sum by (model_name) ({requests}) > 0 and {_rate(tokens, '2m')} == 0"
-            f" and {_rate('pagewire:steps_total', '2m')} == 0",
-            "1m", "critical", "{{ $value }} requests of {{ $labels.model_name }} run, and no step comes back",
+            f"sum by (model_name) {requests} > 0 and {_rate('pagewire:execute_time_seconds_count', '2m')} == 0",
+            "1m", "critical", "{{ $value }} requests of {{ $labels.model_name }} run or wait, and no step comes back",
         ),
         # Is it good enough?
         Alert(
@@ -137,7 +138,8 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         # Is there room?
         Alert(
-            "PagewireKVCacheFull", "max by (model_name) (pagewire:kv_cache_usage_perc) > 0.9", "5m", "warning",
+            "PagewireKVCacheFull", "max by (model_name) (avg_over_time(pagewire:kv_cache_usage_perc[5m])) > 0.9",
+            "1m", "warning",
             "{{ $value | humanizePercentage }} of the KV blocks of {{ $labels.model_name }} are in use",
         ),
         Alert(
@@ -176,7 +178,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewireLateSteps",
-            f"{_rate('pagewire:late_steps_total', '5m')} / {_rate('pagewire:steps_total', '5m')} > 0.05",
+            f"{_rate('pagewire:late_steps_total', '5m')} / {_rate('pagewire:steps_total', '5m')} > 0.2",
             "10m", "warning", "For {{ $value | humanizePercentage }} of steps the device had to wait",
         ),
         Alert(

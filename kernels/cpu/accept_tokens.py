@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import I, L, P, bind
+from pagewire.kernels.cpu.library import I, L, P, bind, check_dtype
 
 __all__ = ["accept_tokens"]
 
@@ -21,13 +21,8 @@ def accept_tokens(
     num_computed_tokens: Tensor,
     num_gained: Tensor,
 ) -> None:
-    for tensors, dtype in (
-        ((rows, sample_start_loc, token_ids), torch.int32),
-        ((sampled, num_tokens, num_computed_tokens, num_gained), torch.int64),
-    ):
-        for x in tensors:
-            if x.dtype is not dtype or x.stride()[-1] != 1:
-                raise TypeError(f"accept_tokens: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
+    check_dtype("accept_tokens", torch.int32, rows, sample_start_loc, token_ids)
+    check_dtype("accept_tokens", torch.int64, sampled, num_tokens, num_computed_tokens, num_gained)
     _accept_tokens(
         sampled.data_ptr(),
         rows.data_ptr(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.grouped import KINDS
-from pagewire.kernels.cpu.grouped_layout import TILE, shape_of
+from pagewire.kernels.cpu.grouped import KINDS, check_codes
+from pagewire.kernels.cpu.grouped_layout import TILE
 from pagewire.kernels.cpu.library import F, I, L, P, bind, dtype_code, threads_for
 from pagewire.kernels.cpu.packed_layout import packed_shape
 
@@ -132,11 +132,7 @@ def grouped_experts_linear(
     zero_point: int,
 ) -> Tensor:
     num_experts = starts.shape[0] - 1
-    if codes.shape != shape_of(out_features, x.shape[1], group_size).codes_shape(bits):
-        raise ValueError(
-            f"grouped_experts_linear: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "
-            f"[{out_features}, {x.shape[1]}] in groups of {group_size}"
-        )
+    check_codes("grouped_experts_linear", codes, out_features, x.shape[1], group_size, bits)
     x = x.contiguous()
     out = _empty(x, order, starts, out_features, tile=TILE)
     _grouped_experts_linear(

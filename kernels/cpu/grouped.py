@@ -34,7 +34,7 @@ def grouped_linear(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    _check_codes("grouped_linear", codes, out_features, x.shape[1], group_size, bits)
+    check_codes("grouped_linear", codes, out_features, x.shape[1], group_size, bits)
     tables = (*_groups(codes, scales, offsets), None if codebook is None else codebook.data_ptr())
     return _product(_grouped_linear, x, tables, permutation, bias, out_features, (bits, group_size, zero_point))
 
@@ -51,7 +51,7 @@ def rough_grouped_linear(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    _check_codes("rough_grouped_linear", codes, out_features, x.shape[1], group_size, bits)
+    check_codes("rough_grouped_linear", codes, out_features, x.shape[1], group_size, bits)
     tables = _groups(codes, scales, offsets)
     return _product(_rough_grouped_linear, x, tables, permutation, bias, out_features, (bits, group_size, zero_point))
 
@@ -69,7 +69,7 @@ def grouped_embedding(
     zero_point: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    _check_codes("grouped_embedding", codes, num_rows, row_size, group_size, bits)
+    check_codes("grouped_embedding", codes, num_rows, row_size, group_size, bits)
     check_rows("grouped_embedding", token_ids, num_rows)
     token_ids = token_ids.contiguous().long()
     out = torch.empty((*token_ids.shape, row_size), dtype=dtype)
@@ -132,7 +132,8 @@ def _codes_shape(num_outputs: int, num_inputs: int, group_size: int, bits: int) 
     return shape_of(num_outputs, num_inputs, group_size).codes_shape(bits)
 
 
-def _check_codes(op: str, codes: Tensor, num_outputs: int, num_inputs: int, group_size: int, bits: int) -> None:
+def check_codes(op: str, codes: Tensor, num_outputs: int, num_inputs: int, group_size: int, bits: int) -> None:
+    """Raises ValueError for those of another weight."""
     if codes.shape != _codes_shape(num_outputs, num_inputs, group_size, bits):
         raise ValueError(
             f"{op}: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "

@@ -112,6 +112,13 @@ def norm_weight(weight: Tensor, size: int, *dtypes: torch.dtype) -> int:
     return weight.data_ptr()
 
 
+def check_dtype(op: str, dtype: torch.dtype, *tensors: Tensor) -> None:
+    """Raises TypeError for tensors of another dtype, or whose rows are not contiguous."""
+    for x in tensors:
+        if x.dtype is not dtype or x.stride()[-1] != 1:  # quicker than stride(-1)
+            raise TypeError(f"{op}: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
+
+
 def check_rows(op: str, ids: Tensor, num_rows: int) -> None:
     """Raises IndexError for ids beyond a table. In a recorded step it is passed over (`recording`)."""
     if ids.numel() > 0:

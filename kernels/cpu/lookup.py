@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import I, L, P, bind
+from pagewire.kernels.cpu.library import I, L, P, bind, check_dtype
 
 __all__ = ["look_up_drafts"]
 
@@ -21,10 +21,8 @@ def look_up_drafts(
     longest: int,
     shortest: int,
 ) -> None:
-    for tensors, dtype in (((rows, num_wanted, token_ids), torch.int32), ((num_tokens, num_found), torch.int64)):
-        for x in tensors:
-            if x.dtype is not dtype or x.stride()[-1] != 1:
-                raise TypeError(f"look_up_drafts: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
+    check_dtype("look_up_drafts", torch.int32, rows, num_wanted, token_ids)
+    check_dtype("look_up_drafts", torch.int64, num_tokens, num_found)
     if not rows.shape == num_wanted.shape == num_found.shape:
         raise ValueError("look_up_drafts: rows, num_wanted and num_found must be parallel")
     _look_up_drafts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import I, L, P, bind
+from pagewire.kernels.cpu.library import I, L, P, bind, check_dtype
 
 __all__ = ["step_inputs"]
 
@@ -30,13 +30,8 @@ def step_inputs(
 ) -> None:
     ids_and_lengths = (rows, query_start_loc, num_blocks, new_block_start_loc, new_block_ids, seq_lens)
     tables = (token_ids, row_block_table, block_table)
-    for tensors, dtype in (
-        (ids_and_lengths + tables, torch.int32),
-        ((num_computed_tokens, input_ids, positions, slot_mapping), torch.int64),
-    ):
-        for x in tensors:
-            if x.dtype is not dtype or x.stride()[-1] != 1:  # quicker than stride(-1)
-                raise TypeError(f"step_inputs: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
+    check_dtype("step_inputs", torch.int32, *ids_and_lengths, *tables)
+    check_dtype("step_inputs", torch.int64, num_computed_tokens, input_ids, positions, slot_mapping)
     _step_inputs(
         rows.data_ptr(),
         query_start_loc.data_ptr(),

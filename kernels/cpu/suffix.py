@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import F, I, L, P, bind
+from pagewire.kernels.cpu.library import F, I, L, P, bind, check_dtype
 
 __all__ = ["draft_by_suffix"]
 
@@ -23,13 +23,8 @@ def draft_by_suffix(
     factor: float,
     min_share: float,
 ) -> None:
-    for tensors, dtype in (
-        ((rows, num_wanted, token_ids, others), torch.int32),
-        ((num_tokens, num_found), torch.int64),
-    ):
-        for x in tensors:
-            if x.dtype is not dtype or x.stride()[-1] != 1:
-                raise TypeError(f"draft_by_suffix: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")
+    check_dtype("draft_by_suffix", torch.int32, rows, num_wanted, token_ids, others)
+    check_dtype("draft_by_suffix", torch.int64, num_tokens, num_found)
     if not rows.shape == num_wanted.shape == num_found.shape:
         raise ValueError("draft_by_suffix: rows, num_wanted and num_found must be parallel")
     _draft_by_suffix(

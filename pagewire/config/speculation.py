@@ -83,13 +83,8 @@ class SpeculationConfig:
     )
 
 
-# Flag -> key of --speculative-config.
-_KEYS = {
-    "spec_method": "method",
-    "spec_model": "model",
-    "spec_tokens": "num_speculative_tokens",
-    "speculative_model": "model",
-    "num_speculative_tokens": "num_speculative_tokens",
+# Flag -> key of --speculative-config: those of older names that only the object has by now, and all.
+_ONLY_OLDER = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
     "speculative_disable_by_batch_size": "disable_by_batch_size",
@@ -97,10 +92,18 @@ _KEYS = {
     "speculative_max_model_len": "max_model_len",
     "speculative_model_quantization": "quantization",
 }
+_KEYS = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    **_ONLY_OLDER,
+}
 _NEWER = {
     "speculative_model": "--spec-model (or --spec-method ngram)",
     "num_speculative_tokens": "--spec-tokens",
-    **{name: f"--speculative-config '{{\"{key}\": ...}}'" for name, key in list(_KEYS.items())[5:]},
+    **{name: f"--speculative-config '{{\"{key}\": ...}}'" for name, key in _ONLY_OLDER.items()},
 }
 
 

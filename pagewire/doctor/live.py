@@ -126,7 +126,7 @@ def _preemptions(change: Change) -> Finding:
         found,
         "blocks run out: requests are put back and computed again",
         "more blocks: --kv-cache-memory-bytes, --gpu-memory-utilization, --kv-cache-dtype fp8, weights in 4 bits; or "
-        " fewer requests: --max-num-seqs",
+        "fewer requests: --max-num-seqs",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pagewire.binding import cpu_set, cpu_text
+from pagewire.binding import NODES, cpu_set, cpu_text, nodes
 from pagewire.config import ServeConfig
 from pagewire.doctor.finding import Finding, Findings, absent, note, ok, warning
 from pagewire.doctor.host import Host
@@ -116,13 +116,13 @@ def _governor(host: Host) -> Finding:
 
 
 def _numa(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
-    nodes = {path.rpartition("node")[2]: host.read(f"{path}/cpulist") or "" for path in _nodes(host)}
-    with_cores = {name: set(cpu_set(cpus)) & usable for name, cpus in nodes.items() if set(cpu_set(cpus)) & usable}
+    of_nodes = _nodes(host)
+    with_cores = {number: set(cpus) & usable for number, cpus in of_nodes.items() if set(cpus) & usable}
     if config.numa_bind is not None:
         return ok("NUMA", f"{len(with_cores)} node(s); --numa-bind {config.numa_bind}")
     if len(with_cores) <= 1:
-        return ok("NUMA", f"{max(1, len(nodes))} node(s); all usable cores are on one")
-    found = ", ".join(f"node {name}: {cpu_text(sorted(cpus))}" for name, cpus in sorted(with_cores.items()))
+        return ok("NUMA", f"{max(1, len(of_nodes))} node(s); all usable cores are on one")
+    found = ", ".join(f"node {number}: {cpu_text(sorted(cpus))}" for number, cpus in with_cores.items())
     first = min(with_cores)
     return warning(
         "NUMA",
@@ -133,8 +133,9 @@ def _numa(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
     )
 
 
-def _nodes(host: Host) -> list[str]:
-    return [path for path in host.glob("/sys/devices/system/node/node*") if path.rpartition("node")[2].isdigit()]
+def _nodes(host: Host) -> dict[int, tuple[int, ...]]:
+    """Processors of each node that has some."""
+    return nodes(host.root / NODES.relative_to("/"))
 
 
 def _numa_balancing(host: Host) -> Finding:
@@ -144,7 +145,7 @@ def _numa_balancing(host: Host) -> Finding:
         "NUMA balancing",
         "on, with several nodes",
         "the kernel unmaps pages again and again to learn who reads them, which costs page faults in steps",
-        "bind processes to a node, then: sysctl kernel.numa_balancing=0",
+        "--numa-bind auto, then: sysctl kernel.numa_balancing=0",
     )
 
 
@@ -171,7 +172,7 @@ def _load(host: Host, num_cores: int) -> Finding:
         "load",
         f"{load:g} processes want to run, on {num_cores} cores",
         "unless these are Pagewire's own, steps share cores with others and become late",
-        "stop them, or bind Pagewire to cores of its own (taskset, cpuset)",
+        "stop them, or bind Pagewire to cores that they do not have (--cpu-bind)",
     )
 
 

@@ -116,7 +116,7 @@ def _speed(model: Path) -> Finding:
         found,
         "so long a start takes, unless the files are in the page cache, and so long one executor less serves after it "
         "has died",
-        "a faster disk; or keep the files in memory (pagewire pull reads them once; vmtouch -l holds them)",
+        "a faster disk; or keep the files in memory (pagewire pull --warm reads them once; vmtouch -l holds them)",
     )
 
 

@@ -64,10 +64,8 @@ def parse(
     try:
         given, shows = _given(fields, argv, positionals, environ, flags_only)
         answers = Answers(fields)
-        settled = answers.settle(given)
-        settled = _of_profile(settled, fields) | settled
-        settled.pop("profile", None)
-        values = {name: convert(fields[name], setting.text, setting.source) for name, setting in settled.items()}
+        settled = _settled(answers, given, fields)
+        values = _values(settled, fields)
     except command_line.HelpWanted as wanted:
         topic = str(wanted.args[0]) if wanted.args else ""
         print(help.text(fields, prog, description, positionals, flags_only=flags_only, topic=topic), end="")
@@ -127,6 +125,19 @@ def _check_names(line: Sequence[Given]) -> None:
                 )
 
 
+def _settled(answers: Answers, given: Iterable[Given], fields: _Fields) -> dict[str, Given]:
+    """By field, with what a profile says. Raises UsageError."""
+    settled = answers.settle(given)
+    settled = _of_profile(settled, fields) | settled
+    settled.pop("profile", None)
+    return settled
+
+
+def _values(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Any]:
+    """By field. Raises UsageError."""
+    return {name: convert(fields[name], given.text, given.source) for name, given in settled.items()}
+
+
 def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Given]:
     """What the profile among `settled` says of these fields. Raises UsageError for one that is unknown.
 
@@ -155,12 +166,10 @@ def of_keywords(fields: _Fields, keywords: Mapping[str, Any]) -> tuple[dict[str,
     None is the default. Raises UsageError for a bad value, and KeyError for what is neither a field nor `is_of_vllm`.
     """
     answers = Answers(fields)
-    settled = answers.settle(
+    given = [
         Given(name, text_of(value), flag_name(name), "keyword") for name, value in keywords.items() if value is not None
-    )
-    settled = _of_profile(settled, fields) | settled
-    settled.pop("profile", None)
-    return {name: convert(fields[name], given.text, given.source) for name, given in settled.items()}, answers.lines
+    ]
+    return _values(_settled(answers, given, fields), fields), answers.lines
 
 
 def is_of_vllm(name: str) -> bool:

@@ -29,12 +29,15 @@ GROUPS = {
     "recovery": "What happens when a process ends, dies or hangs",
     "observability": "Logs, metrics and traces",
 }
-
-
 # From so many flags on, `--help` has a line for each.
 _MANY = 40
 _CLAUSE = re.compile(r"(?:`[^`]*`|(?!; |: |, for instance| \().)+")
 _DEFAULT = re.compile(r"\((default: .*)\)$")
+
+
+def place_of(group: str) -> int:
+    """In the order in which groups are shown; those of a command of its own come first."""
+    return list(GROUPS).index(group) if group in GROUPS else -1
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -72,7 +75,7 @@ def text(
     groups: dict[str, list[dataclasses.Field[Any]]] = {field.metadata["group"]: [] for field in fields.values()}
     for field in fields.values():
         groups[field.metadata["group"]].append(field)
-    names = sorted(groups, key=lambda group: list(GROUPS).index(group) if group in GROUPS else -1)
+    names = sorted(groups, key=place_of)
     is_overview = len(fields) > _MANY and topic not in ("all", *groups)
     parser = _parser(prog, positionals, description, _epilog(names, flags_only, is_overview))
     if topic not in groups:

@@ -12,7 +12,7 @@ from typing import Any
 from pagewire.config.profiles import has_nvidia_driver
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.given import Given
-from pagewire.flags.help import GROUPS
+from pagewire.flags.help import place_of
 from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.flags.names import fields_of, flag_name
 from pagewire.flags.values import UsageError
@@ -69,8 +69,7 @@ def rows(config: Any, settled: Mapping[str, Given], names: Sequence[str]) -> lis
         for field in fields_of(type(config))
         if field.name in names and (field.name in settled or not field.metadata["help"].startswith("older name of"))
     ]
-    order = list(GROUPS)
-    fields.sort(key=lambda field: order.index(field.metadata["group"]))
+    fields.sort(key=lambda field: place_of(field.metadata["group"]))
     return [_row(field, config, settled.get(field.name), facts) for field in fields]
 
 

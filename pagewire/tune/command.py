@@ -14,7 +14,7 @@ from pagewire.errors import StartupError
 from pagewire.process import usable_cores
 from pagewire.tune import trace, tree
 from pagewire.tune.config import TuneConfig
-from pagewire.tune.measure import Figures, measure, yaml_of
+from pagewire.tune.measure import Figures, measure
 from pagewire.tune.search import LEAST_GAIN, Found, Search, Slo
 
 _WITHOUT = (*config.SET_BY_STACK, "port", "grpc_port", "admin_port", "scheduler_grpc_port", "uds_dir")
@@ -89,8 +89,8 @@ def summary(found: Found, settings: TuneConfig) -> list[str]:
 
 def _write(path: Path, found: Found, argv: Sequence[str], given: set[str], serve: config.ServeConfig) -> None:
     """With what was given on the command line, so that the file is all of it."""
-    keys = yaml_of({name: getattr(serve, name) for name in sorted(given)} | found.changes)
-    text = yaml.safe_dump(keys, sort_keys=False)
+    values = {name: getattr(serve, name) for name in sorted(given)} | found.changes
+    text = yaml.safe_dump({flags.flag_name(name).removeprefix("--"): values[name] for name in values}, sort_keys=False)
     try:
         path.write_text(f"# pagewire tune {shlex.join(argv)}\n{text}")
     except OSError as error:

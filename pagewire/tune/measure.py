@@ -14,7 +14,6 @@ from typing import Any
 
 import uvloop
 
-from pagewire import flags
 from pagewire.bench import load
 from pagewire.bench.config import BenchConfig
 from pagewire.bench.http import Connection
@@ -136,8 +135,3 @@ def median(measured: Sequence[Figures]) -> Figures:
     fields = dataclasses.fields(Figures)
     values = {f.name: sorted(getattr(one, f.name) for one in measured) for f in fields}
     return Figures(**{name: all_of[len(all_of) // 2] for name, all_of in values.items()})
-
-
-def yaml_of(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """By the flags' names, as a file for --config has them."""
-    return {flags.flag_name(name).removeprefix("--"): value for name, value in changes.items()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewire import flags
 from pagewire.errors import StartupError
 from pagewire.tune.measure import Figures, median
 from pagewire.tune.tree import Candidate
@@ -149,7 +150,7 @@ class Search:
 
 
 def told(trial: Trial) -> str:
-    said = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in trial.candidate.flags.items())
+    said = " ".join(f"{flags.flag_name(name)} {value}" for name, value in trial.candidate.flags.items())
     if trial.refused:
         return f"  refused   {said}: {trial.refused}"
     verdict = "taken    " if trial.is_taken else "not taken"

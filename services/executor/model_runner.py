@@ -33,7 +33,7 @@ from pagewire.services.executor.prompt_logprobs import PromptLogprobs
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.speculation.constrained import constrained
-from pagewire.services.executor.speculation.proposer import NO_MODEL, HasModel, Proposer
+from pagewire.services.executor.speculation.proposer import NOBODY_DRAFTS, Proposer
 from pagewire.services.executor.step import PendingResults, Step, StepOutput
 from pagewire.services.executor.step_context import StepImages
 from pagewire.services.executor.upload import upload
@@ -81,7 +81,7 @@ class ModelRunner:
         )
         block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
-        self.drafter = proposer if isinstance(proposer, HasModel) else NO_MODEL
+        self.drafter = proposer or NOBODY_DRAFTS
         self.kv_caches += self.drafter.kv_caches
         self._proposer = constrained(proposer, device, is_alone=tokens is OWN_TOKENS and stage is ONE_STAGE)
         kv_cache.check_drafts(model, self.max_draft_tokens)

@@ -99,6 +99,14 @@ REQUEST_MAX_TOKENS = LoopHistogram(
 REQUEST_PREEMPTIONS = LoopHistogram(
     "pagewire:request_num_preemptions", "Times that a request lost its KV blocks to others", (0, 1, 2, 3, 5, 10)
 )
+# An increase is not seen of a series that begins with it, so what alarms are raised for is there from the start.
+for _counter, _values in (
+    (REFUSALS, ("queue_full", "queue_time", "deadline")),
+    (EXPIRED, ("waiting", "prompt", "output")),
+    (CONDEMNED, ("step", "device", "hang", "exit", "silent")),
+):
+    for _value in _values:
+        _counter.labels(_value)
 # For GetStatus.
 GENERATION_RATE = Rate()
 PROMPT_RATE = Rate()

@@ -4,7 +4,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.loop_histogram import LoopHistogram
 from pagewire.recent import Latencies
-from pagewire.telemetry import GENAI_DURATION_BUCKETS, LATENCY_BUCKETS
+from pagewire.telemetry import GENAI_DURATION_BUCKETS, GENAI_LABELS, LATENCY_BUCKETS
 
 _P = "pagewire:"
 
@@ -60,23 +60,22 @@ E2E_LATENCY = Histogram(
 )
 
 # OpenTelemetry's, for GenAI.
-_GENAI_LABELS = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_response_model"]
 GENAI_REQUEST_DURATION = Histogram(
     "gen_ai_server_request_duration_seconds",
     "Seconds from a generation's arrival to its last token, or to its failure",
-    [*_GENAI_LABELS, "error_type"],
+    [*GENAI_LABELS, "error_type"],
     buckets=GENAI_DURATION_BUCKETS,
 )
 GENAI_TIME_TO_FIRST_TOKEN = Histogram(
     "gen_ai_server_time_to_first_token_seconds",
     "Seconds from a generation's arrival to its first token",
-    _GENAI_LABELS,
+    GENAI_LABELS,
     buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
 GENAI_TIME_PER_OUTPUT_TOKEN = Histogram(
     "gen_ai_server_time_per_output_token_seconds",
     "Seconds per token of a generation behind its first one, on average over the generation",
-    _GENAI_LABELS,
+    GENAI_LABELS,
     buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 

@@ -8,9 +8,11 @@ from pagewire import config, flags
 from pagewire.config import ExecutorConfig, SchedulerConfig, ServeConfig, TokenizerConfig
 from pagewire.config.profiles import PROFILES
 from pagewire.config.speculation import Speculation
+from pagewire.doctor.command import DoctorConfig
 from pagewire.flags import names
 from pagewire.flags.costs import _PHRASES
 from pagewire.flags.model_facts import facts_of
+from pagewire.tune.config import TuneConfig
 from tests.gguf_bytes import header
 
 
@@ -86,6 +88,20 @@ def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert lines["--runner"] == "--runner generate flag --task"
     assert lines["--enable-prefix-caching"].startswith("--enable-prefix-caching on default saves prompts")
     assert "hunter2" not in show(capsys, "--api-key", "hunter2", "--show-config")
+
+
+@pytest.mark.parametrize("config_class", [DoctorConfig, TuneConfig])
+def test_commands_that_take_its_flags_show_theirs_first(
+    capsys: pytest.CaptureFixture[str], config_class: type[ServeConfig]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse("--show-config=json", "--max-num-seqs=3", config_class=config_class)
+    assert exit_.value.code == 0
+    shown = json.loads(capsys.readouterr().out)
+    own = {field.name for field in names.fields_of(config_class)} - {
+        field.name for field in names.fields_of(ServeConfig)
+    }
+    assert set(list(shown)[: len(own)]) == own and shown["max_num_seqs"]["value"] == 3
 
 
 def test_files_may_have_objects(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -60,18 +60,11 @@ def load_own(
     placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts)
     nowhere = replace(placement, device=torch.device("meta"))
     shapes = make_own(checkpoint, config, length, nowhere)
-    if tensor.size > 1 and shapes.unsplit is not None:
-        raise ModelLoadError(
-            f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
-            f"{checkpoint.architecture}: {shapes.unsplit}"
-        )
     if weights is not None and has_own_head(shapes, weights):
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
         config = config.untied()
         shapes = make_own(checkpoint, config, length, nowhere)
-    for layer in shapes.attention_layers if fp8_kv_cache else ():
-        layer.kv_scales = torch.ones(0)
-        layer.kv_spec()
+    _check_served(checkpoint, shapes, tensor, fp8_kv_cache)
     whole = shapes
     if whole_experts:
         _check_experts(checkpoint, shapes)
@@ -90,17 +83,7 @@ def load_own(
     filler = Filler(model, device, dequantize, min(MAX_THREADS[device.type], usable_cores()), progress)
     cache = None
     if weights is not None and weights_cache is not None:
-        cache = WeightsCache.at(
-            weights_cache,
-            checkpoint.path,
-            dtype,
-            device,
-            dequantize=dequantize,
-            overrides=checkpoint.overrides,
-            tensor=tensor,
-            whole_experts=whole_experts,
-            stage=placement.stage,
-        )
+        cache = _cache_at(weights_cache, checkpoint, dtype, placement, dequantize=dequantize)
     if cache is None or not cache.load(model, filler.num_threads, progress):
         if weights is None:
             filler.fill_randomly(dummy_seed or 0)
@@ -121,6 +104,34 @@ def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement
         return ARCHITECTURES[checkpoint.architecture].model(config, length, placement)
     except ModelLoadError as error:
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
+
+
+def _check_served(checkpoint: Checkpoint, shapes: OwnModel, tensor: Communicator, fp8_kv_cache: bool) -> None:
+    """Raises ModelLoadError for a model that cannot be split, or whose layers cannot have such a cache."""
+    if tensor.size > 1 and shapes.unsplit is not None:
+        raise ModelLoadError(
+            f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
+            f"{checkpoint.architecture}: {shapes.unsplit}"
+        )
+    for layer in shapes.attention_layers if fp8_kv_cache else ():
+        layer.kv_scales = torch.ones(0)
+        layer.kv_spec()
+
+
+def _cache_at(
+    directory: str, checkpoint: Checkpoint, dtype: torch.dtype, placement: Placement, *, dequantize: bool
+) -> WeightsCache:
+    return WeightsCache.at(
+        directory,
+        checkpoint.path,
+        dtype,
+        placement.device,
+        dequantize=dequantize,
+        overrides=checkpoint.overrides,
+        tensor=placement.tensor,
+        whole_experts=placement.whole_experts,
+        stage=placement.stage,
+    )
 
 
 def _check_experts(checkpoint: Checkpoint, model: OwnModel) -> None:

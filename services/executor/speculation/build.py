@@ -20,7 +20,7 @@ from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
 def can_have_drafts(model: Model, pooling: Pooling, group: Group) -> bool:
-    """Whether method ngram would not be refused."""
+    """Whether method auto is ngram. With stages, on CPUs, n-grams draft as well, but only for who asks for them."""
     return pooling.generates and group.stage is WHOLE and not kv_cache.has_state(model)
 
 

@@ -28,18 +28,15 @@ def constrained(proposer: Proposer | None, device: torch.device, *, is_alone: bo
     return NOBODY_DRAFTS if proposer is None else Constrained(proposer, device, is_alone=is_alone)
 
 
-class Constrained:
-    """A `Proposer`: another one's drafts, as far as they may follow."""
+class Constrained(Proposer):
+    """Another one's drafts, as far as they may follow. Steps of a model are the other one's."""
 
     def __init__(self, proposer: Proposer, device: torch.device, *, is_alone: bool) -> None:
         """is_alone: no other rank must draft the same. Only one of them has matchers."""
         self._proposer = proposer
+        self.max_draft_tokens = proposer.max_draft_tokens
         self._chooses = is_alone and host_memory.is_shared(device)
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    @property
-    def max_draft_tokens(self) -> int:
-        return self._proposer.max_draft_tokens
 
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables

@@ -7,15 +7,13 @@ many tokens at once cost little more than one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from pagewire.services.executor import host_memory
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.capture_sizes import drafter_shapes
-from pagewire.services.executor.cuda_graphs import Function, Graph
 from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.tokens import OWN_TOKENS
@@ -23,6 +21,7 @@ from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.draft_cache import Filled
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target, with_blocks_of
+from pagewire.services.executor.speculation.model_proposer import ModelProposer
 from pagewire.services.executor.step import Step
 
 CATCH_UP = 32
@@ -31,8 +30,8 @@ CATCH_UP = 32
 MOST_CAPTURED = 16
 
 
-class DraftModel:
-    """A `Proposer`."""
+class DraftModel(ModelProposer):
+    """A model with a KV cache of its own."""
 
     lag = 0  # of a row's last tokens, so many are no position of their own; then it waits for the target's step
 
@@ -42,12 +41,9 @@ class DraftModel:
         self._target, self._drafter, self._max_len = target, drafter, max_len
         self._is_alone = target.tokens is OWN_TOKENS  # else all ranks must compute the same tokens
         limits = target.limits
-        self.kv_caches: Sequence[Tensor] = draft_cache.allocate(
-            drafter, target.model, target.num_blocks, limits, target.device
-        )
+        self.kv_caches = draft_cache.allocate(drafter, target.model, target.num_blocks, limits, target.device)
         self._group = draft_cache.places(drafter, target.model)[0]
         self._filled = Filled(limits.max_num_seqs, len(self.kv_caches[0]), self._group, limits.block_size)
-        self._steps: DraftSteps | None = None
 
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
@@ -127,21 +123,5 @@ class DraftModel:
     def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
         return drafter_shapes(sizes, self._target.limits, MOST_CAPTURED)
 
-    def capture(
-        self,
-        shapes: Sequence[BatchShape],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph],
-    ) -> None:
-        if self._steps is not None:
-            self._steps.capture(shapes, progress, record)
-
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         self._filled.rows[rows] = np.minimum(self._filled.rows[rows], num_tokens)
-
-    def record_missing(self) -> bool:
-        return self._steps is not None and self._steps.record_missing()
-
-    def reset(self) -> None: ...
-
-    def on_other_weights(self) -> None: ...

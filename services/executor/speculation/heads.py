@@ -37,7 +37,7 @@ class HeadSteps(DraftSteps):
 
 
 class HeadProposer(DraftModel):
-    """A `Proposer`."""
+    """A head, whose features are those of its model."""
 
     lag = 1
 

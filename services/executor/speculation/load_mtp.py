@@ -22,9 +22,9 @@ from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.mtp import FORMS, MtpForm, MtpHead
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.served_model import DUMMY
 
-_DUMMY = "dummy"
-_METHODS = "use another method, such as ngram"
+_REMEDY = "use another method, such as ngram"
 
 
 def load_mtp(
@@ -37,15 +37,15 @@ def load_mtp(
     if form is None or not isinstance(target, DecoderModel):
         raise ModelLoadError(
             f"{path}: method mtp: {architecture} has no MTP layer that is known here, only {', '.join(sorted(FORMS))} "
-            f"have; {_METHODS}"
+            f"have; {_REMEDY}"
         )
     checkpoint = open_checkpoint(path, config.load_format, parse_overrides(config.hf_overrides))
     if not isinstance(checkpoint, DirectoryCheckpoint):
-        raise ModelLoadError(f"{path}: method mtp: .gguf files are read without their MTP layers; {_METHODS}")
+        raise ModelLoadError(f"{path}: method mtp: .gguf files are read without their MTP layers; {_REMEDY}")
     name = form.layer.format(target.config.num_layers)
-    weights = None if config.load_format == _DUMMY else checkpoint.weights()
+    weights = None if config.load_format == DUMMY else checkpoint.weights()
     if not checkpoint.keys.get("num_nextn_predict_layers") or not _has_layer(weights, name):
-        raise ModelLoadError(f"{path}: method mtp: the checkpoint has no MTP layer ({name}); {_METHODS}")
+        raise ModelLoadError(f"{path}: method mtp: the checkpoint has no MTP layer ({name}); {_REMEDY}")
     found = checkpoint.quantization(weights, config.quantization)
     placement = Placement(
         target.config.dtype, device, found, tensor=tensor, whole_experts=config.enable_expert_parallel

@@ -14,12 +14,13 @@ from pagewire.services.executor import host_memory
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.step import Step
 from pagewire.services.executor.upload import upload
 
 
-class NgramProposer:
-    """A `Proposer`. On CUDA, where nothing is found, some token is drafted."""
+class NgramProposer(Proposer):
+    """On CUDA, where nothing is found, some token is drafted."""
 
     def __init__(self, max_draft_tokens: int, longest: int, shortest: int) -> None:
         """longest, shortest: of the last tokens that are looked for, see `ops.look_up_drafts`."""
@@ -43,9 +44,3 @@ class NgramProposer:
         drafted = np.zeros(len(batch.rows), dtype=np.int64)
         drafted[batch.sampled[asking]] = num_found.numpy()
         return drafted
-
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def on_other_weights(self) -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -15,16 +14,15 @@ from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import Step
 
 
-class Proposer(Protocol):
+class Proposer:
     """Drafts on the device, before the step that checks them, without waiting for the device.
 
     What it drafts changes how many tokens a step gains, never which: a draft counts if it is the token that would have
     been sampled in its place. All ranks of an executor must draft the same.
     """
 
-    @property
-    def max_draft_tokens(self) -> int:
-        """Most drafts of a request in one step."""
+    max_draft_tokens: int  # most drafts of a request in one step
+    kv_caches: Sequence[Tensor] = ()  # of a model of its own, beside the target's
 
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
@@ -39,6 +37,7 @@ class Proposer(Protocol):
         Returns how many were drafted, int64 [n] parallel to step.request_ids, where the host can know it without
         waiting: the step is then so much smaller. None: as many as asked.
         """
+        raise NotImplementedError
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         """Behind the first num_tokens [n] of these rows [n] stand other tokens than were drafted in this step."""
@@ -49,18 +48,15 @@ class Proposer(Protocol):
     def on_other_weights(self) -> None:
         """The model has other weights."""
 
-
-@runtime_checkable
-class HasModel(Protocol):
-    """A proposer with a model of its own."""
-
-    kv_caches: Sequence[Tensor]  # beside the target's
+    # Of a model of its own, whose steps are launched beside the target's.
 
     def record_missing(self) -> bool:
         """As of `ModelRunner`, of a step of this model."""
+        return False
 
     def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
         """Of its steps beside those of so many requests, falling in tokens."""
+        return []
 
     def capture(
         self,
@@ -71,32 +67,11 @@ class HasModel(Protocol):
         """After the first step with drafts; without one, there is nothing to capture."""
 
 
-class _NobodyDrafts:
+class _NobodyDrafts(Proposer):
     max_draft_tokens = 0
-    kv_caches: Sequence[Tensor] = ()
-
-    def record_missing(self) -> bool:
-        return False
-
-    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
-        return []
-
-    def capture(
-        self,
-        shapes: Sequence[BatchShape],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph],
-    ) -> None: ...
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         return None
 
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def on_other_weights(self) -> None: ...
-
 
 NOBODY_DRAFTS: Proposer = _NobodyDrafts()
-NO_MODEL: HasModel = _NobodyDrafts()

@@ -8,19 +8,16 @@ prompt and no state of a request beside the model's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
-from torch import Tensor
+from collections.abc import Sequence
 
 from pagewire.errors import StartupError
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.capture_sizes import drafter_shapes
-from pagewire.services.executor.cuda_graphs import Function, Graph
 from pagewire.services.executor.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
+from pagewire.services.executor.speculation.model_proposer import ModelProposer
 from pagewire.services.executor.speculation.quantized_copy import refresh
 from pagewire.services.executor.step import Step
 
@@ -36,15 +33,13 @@ def bits_of(name: str) -> int:
     return _NAMES[name]
 
 
-class SelfDraft:
-    """A `Proposer`."""
+class SelfDraft(ModelProposer):
+    """Its copy has the model's KV cache, and none beside it."""
 
     def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
         """copy: the target's `quantized_copy` in so many bits."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._copy, self._bits = target, copy, bits
-        self.kv_caches: Sequence[Tensor] = ()
-        self._steps: DraftSteps | None = None
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         if batch.num_samples is None or step.num_draft_tokens is None:
@@ -56,22 +51,6 @@ class SelfDraft:
 
     def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
         return drafter_shapes(sizes, self._target.limits, 1)
-
-    def capture(
-        self,
-        shapes: Sequence[BatchShape],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph],
-    ) -> None:
-        if self._steps is not None:
-            self._steps.capture(shapes, progress, record)
-
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
-    def record_missing(self) -> bool:
-        return self._steps is not None and self._steps.record_missing()
-
-    def reset(self) -> None: ...
 
     def on_other_weights(self) -> None:
         assert isinstance(self._target.model, OwnModel)

@@ -20,6 +20,7 @@ from pagewire.kernels import ops
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.step import NewRequest, Step
 
 _MOST_TOKENS = 1 << 16  # of outputs that a domain has
@@ -28,8 +29,8 @@ _END = -1  # behind each output; no token
 _NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
-class SuffixProposer:
-    """A `Proposer` of rows in memory that the host reads."""
+class SuffixProposer(Proposer):
+    """Of rows in memory that the host reads."""
 
     def __init__(
         self, max_draft_tokens: int, *, max_depth: int, max_requests: int, factor: float, min_probability: float
@@ -41,13 +42,9 @@ class SuffixProposer:
         self._factor, self._min_probability = factor, min_probability
         self.reset()
 
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
     def reset(self) -> None:
         self._requests: dict[int, _Output] = {}  # by id
         self._recent: OrderedDict[int, RecentOutputs] = OrderedDict()  # by domain, the last one used last
-
-    def on_other_weights(self) -> None: ...
 
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables

@@ -9,12 +9,13 @@ import numpy as np
 from pagewire.services.executor.block_table import BlockTables
 from pagewire.services.executor.input_batch import InputBatch
 from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.step import Step
 from tests.services.executor.stepping import VOCAB_SIZE
 
 
 @dataclass
-class KnownTexts:
+class KnownTexts(Proposer):
     """Each draft is the right token with probability `accuracy`, another one otherwise."""
 
     texts: list[list[int]]  # prompts with the output that plain decoding gives them
@@ -34,9 +35,3 @@ class KnownTexts:
                 is_right = self.random.random() < self.accuracy
                 offer = right if is_right else (right + int(self.random.integers(1, VOCAB_SIZE))) % VOCAB_SIZE
                 state.token_ids[row, num_known + index] = offer
-
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def on_other_weights(self) -> None: ...

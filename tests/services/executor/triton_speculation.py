@@ -105,7 +105,7 @@ def generate(directory: Path, method: str, *, depth: int) -> tuple[list[list[int
     """Tokens of each request, and drafts by step and request. depth: steps in flight; with several, the host is to read
     no tensor until it takes a result."""
     model, proposer = make(directory, method)
-    watched = Watched(proposer)
+    watched: Any = Watched(proposer)
     runner = ModelRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=watched)
     capture_some(runner)
     driver = Driver(runner, NUM_BLOCKS)

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -108,7 +107,7 @@ def test_ranks_draft_the_same(tmp_path: Path) -> None:
 
 
 @dataclass
-class OneToken:
+class OneToken(Proposer):
     """Drafts the same token for everybody."""
 
     token_id: int
@@ -117,12 +116,6 @@ class OneToken:
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         for row in batch.sampled_rows.tolist():
             state.token_ids[row, int(state.columns.num_tokens[row])] = self.token_id
-
-    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def on_other_weights(self) -> None: ...
 
 
 def chi_square(counts: Tensor, probabilities: Tensor) -> float:
