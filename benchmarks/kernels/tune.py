@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 
 import torch
@@ -19,24 +19,12 @@ import triton
 
 from benchmarks.gpu.measure import Call, median_seconds
 from benchmarks.gpu.report import Budget, device_name
-from benchmarks.kernels.grouped_problems import grouped_problems
-from benchmarks.kernels.linear_problems import linear_problems
-from benchmarks.kernels.problems import attention_problem
-from benchmarks.kernels.shapes import CONTEXTS, TINY_CONTEXT, Shape, tuned_shapes
+from benchmarks.kernels.problem_sets import Problem, problems_of
+from benchmarks.kernels.shapes import Shape, tuned_shapes
 from pagewire.kernels import tuning
 from pagewire.kernels.tuning import KERNELS, Entry, nearest
 
 Config = Mapping[str, int]
-
-
-class Problem(Protocol):
-    """Something to compute on random buffers."""
-
-    def calls(self) -> list[Call]:
-        """One per set of buffers."""
-
-    def is_right(self) -> bool:
-        """Whether the first set's result is."""
 
 
 # As library_rows and gemm_rows: more tokens than there are.
@@ -132,22 +120,12 @@ def search(kernel: str, shape: Shape, device: torch.device) -> Search:
     if device.type == "cpu":
         compiled, launched = {"block_n": (16,)}, {key: values[:1] for key, values in launched.items()}
     result = Search(dict(tuning.lookup(kernel, tuning.capability_of(device), **shape)))
-    problems = _problems(kernel, shape, device)
+    problems = problems_of(kernel, shape, device)
     _measure(kernel, problems, _variations([result.present], compiled), device, result)
     fastest = sorted(result.seconds, key=result.seconds.__getitem__)[:NUM_FINALISTS]
     finalists: list[Config] = [dict(zip(result.present, values, strict=True)) for values in fastest]
     _measure(kernel, problems, _variations(finalists, launched), device, result)
     return result
-
-
-def _problems(kernel: str, shape: Shape, device: torch.device) -> Sequence[Problem]:
-    """What a shape is measured with."""
-    if kernel.startswith("grouped_"):
-        return grouped_problems(shape, device)
-    if kernel not in CONTEXTS:
-        return linear_problems(kernel, shape, device)
-    contexts = (TINY_CONTEXT,) if device.type == "cpu" else CONTEXTS[kernel](shape)
-    return [attention_problem(shape, context_len, device) for context_len in contexts]
 
 
 def _variations(configs: list[Config], grid: dict[str, tuple[int, ...]]) -> list[Config]:

@@ -32,7 +32,7 @@ def made_up(best: dict[str, int], gain: float) -> Any:
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tune, "attention_problem", lambda *_: None)
+    monkeypatch.setattr(tune, "problems_of", lambda *_: [])
     return tmp_path
 
 
