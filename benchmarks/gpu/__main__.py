@@ -32,12 +32,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="directory of the results")
     parser.add_argument("--seconds", type=float, default=540.0, help="the run ends by then (default: %(default)s)")
     parser.add_argument("--only", help="parts, comma separated, by how their names begin, as: smoke,decode")
-    parser.add_argument("--model", help="directory of a real checkpoint, small (benchmarks.gpu.real_checkpoint)")
+    parser.add_argument(
+        "--model", type=Path, help="directory of a real checkpoint, small (benchmarks.gpu.real_checkpoint)"
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes, whose times mean nothing")
     arguments = parser.parse_args()
     smoke = smoke_parts(arguments.device)
-    measured = measured_parts(arguments.device, arguments.small, arguments.model)
+    model = str(arguments.model.resolve()) if arguments.model else None  # parts run elsewhere
+    measured = measured_parts(arguments.device, arguments.small, model)
     if arguments.only:
         names = tuple(arguments.only.split(","))
         smoke, measured = ([part for part in parts if part.name.startswith(names)] for parts in (smoke, measured))
@@ -52,7 +55,7 @@ def run(smoke: Sequence[Part], measured: Sequence[Part], out: Path, seconds: flo
     record = Record(out)
     smoke_end = min(end, time.monotonic() + SMOKE_SECONDS)
     # Most of their time is the host's, which compiles.
-    with ThreadPoolExecutor(max(1, min(6, (os.cpu_count() or 2) // 2))) as pool:
+    with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 2) // 2))) as pool:
         running = [pool.submit(_run_until, smoke_end, part) for part in smoke]
         for future in as_completed(running):
             record.add(future.result())
