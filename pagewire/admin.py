@@ -131,7 +131,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         from pagewire import tenants  # which imports rpc, which imports this
 
         own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
-        behind = await asyncio.gather(*(metrics_behind(one, request) for one in self._behind()))
+        timeout = _timeout_behind(context)
+        behind = await asyncio.gather(*(metrics_behind(one, request, timeout) for one in self._behind()))
         services = [own, *(one for services in behind for one in services)]
         return admin_pb2.GetMetricsResponse(services=of_tenant(services, tenants.whose_requests()))
 
@@ -144,7 +145,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             request.tenant = tenant
         of_tenant = request.tenant if request.HasField("tenant") else None
         own = self._accounts.find(request.request_id, of_tenant) if self._accounts is not None else []
-        behind = await asyncio.gather(*(accounts_behind(one, request) for one in self._behind()))
+        timeout = _timeout_behind(context)
+        behind = await asyncio.gather(*(accounts_behind(one, request, timeout) for one in self._behind()))
         return admin_pb2.ExplainRequestResponse(accounts=[*own, *(one for told in behind for one in told)])
 
     async def GetStatus(
@@ -152,8 +154,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.GetStatusResponse:
         own = own_status(self._service, is_serving=self._is_serving())
         self._describe(own, request.with_kv_maps)
-        remaining = context.time_remaining()
-        timeout = _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
+        timeout = _timeout_behind(context)
         behind = await asyncio.gather(*(status_behind(one, request, timeout) for one in self._behind()))
         return admin_pb2.GetStatusResponse(services=[own, *(status for statuses in behind for status in statuses)])
 
@@ -166,6 +167,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 "weights are replaced through a tokenizer service or the scheduler",
             )
         return await self._replace_weights(request)
+
+
+def _timeout_behind(context: grpc.aio.ServicerContext) -> float:
+    """Seconds that the services behind this one have to answer."""
+    remaining = context.time_remaining()
+    return _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
 
 
 def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gpu import whole_line
 from benchmarks.gpu.engine_models import DENSE_MODELS, MODELS, SMALL_INT4_MODEL, SMALL_MODEL, BenchModel
-from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver
+from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver, Scores
 from benchmarks.gpu.engine_table import EngineTable
 from benchmarks.gpu.measure import measure_ceilings
 from benchmarks.gpu.report import RESULTS, Budget, Report
@@ -32,6 +32,9 @@ from pagewire.services.executor.models.protocol import Model
 FP8_MODEL = "llama-3.1-8b"
 # About what a model takes of --budget.
 EXECUTOR_SECONDS, LINE_SECONDS = 40.0, 80.0
+# Between eager steps and graphs, of the largest logit
+LOGIT_BOUNDS = {"float32": 1e-3, "bfloat16": 3e-2}
+NUM_SCORED_STEPS = 16
 QUANTIZED_SECONDS = 20.0  # more, to make and pack weights
 
 
@@ -141,7 +144,10 @@ class Bench:
         eager = {} if brief else {size: driver.decode(size, plan.num_eager_steps, 2) for size in sizes}
         for result in eager.values():
             self._table.decoded(model, result, "eager, depth 2")
+        scores = {} if brief else {size: driver.scores(size, NUM_SCORED_STEPS) for size in sizes[:2]}
         driver.capture_graphs(sizes)
+        for size, eagerly in scores.items():
+            self._compare_scores(model, eagerly, driver.scores(size, NUM_SCORED_STEPS))
         alone = {}
         for size in sizes:
             best = self._graph_modes(model, driver, size, eager.get(size))
@@ -174,21 +180,36 @@ class Bench:
             )
         return needed <= free
 
-    def _compare(self, model: BenchModel, results: list[Decoded]) -> None:
-        """All decode the same prompts greedily: as far as both go, the tokens must be the same."""
-        for result in results[1:]:
-            length = min(len(result.token_ids), len(results[0].token_ids))
-            same = result.token_ids[:length] == results[0].token_ids[:length]
-            if not same.all():
-                self._report.failure(
-                    f"{model.name} at {result.num_reqs}: greedy tokens differ between eager steps, depth 1 and depth 2 "
-                    f"({same.mean():.3f} are the same)"
-                )
+    def _compare_depths(self, model: BenchModel, one: Decoded, two: Decoded) -> None:
+        """Both replay the same graphs over the same prompts: every token must be the same."""
+        length = min(len(one.token_ids), len(two.token_ids))
+        same = one.token_ids[:length] == two.token_ids[:length]
+        if not same.all():
+            self._report.failure(
+                f"{model.name} at {one.num_reqs}: greedy tokens differ between depth 1 and depth 2 "
+                f"({same.mean():.3f} are the same)"
+            )
+
+    def _compare_scores(self, model: BenchModel, eager: Scores, graphs: Scores) -> None:
+        """Libraries may choose other products for a captured step: logits are the same within rounding only."""
+        bound = LOGIT_BOUNDS[self._plan.dtype]
+        difference = eager.difference(graphs)
+        size = eager.token_ids.shape[1]
+        if not difference <= bound:
+            self._report.failure(
+                f"{model.name} at {size}: logits of graphs and of eager steps differ by {difference:.2e} of the "
+                f"largest, allowed {bound:.0e}"
+            )
+        self._report.note(
+            f"{model.name} {size} logits",
+            difference,
+            f"{model.name:18}{size:>6} logits of graphs and of eager steps: {difference:.1e} of the largest apart",
+        )
 
     def _graph_modes(self, model: BenchModel, driver: Driver, size: int, eager: Decoded | None) -> Decoded:
         """Graphs at both depths and the device's idle time; depth 2's result."""
         one, two = (driver.decode(size, self._plan.num_steps, depth) for depth in (1, 2))
-        self._compare(model, [one, two] if eager is None else [eager, one, two])
+        self._compare_depths(model, one, two)
         self._table.decoded(model, one, "graphs, depth 1")
         self._table.decoded(model, two, "graphs, depth 2", self._table.judge_step(model, two, one, eager))
         if self._device.type == "cuda":

@@ -19,6 +19,7 @@ from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.cuda_graphs import Graph
 from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.speculation.draft_steps import Target
@@ -28,6 +29,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 BLOCK_SIZE = 16
 GREEDY = with_defaults(SamplingParams(temperature=0.0, ignore_eos=True))
+SCORED = with_defaults(SamplingParams(temperature=0.0, ignore_eos=True, logprobs=1))
 WARM_UP_STEPS = 8
 
 
@@ -48,6 +50,32 @@ class Decoded:
     def gap(self, q: float) -> float:
         """Percentile of the inter-token latency, seconds."""
         return percentile(self.gaps, q) or math.nan
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model chose greedily, and the logits of that: [num_steps, num_reqs]."""
+
+    token_ids: np.ndarray
+    logits: np.ndarray
+
+    def _of_first(self, num_reqs: int) -> Scores:
+        return Scores(self.token_ids[:, :num_reqs], self.logits[:, :num_reqs])
+
+    def difference(self, other: Scores) -> float:
+        """The largest between their logits / the largest logit, as long as both have had the same tokens.
+
+        Where these part, two tokens were as good as equal, or one of both is wrong: that step still counts.
+        Of requests that one of both lacks, nothing is said.
+        """
+        common = min(self.token_ids.shape[1], other.token_ids.shape[1])
+        return self._of_first(common)._difference(other._of_first(common))
+
+    def _difference(self, other: Scores) -> float:
+        same_before = np.logical_and.accumulate(self.token_ids == other.token_ids, axis=0)
+        comparable = np.vstack([np.ones_like(same_before[:1]), same_before[:-1]])
+        differences = np.abs(self.logits - other.logits)[comparable]
+        return float(differences.max() / np.abs(self.logits).max())
 
 
 class Driver:
@@ -71,7 +99,9 @@ class Driver:
         limits = Limits(len(prompts), max(8192, len(prompts)), self._max_len, BLOCK_SIZE)
         target = Target(model, limits, order.size + 1, device)
         proposer = make_proposer(target) if make_proposer is not None else None
-        self.runner = ModelRunner(model, limits, target.num_blocks, device, proposer=proposer)
+        self.runner = ModelRunner(
+            model, limits, target.num_blocks, device, proposer=proposer, logprobs_mode=LogprobsMode.RAW_LOGITS
+        )
         self._step_id = 0
 
     def capture_graphs(self, sizes: Sequence[int]) -> None:
@@ -99,14 +129,32 @@ class Driver:
             previous = requests
         output.wait()
 
-    def decode(self, num_reqs: int, num_steps: int, depth: int, *, context_len: int | None = None) -> Decoded:
+    def scores(self, num_reqs: int, num_steps: int) -> Scores:
+        """Greedy tokens of the first requests and their logits, one step at a time."""
+        self.runner.reset()
+        length = len(self._prompts[0])
+        new = [self._request(index, length, computed=length - 1, sampling=SCORED) for index in range(num_reqs)]
+        requests, one_each = list(range(num_reqs)), np.ones(num_reqs, dtype=np.int64)
+        steps = [self._run(requests, one_each, [] if index else new).wait() for index in range(num_steps)]
+        logits = [step.logprobs[:, 0] for step in steps if step.logprobs is not None]
+        return Scores(np.stack([step.token_ids for step in steps]), np.stack(logits))
+
+    def decode(
+        self,
+        num_reqs: int,
+        num_steps: int,
+        depth: int,
+        *,
+        context_len: int | None = None,
+        sampling: SamplingParams = GREEDY,
+    ) -> Decoded:
         """num_steps steps of the first requests, all at the same context, `depth` of them in flight.
 
         context_len: of the first step; by default all of the prompt. A longer one attends to pages never written.
         """
         self.runner.reset()
         context_len = context_len or len(self._prompts[0])
-        new = [self._request(index, context_len, computed=context_len - 1) for index in range(num_reqs)]
+        new = [self._request(index, context_len, context_len - 1, sampling) for index in range(num_reqs)]
         requests, one_each = list(range(num_reqs)), np.ones(num_reqs, dtype=np.int64)
         running: deque[StepOutput] = deque()
         token_ids, times = [], []
@@ -157,14 +205,14 @@ class Driver:
         outputs += [self._run(requests, one_each, []) for _ in range(num_tokens - 1)]
         return np.stack([output.wait().token_ids for output in outputs])
 
-    def _request(self, index: int, num_tokens: int, computed: int) -> NewRequest:
+    def _request(self, index: int, num_tokens: int, computed: int, sampling: SamplingParams = GREEDY) -> NewRequest:
         return NewRequest(
             request_id=index,
             token_ids=np.resize(self._prompts[index], num_tokens),
             num_prompt_tokens=num_tokens,
             num_computed_tokens=computed,
             blocks=[Blocks(0, self._blocks[index])],
-            sampling=GREEDY,
+            sampling=sampling,
         )
 
     def _run(

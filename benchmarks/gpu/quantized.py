@@ -100,7 +100,7 @@ def run(groups: Sequence[str], device: torch.device, small: bool, out: Path, bud
     torch.manual_seed(0)
     report = Report("quantized", out, device, budget)
     if device.type == "cuda":
-        report.note("compiling", *compile_ahead(groups, small, COMPILE_SECONDS))
+        report.note("compiling", *compile_ahead(groups, small, min(COMPILE_SECONDS, 0.4 * budget.left)))
     ceilings = _ceilings(device, small, report)
     report.note(
         "ceilings",

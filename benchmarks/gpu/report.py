@@ -21,6 +21,11 @@ class Budget:
         self._end = time.monotonic() + seconds
         self.left_out: list[str] = []
 
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return max(0.0, self._end - time.monotonic())
+
     def allows(self, name: str, seconds: float = 0.0) -> bool:
         """Whether `name`, which takes about so many seconds, still fits."""
         fits = time.monotonic() + seconds < self._end

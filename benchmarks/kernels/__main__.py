@@ -25,19 +25,40 @@ def main() -> int:
     tune.add_argument("--out", type=Path, help="where tables are written (default: kernels/tuning)")
     tune.add_argument("--device", default="cuda", help="cuda, or cpu for Triton's interpreter")
     tune.add_argument("--budget", type=float, default=3600, help="seconds; what does not fit is named")
+    worker = commands.add_parser("tune-worker", help="what tune begins, and begins again where a configuration ends it")
+    worker.add_argument("--kernel", action="append")
+    worker.add_argument("--shapes")
+    worker.add_argument("--out", type=Path)
+    worker.add_argument("--device")
+    worker.add_argument("--journal", type=Path)
+    worker.add_argument("--until", type=float, default=0.0)
+    worker.add_argument("--command", dest="asked")
+    worker.add_argument("--compile-part", type=int, nargs=2)
     commands.add_parser("aot", help="compile every form for every architecture, and record what they use")
     arguments = parser.parse_args()
     if arguments.command == "aot":
         from benchmarks.kernels import aot
 
         return aot.run()
+    if arguments.command == "tune-worker":
+        return _work(arguments)
     if arguments.device == "cpu":
         if arguments.out is None:
             parser.error("--device cpu needs --out: times of the interpreter belong in no table of ours")
-        os.environ["TRITON_INTERPRET"] = "1"  # before kernels are imported
+        os.environ["TRITON_INTERPRET"] = "1"  # before kernels are imported, here and by the worker
     from benchmarks.kernels import tune as tuner
 
     return tuner.run(arguments, shlex.join(["python", "-m", "benchmarks.kernels", *sys.argv[1:]]))
+
+
+def _work(arguments: argparse.Namespace) -> int:
+    if arguments.compile_part:
+        from benchmarks.kernels import compile_forms
+
+        return compile_forms.compile_part(arguments)
+    from benchmarks.kernels import tune
+
+    return tune.work(arguments)
 
 
 if __name__ == "__main__":

@@ -5,222 +5,102 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
+import os
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
-from unittest import mock
+from typing import Any
 
 import torch
 import triton
 
-from benchmarks.gpu.measure import Call, median_seconds
 from benchmarks.gpu.report import Budget, device_name
-from benchmarks.kernels.grouped_problems import grouped_problems
-from benchmarks.kernels.linear_problems import linear_problems
-from benchmarks.kernels.problems import attention_problem
-from benchmarks.kernels.shapes import CONTEXTS, TINY_CONTEXT, Shape, tuned_shapes
+from benchmarks.kernels.compile_forms import compile_ahead
+from benchmarks.kernels.search import DeviceLostError, search
+from benchmarks.kernels.shapes import Shape, tuned_shapes
+from benchmarks.kernels.supervised import DEVICE_LOST, Journal, supervise
 from pagewire.kernels import tuning
 from pagewire.kernels.tuning import KERNELS, Entry, nearest
 
-Config = Mapping[str, int]
+COMPILING_SHARE = 0.35  # of the budget, at most, to compile beforehand
 
 
-class Problem(Protocol):
-    """Something to compute on random buffers."""
-
-    def calls(self) -> list[Call]:
-        """One per set of buffers."""
-
-    def is_right(self) -> bool:
-        """Whether the first set's result is."""
-
-
-# As library_rows and gemm_rows: more tokens than there are.
-ALWAYS_OURS = 1 << 30
-_PRODUCT_TILES: dict[str, tuple[int, ...]] = {
-    "block_m": (16, 32, 64, 128),
-    "block_n": (64, 128),
-    "block_k": (64, 128),
-    "num_warps": (4, 8),
-    "num_stages": (3, 4),
-}
-# What a kernel is compiled for. All combinations are tried.
-COMPILED: dict[str, dict[str, tuple[int, ...]]] = {
-    "decode_attention": {"block_n": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)},
-    "prefill_attention": {
-        "block_m": (64, 128),
-        "block_n": (32, 64, 128),
-        "num_warps": (4, 8),
-        "num_stages": (2, 3),
-    },
-    "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
-    "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
-    "int8_product": _PRODUCT_TILES,
-    "grouped_gemm": {
-        "block_m": (8, 16, 32, 64, 128),
-        "block_n": (64, 128, 256),
-        "num_warps": (2, 4, 8),
-        "num_stages": (3, 4, 5),
-        "library_rows": (ALWAYS_OURS,),
-    },
-    "grouped_gemv": {
-        "block_n": (64, 128, 256),
-        "num_warps": (2, 4, 8),
-        "num_stages": (1, 3, 4),
-        "gemm_rows": (ALWAYS_OURS,),
-    },
-}
-# What a launch decides. All combinations are tried with the best compiled forms.
-LAUNCHED: dict[str, dict[str, tuple[int, ...]]] = {
-    "decode_attention": {"programs_per_sm": (1, 2, 3, 4), "min_split": (64, 128, 256, 512)},
-    "prefill_attention": {},
-    "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
-    "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
-    "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
-    "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
-    "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
-}
-NUM_FINALISTS = 3
-# A configuration replaces the present one if it takes at most this share of its time: less is noise.
-WORTH_A_CHANGE = 0.98
-
-
-@dataclass
-class Search:
-    """What came of one shape. Times are geometric means over its problems, in seconds per call."""
-
-    present: Config
-    seconds: dict[tuple[int, ...], float] = field(default_factory=dict)  # by the configuration's values
-    refused: int = 0  # too large for the device, or for the compiler
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def best(self) -> Config:
-        fastest = min(self.seconds, key=self.seconds.__getitem__)
-        present = self.seconds.get(tuple(self.present.values()), math.inf)
-        if self.seconds[fastest] > WORTH_A_CHANGE * present:
-            return self.present
-        return dict(zip(self.present, fastest, strict=True))
-
-    def describe(self) -> str:
-        seconds = self.seconds[tuple(self.best.values())]
-        gain = self.seconds.get(tuple(self.present.values()), math.nan) / seconds
-        chosen = " ".join(f"{key}={value}" for key, value in self.best.items())
-        tried = f"{len(self.seconds)} tried, {self.refused} refused, {len(self.wrong)} wrong"
-        return f"{chosen}: {seconds * 1e6:.1f} us, x{gain:.2f} of the present table's speed ({tried})"
-
-
-@contextmanager
-def forced(kernel: str, config: Config) -> Iterator[None]:
-    """Within the block `kernel` runs as configured, whatever its table says."""
-    look_up = tuning.lookup
-
-    def lookup(name: str, capability: int, **shape: int) -> Config:
-        return config if name == kernel else look_up(name, capability, **shape)
-
-    with mock.patch.object(tuning, "lookup", lookup):
-        yield
-
-
-def search(kernel: str, shape: Shape, device: torch.device) -> Search:
-    """Times the configurations of a shape. In the interpreter, where all are slow, no more than two forms."""
-    compiled, launched = COMPILED[kernel], LAUNCHED[kernel]
-    if device.type == "cpu":
-        compiled, launched = {"block_n": (16,)}, {key: values[:1] for key, values in launched.items()}
-    result = Search(dict(tuning.lookup(kernel, tuning.capability_of(device), **shape)))
-    problems = _problems(kernel, shape, device)
-    _measure(kernel, problems, _variations([result.present], compiled), device, result)
-    fastest = sorted(result.seconds, key=result.seconds.__getitem__)[:NUM_FINALISTS]
-    finalists: list[Config] = [dict(zip(result.present, values, strict=True)) for values in fastest]
-    _measure(kernel, problems, _variations(finalists, launched), device, result)
-    return result
-
-
-def _problems(kernel: str, shape: Shape, device: torch.device) -> Sequence[Problem]:
-    """What a shape is measured with."""
-    if kernel.startswith("grouped_"):
-        return grouped_problems(shape, device)
-    if kernel not in CONTEXTS:
-        return linear_problems(kernel, shape, device)
-    contexts = (TINY_CONTEXT,) if device.type == "cpu" else CONTEXTS[kernel](shape)
-    return [attention_problem(shape, context_len, device) for context_len in contexts]
-
-
-def _variations(configs: list[Config], grid: dict[str, tuple[int, ...]]) -> list[Config]:
-    """Each configuration, and it with every combination of the grid's values."""
-    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return [*configs, *({**config, **values} for config in configs for values in combinations)]
-
-
-def _measure(
-    kernel: str, problems: Sequence[Problem], configs: list[Config], device: torch.device, result: Search
-) -> None:
-    """Times the configurations that are right on every problem, in turn."""
-    good: dict[tuple[int, ...], Config] = {}
-    for config in configs:
-        key = tuple(config.values())
-        if key in result.seconds or key in good:
-            continue
-        try:
-            with forced(kernel, config):
-                right = all(problem.is_right() for problem in problems)
-        except (triton.runtime.errors.OutOfResources, triton.compiler.CompilationError):
-            result.refused += 1
-            continue
-        if right:
-            good[key] = config
-        else:
-            result.wrong.append(f"{kernel} {dict(config)} differs from the reference")
-    logarithms = dict.fromkeys(good, 0.0)
-    for problem in problems:
-        contestants = {str(key): _forced_calls(kernel, config, problem) for key, config in good.items()}
-        times = median_seconds(contestants, device) if good else {}
-        for key in good:
-            logarithms[key] += math.log(times[str(key)]) / len(problems)
-    result.seconds |= {key: math.exp(value) for key, value in logarithms.items()}
-
-
-def _forced_calls(kernel: str, config: Config, problem: Problem) -> list[Call]:
-    def forced_call(call: Call) -> None:
-        with forced(kernel, config):
-            call()
-
-    return [lambda call=call: forced_call(call) for call in problem.calls()]  # type: ignore[misc]
+# Without a sign of life of the worker. Compiling one form takes seconds, as does its start.
+PATIENCE_SECONDS = 90.0
 
 
 def run(arguments: argparse.Namespace, command: str) -> int:
-    """`python -m benchmarks.kernels tune`; the exit code."""
-    device = torch.device(arguments.device)
-    which = arguments.shapes or ("tiny" if device.type == "cpu" else "small")
-    budget = Budget(arguments.budget)
-    wrong = []
-    for kernel in arguments.kernel or KERNELS:
-        shapes = tuned_shapes(kernel, which, tuning.capability_of(device))
-        wrong += tune(kernel, shapes, device, arguments.out or tuning.DIRECTORY, budget, command)
-    for label in budget.left_out:
+    """`python -m benchmarks.kernels tune`; the exit code. The work is a worker's, which any configuration may end."""
+    started = time.monotonic()
+    kernels = arguments.kernel or list(KERNELS)
+    with tempfile.TemporaryDirectory() as directory:
+        worker = [sys.executable, "-m", "benchmarks.kernels", "tune-worker", "--command", command]
+        worker += ["--out", str(arguments.out or tuning.DIRECTORY), "--device", arguments.device]
+        worker += ["--shapes", arguments.shapes or ("tiny" if arguments.device == "cpu" else "small")]
+        worker += [part for kernel in kernels for part in ("--kernel", kernel)]
+        if arguments.device != "cpu":
+            compile_ahead(worker, COMPILING_SHARE * arguments.budget)
+        path = Path(directory) / "journal"
+        left = arguments.budget - (time.monotonic() - started)
+        worker += ["--journal", str(path), "--until", str(time.time() + left)]
+        # Somewhat longer: a worker that goes on ends by itself, and names what it left out.
+        lines = supervise(worker, path, left + 20.0, PATIENCE_SECONDS)
+        wrong = bool(lines) or Journal(path).has_failed
+    for line in lines:
+        print(line)
+    print("Then: python -m benchmarks.kernels aot, which records what the new configurations use.")
+    return int(wrong)
+
+
+def work(arguments: argparse.Namespace) -> int:
+    """The worker; its exit code. Begun again, it goes on with the shapes that are not done."""
+    device, journal = torch.device(arguments.device), Journal(arguments.journal)
+    budgets, wrong = [], list[str]()
+    try:
+        for index, kernel in enumerate(arguments.kernel):
+            # No kernel takes the time of those that follow.
+            share = (arguments.until - time.time()) / (len(arguments.kernel) - index)
+            budgets.append(Budget(share))
+            shapes = tuned_shapes(kernel, arguments.shapes, tuning.capability_of(device))
+            shapes = [shape for shape in shapes if not journal.is_done(kernel, shape)]
+            wrong += tune(kernel, shapes, device, arguments.out, budgets[-1], arguments.asked, journal)
+    except DeviceLostError as error:
+        print(f"the device is lost: {error}", flush=True)
+        os._exit(DEVICE_LOST)  # nothing that is freed now would end well
+    for label in itertools.chain.from_iterable(budget.left_out for budget in budgets):
         print(f"left out for lack of time (--budget): {label}")
     for line in wrong:
         print(f"WRONG: {line}")
-    print("Then: python -m benchmarks.kernels aot, which records what the new configurations use.")
+        journal.failed(line)
     return 1 if wrong else 0
 
 
-def tune(kernel: str, shapes: list[Shape], device: torch.device, out: Path, budget: Budget, command: str) -> list[str]:
-    """Searches shape by shape, and writes the table after each. Returns what was wrong."""
+def tune(
+    kernel: str,
+    shapes: list[Shape],
+    device: torch.device,
+    out: Path,
+    budget: Budget,
+    command: str,
+    journal: Journal | None = None,
+) -> list[str]:
+    """Searches shape by shape, and writes the table after each. Returns what was wrong.
+
+    journal: of a run that this goes on with, whose table is in `out`.
+    """
+    journal = journal or Journal()
     capability = tuning.capability_of(device)
-    table = tuning.load_table(kernel, tuning.table_architecture(kernel, capability))
-    entries = {_key(kernel, entry.shape): entry for entry in table}
-    measured: dict[tuple[int, ...], float] = {}
-    wrong = []
+    entries, measured = _begun(kernel, capability, out, journal)
+    wrong, longest = [], 0.0
     for shape in shapes:
         label = f"{kernel} " + " ".join(f"{key}={shape[key]}" for key in KERNELS[kernel].shape)
-        if not budget.allows(label):
+        if not budget.allows(label, longest):
             continue
-        result = search(kernel, shape, device)
+        started = time.monotonic()
+        result = search(kernel, shape, device, journal)
+        longest = max(longest, time.monotonic() - started)
         wrong += result.wrong
         if not result.seconds:
             wrong.append(f"{label}: no configuration works")
@@ -232,7 +112,20 @@ def tune(kernel: str, shapes: list[Shape], device: torch.device, out: Path, budg
         entries[key] = Entry(shape, result.best)
         measured[key] = result.seconds[tuple(result.best.values())]
         _write(kernel, capability, entries, measured, out, _provenance(device, command))
+        journal.done(kernel, shape)
     return wrong
+
+
+def _begun(
+    kernel: str, capability: int, out: Path, journal: Journal
+) -> tuple[dict[tuple[int, ...], Entry], dict[tuple[int, ...], float]]:
+    """The entries so far, and the seconds of those that this run has measured."""
+    if not journal.has_done(kernel):
+        table = tuning.load_table(kernel, tuning.table_architecture(kernel, capability))
+        return {_key(kernel, entry.shape): entry for entry in table}, {}
+    rows = json.loads((out / f"{kernel}.sm_{capability}.json").read_text())["entries"]
+    entries = {_key(kernel, row["shape"]): Entry(row["shape"], row["config"]) for row in rows}
+    return entries, {_key(kernel, row["shape"]): row["microseconds"] * 1e-6 for row in rows if "microseconds" in row}
 
 
 def _new_class(kernel: str, entries: list[Entry], shape: Shape) -> list[Entry]:

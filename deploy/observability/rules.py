@@ -178,7 +178,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewireLateSteps",
-            f"{_rate('pagewire:late_steps_total', '5m')} / {_rate('pagewire:steps_total', '5m')} > 0.05",
+            f"{_rate('pagewire:late_steps_total', '5m')} / {_rate('pagewire:steps_total', '5m')} > 0.2",
             "10m", "warning", "For {{ $value | humanizePercentage }} of steps the device had to wait",
         ),
         Alert(

@@ -17,7 +17,7 @@ from pagewire.errors import StartupError
 _TIMEOUT_S = 10.0
 _MANY_PREEMPTIONS = 0.1  # per second, as the usual alert has it
 _FULL_CACHE, _FEW_HITS, _FEW_QUERIES = 0.9, 0.05, 10_000
-_LATE, _LONG_WAIT_S, _MUCH_WAIT = 0.05, 1.0, 2.0
+_LATE, _LONG_WAIT_S, _MUCH_WAIT = 0.2, 1.0, 2.0  # one step in twelve is late by design: pacing.py
 _BUSY_POOL, _POOL_WAIT_S = 0.9, 0.01
 
 

@@ -48,6 +48,9 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
+Record = Callable[[Function], Graph]
+
+
 class CudaGraph:
     """Recorded by running `function` once on `stream` without executing it; its memory comes from `pool`."""
 
@@ -61,7 +64,7 @@ class CudaGraph:
         self._graph.replay()
 
 
-def cuda_recorder() -> Callable[[Function], Graph]:
+def cuda_recorder() -> Record:
     """Records graphs that share one memory pool: they never run at the same time.
 
     And a stream of their own: with the first graph that ends, torch frees the cuBLAS workspace of all that were
@@ -77,7 +80,7 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # by kind: captured, rising in tokens
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
-        self._record: Callable[[Function], Graph] | None = None
+        self._record: Record | None = None
         self._capturing: BatchShape | None = None
 
     def padded(self, shape: BatchShape) -> BatchShape:
@@ -99,7 +102,7 @@ class CudaGraphs:
             return "captured" if self._record is not None else "eager"
         return "replayed" if shape in self._shapes[_kind(shape)] else "eager"
 
-    def capture(self, shape: BatchShape, record: Callable[[Function], Graph], step: Callable[[], None]) -> None:
+    def capture(self, shape: BatchShape, record: Record, step: Callable[[], None]) -> None:
         """Captures what `step`, one that fits into this shape, runs through `run`. It runs twice: the first time
         compiles what is recorded."""
         for recorder in (None, record):

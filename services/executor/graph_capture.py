@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from pagewire.services.executor.capture_sizes import graph_shapes
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, cuda_recorder
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Record, cuda_recorder
 from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.model_runner import ModelRunner
 
 
@@ -22,8 +23,8 @@ def filling(shape: BatchShape, max_draft_tokens: int) -> BatchShape:
 def capture_graphs(
     runner: ModelRunner,
     sizes: Sequence[int],
-    progress: Callable[[float, str], None],
-    record: Callable[[Function], Graph] | None = None,
+    progress: Progress,
+    record: Record | None = None,
 ) -> None:
     """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts."""
     record = record or cuda_recorder()
@@ -40,8 +41,8 @@ def num_graphs(runner: ModelRunner, sizes: Sequence[int]) -> int:
 def capture_shapes(
     runner: ModelRunner,
     shapes: Sequence[BatchShape],
-    progress: Callable[[float, str], None],
-    record: Callable[[Function], Graph] | None = None,
+    progress: Progress,
+    record: Record | None = None,
 ) -> None:
     """shapes: some of `graph_shapes`, falling: the largest makes the memory that the others fit into."""
     record, graphs = record or cuda_recorder(), CudaGraphs()

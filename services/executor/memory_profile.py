@@ -24,7 +24,7 @@ from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.capture_sizes import graph_shapes
-from pagewire.services.executor.cuda_graphs import Function, Graph, cuda_recorder
+from pagewire.services.executor.cuda_graphs import Record, cuda_recorder
 from pagewire.services.executor.graph_capture import capture_shapes, filling, num_graphs
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
@@ -116,7 +116,7 @@ def measure(
     runner: ModelRunner,
     sizes: Sequence[int],
     meter: Meter,
-    recorder: Callable[[], Callable[[Function], Graph]] = cuda_recorder,
+    recorder: Callable[[], Record] = cuda_recorder,
 ) -> MemoryProfile:
     """runner: has one block of KV cache. sizes: as of `capture_graphs`; here the two largest are made."""
     before = meter.now()

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import kernels, speculation
+from benchmarks.gpu import engine_loads, kernels, speculation
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant
 from benchmarks.gpu.engine import Bench
 from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL
+from benchmarks.gpu.engine_steps import Scores
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.report import Budget, Report
 from benchmarks.gpu.whole_line import Arrivals, LineError
@@ -59,6 +61,23 @@ def test_engine_steps_beside_their_roofline(tmp_path: Path) -> None:
     assert bench.finish() == 0
     modes = {row["mode"] for row in results(tmp_path)["rows"]}
     assert modes == {"prefill", "eager, depth 2", "graphs, depth 1", "graphs, depth 2", "graphs, depth 2, fp8"}
+
+
+def test_loads_of_all_kinds_are_timed(tmp_path: Path) -> None:
+    budget = Budget(60)
+    assert (
+        engine_loads.run(SMALL_MODEL, engine_loads.SMALL_PLAN, CPU, Report("loads", tmp_path, CPU, budget), budget) == 0
+    )
+    modes = [row["mode"].split()[0] for row in results(tmp_path)["rows"]]
+    assert modes == ["decode,", "first", "decode,", "beside", "mixed,"]
+
+
+def test_logits_that_differ_are_seen_until_tokens_do() -> None:
+    tokens = np.array([[1, 5], [2, 6], [3, 7]])
+    eager = Scores(tokens, np.array([[8.0, 4.0], [8.0, 4.0], [8.0, 4.0]]))
+    other = Scores(np.array([[1, 5], [9, 6], [3, 7]]), np.array([[8.0, 4.0], [7.0, 4.0], [0.0, 4.0]]))
+    assert eager.difference(other) == pytest.approx(1 / 8), "what follows another token is no longer the same text"
+    assert eager.difference(Scores(tokens[:, :1], eager.logits[:, :1])) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,13 @@ LACKING = (
     "opentelemetry", "pydantic", "uvicorn",
 )  # fmt: skip
 MODULES = (
+    "benchmarks.gpu.__main__",
     "benchmarks.gpu.engine",
+    "benchmarks.gpu.engine_loads",
+    "benchmarks.gpu.engine_real",
     "benchmarks.gpu.kernels",
     "benchmarks.gpu.quantized",
+    "benchmarks.gpu.smoke",
     "benchmarks.gpu.speculation",
     "benchmarks.kernels.tune",
 )

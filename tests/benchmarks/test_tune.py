@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from benchmarks.gpu.report import Budget
-from benchmarks.kernels import tune
+from benchmarks.kernels import grids, search, tune
+from benchmarks.kernels.supervised import Journal, supervise
 from pagewire.kernels import tuning
 
 CPU = torch.device("cpu")
@@ -23,7 +25,7 @@ SHAPE = {"head_dim": 96, "kv_bytes": 2, "block_size": 16, "group": 1, "batch": 1
 def made_up(best: dict[str, int], gain: float) -> Any:
     """In place of `tune._measure`: every configuration takes 1 µs, the best one less."""
 
-    def measure(kernel: str, problems: object, configs: list[tune.Config], device: object, result: tune.Search) -> None:
+    def measure(trial: search.Trial, configs: list[search.Config], result: search.Search) -> None:
         for config in configs:
             result.seconds[tuple(config.values())] = 1e-6 / (gain if dict(config) == best else 1)
 
@@ -32,7 +34,7 @@ def made_up(best: dict[str, int], gain: float) -> Any:
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tune, "attention_problem", lambda *_: None)
+    monkeypatch.setattr(search, "problems_of", lambda *_: [])
     return tmp_path
 
 
@@ -51,7 +53,7 @@ def look_up(directory: Path, monkeypatch: pytest.MonkeyPatch, **shape: int) -> d
 def test_the_fastest_is_written_and_others_keep_theirs(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(tuning.lookup(PREFILL, 90, **SHAPE))
     best = before | {"block_n": 16}
-    monkeypatch.setattr(tune, "_measure", made_up(best, 2.0))
+    monkeypatch.setattr(search, "_measure", made_up(best, 2.0))
     assert run([SHAPE], tables) == []
     assert look_up(tables, monkeypatch) == best
     for other in ({"query_len": 64, "batch": 8}, {"head_dim": 80, "query_len": 64, "batch": 8}, {"head_dim": 128}):
@@ -63,13 +65,13 @@ def test_the_fastest_is_written_and_others_keep_theirs(tables: Path, monkeypatch
 
 def test_noise_changes_nothing(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(tuning.lookup(PREFILL, 90, **SHAPE))
-    monkeypatch.setattr(tune, "_measure", made_up(before | {"block_n": 16}, 1.01))
+    monkeypatch.setattr(search, "_measure", made_up(before | {"block_n": 16}, 1.01))
     assert run([SHAPE], tables) == []
     assert look_up(tables, monkeypatch) == before
 
 
 def test_a_shape_without_a_right_configuration_is_reported(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "_measure", lambda *_: None)
+    monkeypatch.setattr(search, "_measure", lambda *_: None)
     (line,) = run([SHAPE], tables)
     assert "head_dim=96" in line and "no configuration works" in line
     assert not list(tables.iterdir())
@@ -82,7 +84,78 @@ def test_what_does_not_fit_in_the_budget_is_left_out(tables: Path) -> None:
 
 def test_forced_configurations_are_looked_up_only_inside() -> None:
     before = tuning.lookup(PREFILL, 90, **SHAPE)
-    with tune.forced(PREFILL, {"block_m": 16}):
+    with search.forced(PREFILL, {"block_m": 16}):
         assert tuning.lookup(PREFILL, 90, **SHAPE) == {"block_m": 16}
         assert "min_split" in tuning.lookup("decode_attention", 90, **SHAPE)
     assert tuning.lookup(PREFILL, 90, **SHAPE) == before
+
+
+class Refusing:
+    """A problem whose kernel one configuration cannot be compiled for."""
+
+    def calls(self) -> list[Any]:
+        return [lambda: None]
+
+    def is_right(self) -> bool:
+        if tuning.lookup(PREFILL, 90, **SHAPE)["num_stages"] == 3:
+            raise RuntimeError("Internal Triton PTX codegen error: `ptxas` stderr: C7600")
+        return True
+
+
+def test_what_one_configuration_raises_costs_only_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "problems_of", lambda *_: [Refusing()])
+    monkeypatch.setattr(search, "forms_of", lambda *_: grids.forms_of(*_[:3]))
+    result = search.search(PREFILL, SHAPE, CPU, Journal())
+    forms = grids.forms_of(PREFILL, SHAPE, tuning.lookup(PREFILL, 90, **SHAPE))
+    refused = {tuple(form.values()) for form in forms if form["num_stages"] == 3}
+    assert result.refused == len(refused) > 0
+    assert {tuple(form.values()) for form in forms} - refused == set(result.seconds)
+
+
+WORKER = """
+import os, sys, time
+from pathlib import Path
+from benchmarks.kernels.supervised import Journal
+journal = Journal(Path(sys.argv[1]))
+for index in range(4):
+    shape, config = {"tokens": 1}, {"block_n": index}
+    if journal.is_left_out("k", shape, config):
+        continue
+    journal.trying("k", shape, config)
+    if index == 1:
+        os.abort()
+    if index == 2:
+        time.sleep(600)
+journal.done("k", {"tokens": 1})
+"""
+
+
+def test_a_configuration_that_ends_or_holds_the_process_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    crashed, hung = supervise([sys.executable, "-c", WORKER, str(path)], path, seconds=60, patience=3)
+    assert "SIGABRT" in crashed and '"block_n": 1' in crashed
+    assert "more than 3 s" in hung and '"block_n": 2' in hung
+    assert Journal(path).is_done("k", {"tokens": 1})
+
+
+def test_a_run_that_is_begun_again_keeps_what_was_measured(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = dict(tuning.lookup(PREFILL, 90, **SHAPE)) | {"block_n": 16}
+    monkeypatch.setattr(search, "_measure", made_up(best, 2.0))
+    journal, other = Journal(tables / "journal"), SHAPE | {"query_len": 512}
+    runs: list[list[tune.Shape]] = [[SHAPE], [other]]
+    for shapes in runs:
+        assert tune.tune(PREFILL, shapes, CPU, tables, Budget(60), "python -m ...", journal) == []
+    rows = json.loads((tables / f"{PREFILL}.sm_90.json").read_text())["entries"]
+    assert [row["shape"] for row in rows if "microseconds" in row] == [other, SHAPE]
+
+
+@pytest.mark.parametrize("kernel", tuning.KERNELS)
+def test_no_more_is_tried_than_can_win(kernel: str) -> None:
+    """For all shapes of a run: their time is that of their forms, of which each is compiled once."""
+    from benchmarks.kernels.shapes import tuned_shapes
+
+    shapes = tuned_shapes(kernel, "small", 90)
+    counts = [len(grids.forms_of(kernel, shape, tuning.lookup(kernel, 90, **shape))) for shape in shapes]
+    assert min(counts) > 3 and max(counts) <= 40
+    forms = {tuple(form.values()) for shape in shapes for form in grids.forms_of(kernel, shape, {})}
+    assert len(forms) <= 140

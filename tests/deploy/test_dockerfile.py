@@ -94,7 +94,7 @@ def test_image_holds_the_folders_that_its_service_imports(name, tmp_path):
         env={"PATH": "/usr/bin:/bin", "PAGEWIRE_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import ssl
@@ -27,6 +28,7 @@ FULL_NAMES = {
     "executor": "pagewire.v1.ExecutorService",
 }
 START_TIMEOUT_S = 120.0
+_MODEL_NAME = re.compile(r'model_name="[^"]*",')
 
 
 def free_port() -> int:
@@ -167,11 +169,11 @@ class Line:
             return await stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=10)
 
     async def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics by "service name{labels}" as the exposition prints it."""
+        """Every sample of /metrics by "name{labels}" as the exposition prints it, without the model's name."""
         async with httpx.AsyncClient() as client:
             text = (await client.get(f"{self.base_url}/metrics", timeout=30)).text
         samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
-        return {name: float(value) for name, value in samples}
+        return {_MODEL_NAME.sub("", name): float(value) for name, value in samples}
 
     async def wait_blocks(self, num_blocks: int) -> None:
         """Until the scheduler has an executor of so many blocks; 0: until it knows that there is none."""

@@ -1,10 +1,16 @@
-"""What the modules that test Triton kernels in the interpreter have in common: how they run their cases."""
+"""What the modules that test Triton kernels have in common: how they run their cases.
+
+Without TRITON_INTERPRET, `--device cuda` runs the same cases on a GPU.
+"""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
 
 import torch
 
@@ -14,13 +20,27 @@ Cases = Mapping[str, Callable[[], None]]
 def run_cases(cases: Cases, sweep: Cases | None = None) -> int:
     """Prints a line per case, "ok ..." or "FAILED ..."; the exit status. With --sweep those of `sweep` run instead."""
     failed = 0
-    for name, case in (sweep if sweep is not None and "--sweep" in sys.argv[1:] else cases).items():
-        torch.manual_seed(0)
-        try:
-            case()
-            print(f"ok {name}", flush=True)
-        # Whatever a kernel or the interpreter raises: the other cases are still worth having.
-        except Exception:
-            failed += 1
-            print(f"FAILED {name}: {traceback.format_exc()}", flush=True)
+    device = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
+    with on_device(device):
+        for name, case in (sweep if sweep is not None and "--sweep" in sys.argv[1:] else cases).items():
+            torch.manual_seed(0)
+            try:
+                case()
+                if device != "cpu":
+                    torch.cuda.synchronize()  # what a launch did wrong is this case's
+                print(f"ok {name}", flush=True)
+            # Whatever a kernel or the interpreter raises: the other cases are still worth having.
+            except Exception as error:
+                failed += 1
+                print(f"FAILED {name}: {type(error).__name__}: {error}\n{traceback.format_exc()}", flush=True)
     return 1 if failed else 0
+
+
+@contextmanager
+def on_device(device: str) -> Iterator[None]:
+    """Tensors that are made within are there, and what draws their numbers, too."""
+    if device == "cpu":
+        yield
+        return
+    with torch.device(device), mock.patch.object(torch, "Generator", partial(torch.Generator, device)):
+        yield

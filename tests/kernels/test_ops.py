@@ -365,8 +365,8 @@ def test_registered_op_is_the_reference(name: str) -> None:
     torch.testing.assert_close(
         comparable(result, *actual_args),
         comparable(truth, *expected_args),
-        atol=1e-5,
-        rtol=1e-5,
+        atol=5e-5,  # of sums in another order
+        rtol=5e-5,
     )
 
 

@@ -55,6 +55,6 @@ CASES: dict[str, Callable[[], None]] = {
 
 
 if __name__ == "__main__":
-    interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter.InterpreterBuilder.create_dot = _create_dot  # means nothing on a GPU
     triton_attention.TOLERANCES[torch.bfloat16] = 2e-2
     sys.exit(run_cases(CASES))

@@ -72,7 +72,10 @@ def test_every_value_has_its_source(capsys: pytest.CaptureFixture[str], tmp_path
                source in ("flag", "environment", "file", "profile"))  # fmt: skip
 
 
-def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_table_is_for_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     model = checkpoint(tmp_path)
     table = show(
         capsys, str(model), "--show-config", "--device=cpu", "--kv-cache-memory-bytes", "1GiB", "--task=generate"

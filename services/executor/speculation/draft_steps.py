@@ -19,11 +19,12 @@ from torch import Tensor
 
 from pagewire.kernels.ops.sampling import MAX_DRAFTS
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Function, Graph, Steps
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Record, Steps
 from pagewire.services.executor.dummy_step import NO_STEP
 from pagewire.services.executor.input_batch import NO_REQUESTS, BatchShape, InputBatch
 from pagewire.services.executor.input_buffers import InputBuffers
 from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.request_state import RequestState
@@ -74,12 +75,7 @@ class DraftSteps:
         self._tokens = target.tokens
 
     @torch.inference_mode()
-    def capture(
-        self,
-        shapes: Sequence[BatchShape],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph],
-    ) -> None:
+    def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:
         """CUDA graphs of steps of these shapes, by steps of nobody. The largest comes first."""
         self._graphs = graphs = CudaGraphs()
 

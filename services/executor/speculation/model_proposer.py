@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pagewire.services.executor.cuda_graphs import Function, Graph
+from pagewire.services.executor.cuda_graphs import Record
 from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.speculation.draft_steps import DraftSteps
 from pagewire.services.executor.speculation.proposer import Proposer
 
@@ -18,11 +19,6 @@ class ModelProposer(Proposer):
     def record_missing(self) -> bool:
         return self._steps is not None and self._steps.record_missing()
 
-    def capture(
-        self,
-        shapes: Sequence[BatchShape],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph],
-    ) -> None:
+    def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:
         if self._steps is not None:
             self._steps.capture(shapes, progress, record)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
 from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.cuda_graphs import Function, Graph
+from pagewire.services.executor.cuda_graphs import Record
 from pagewire.services.executor.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.step import Step
 
@@ -58,12 +59,7 @@ class Proposer:
         """Of its steps beside those of so many requests, falling in tokens."""
         return []
 
-    def capture(
-        self,
-        shapes: Sequence[BatchShape],
-        progress: Callable[[float, str], None],
-        record: Callable[[Function], Graph],
-    ) -> None:
+    def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:
         """After the first step with drafts; without one, there is nothing to capture."""
 
 

@@ -59,7 +59,7 @@ def test_a_stack_that_keeps_up_has_no_findings() -> None:
         ("prefix cache", {"hits": 100}),
         ("queue", {"waiting": 50}),
         ("waiting", {"queue": 100}),
-        ("late steps", {"late": 200}),
+        ("late steps", {"late": 300}),
         ("tokenizer pool", {"busy": 19.5}),
         ("tokenizer pool", {"waited": 5}),
         ("refused", {"refused": 3}),

@@ -152,12 +152,12 @@ def test_no_draft_takes_a_block_that_another_request_needs() -> None:
         {"thinking": common_pb2.Thinking(end=common_pb2.TokenSequence(token_ids=[1]), begun=True, budget=3)},
     ],
 )
-def test_what_may_follow_a_restricted_token_is_not_drafted(restriction: dict) -> None:
+def test_what_may_follow_a_restricted_token_is_drafted_too(restriction: dict) -> None:
     line = PureLine(FakeExecutor(max_draft_tokens=4))
     restricted, free = line.add(prompt_of(1), max_tokens=20, **restriction), line.add(prompt_of(2), max_tokens=20)
     line.run()
     drafted = {step.sampled[index].request_id for step in line.steps for index in step.drafts_of}
-    assert drafted == {free.request_id}
+    assert drafted == {restricted.request_id, free.request_id}
     assert line.outputs[restricted.request_id] == output_of(1, 20)
 
 

@@ -1,0 +1,96 @@
+"""The configurations that are tried of each kernel: no more than can win."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+Config = Mapping[str, int]
+Grid = Mapping[str, tuple[int, ...]]
+
+# As library_rows and gemm_rows: more tokens than there are.
+ALWAYS_OURS = 1 << 30
+_PRODUCT_TILES: Grid = {
+    "block_m": (16, 32, 64, 128),
+    "block_n": (64, 128),
+    "block_k": (64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (3, 4),
+}
+# What a kernel is compiled for. All combinations are tried that `can_win`.
+COMPILED: dict[str, Grid] = {
+    "decode_attention": {"block_n": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)},
+    "prefill_attention": {
+        "block_m": (64, 128),
+        "block_n": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3),
+    },
+    "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
+    "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
+    "int8_product": _PRODUCT_TILES,
+    "grouped_gemm": {
+        "block_m": (8, 16, 32, 64, 128),
+        "block_n": (64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (3, 4),
+        "library_rows": (ALWAYS_OURS,),
+    },
+    "grouped_gemv": {
+        "block_n": (64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (1, 3, 4),
+        "gemm_rows": (ALWAYS_OURS,),
+    },
+}
+# What a launch decides. All combinations are tried with the best compiled forms.
+LAUNCHED: dict[str, Grid] = {
+    "decode_attention": {"programs_per_sm": (1, 2, 3, 4), "min_split": (64, 128, 256, 512)},
+    "prefill_attention": {},
+    "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
+    "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
+    "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
+    "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
+    "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
+}
+_INTERPRETED: Grid = {"block_n": (16,)}
+# Of a thread: more spill, and with fewer a warp has too little to do.
+_MOST_SUMS, _LEAST_SUMS = 128, 4
+_SHARED_BYTES = 227 * 1024  # of the largest architecture
+
+
+def variations(configs: Sequence[Config], grid: Grid) -> list[Config]:
+    """Each configuration, and it with every combination of the grid's values."""
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [*configs, *({**config, **values} for config in configs for values in combinations)]
+
+
+def forms_of(kernel: str, shape: Mapping[str, int], present: Config, interpreted: bool = False) -> list[Config]:
+    """What is compiled for a shape, the present configuration first. In the interpreter, where all are slow, two."""
+    first, *others = variations([present], _INTERPRETED if interpreted else COMPILED[kernel])
+    return [first, *(config for config in others if interpreted or can_win(kernel, shape, config))]
+
+
+def launches_of(kernel: str, finalists: Sequence[Config], interpreted: bool = False) -> list[Config]:
+    grid = LAUNCHED[kernel]
+    return variations(finalists, {key: values[:1] for key, values in grid.items()} if interpreted else grid)
+
+
+def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
+    """False for what wastes most of a tile, spills its sums, leaves warps idle, or cannot fit into shared memory."""
+    threads = 32 * config["num_warps"]
+    if kernel == "decode_attention":
+        # Keys and values of each stage.
+        staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
+        return staged <= _SHARED_BYTES
+    if kernel == "prefill_attention":
+        staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
+        sums = config["block_m"] * (shape["head_dim"] + config["block_n"]) / threads
+        return staged <= _SHARED_BYTES and sums <= 2 * _MOST_SUMS
+    if kernel == "grouped_gemv":
+        return config["block_n"] <= threads * 2
+    sums = config["block_m"] * config["block_n"] / threads
+    rows = 1 << max(0, shape["tokens"] - 1).bit_length()  # the power of two that holds them all
+    least, most = min(COMPILED[kernel]["block_m"]), max(COMPILED[kernel]["block_m"])
+    fitting = min(max(rows, least), most)
+    return config["block_m"] in (fitting, max(least, fitting // 2)) and _LEAST_SUMS <= sums <= _MOST_SUMS
