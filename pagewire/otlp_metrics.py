@@ -29,6 +29,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
 from pagewire import __version__, otlp, semconv
+from pagewire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +53,22 @@ _ATTRIBUTES = {
 _UNITS = {"_seconds": "s", "_bytes": "By", "_tokens": "{token}", "_token_usage": "{token}"}
 
 
+def _interval(environ: Mapping[str, str]) -> float:
+    """Seconds, of the variable's milliseconds. Raises StartupError."""
+    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+    if not text.isdecimal() or not int(text):
+        raise StartupError(f"OTEL_METRIC_EXPORT_INTERVAL={text}: expected milliseconds, as 60000")
+    return int(text) / 1000
+
+
 class Push:
     """Sends from a thread of its own, until `close`."""
 
     def __init__(self, service: str, target: otlp.Target, environ: Mapping[str, str] = os.environ) -> None:
+        """Raises StartupError for an interval that is none."""
         self._exporter = _exporter(target)
         self._resource = otlp.resource(service)
-        self._interval = float(environ.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1000
+        self._interval = _interval(environ)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp-metrics", daemon=True)
         self._thread.start()
