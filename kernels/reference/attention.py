@@ -24,8 +24,9 @@ def paged_attention(
     kv_scales: Tensor | None,
     sinks: Tensor | None,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
-    """Request after request; `max_query_len` and `split_size` make no difference to what is computed."""
+    """Request after request; `max_query_len`, `split_size` and `plan` make no difference to what is computed."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads

@@ -64,6 +64,7 @@ class Batch:
             self.kv_scales,
             self.sinks,
             split_size,
+            None,
         )
 
     def left_behind(self, sliding_window: int) -> Batch:
@@ -202,7 +203,7 @@ class LatentBatch:
     latent_dim: int
 
     def args(self, split_size: int = 0) -> tuple[Any, ...]:
-        return (*(getattr(self, field.name) for field in fields(self)), split_size)
+        return (*(getattr(self, field.name) for field in fields(self)), split_size, None)
 
     def exact(self) -> LatentBatch:
         """The same values in fp32, NaN replaced."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.attention import decode_attention, paged_attention, prefill_attention
+from pagewire.kernels.triton.attention import decode_attention, paged_attention, prefill_attention, split_plan
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.warm_up import warm_up_steps
 
@@ -32,6 +32,7 @@ def test_warm_up_compiles_all_attention_kernels(
     compiled = Compiled()
     monkeypatch.setattr(tuning, "capability_of", lambda device: architecture)
     monkeypatch.setattr(decode_attention, "decode_attention_kernel", compiled)
+    monkeypatch.setattr(split_plan, "split_plan_kernel", compiled)
     monkeypatch.setattr(prefill_attention, "prefill_attention_kernel", compiled)
     head_dim = 64
 
@@ -41,7 +42,7 @@ def test_warm_up_compiles_all_attention_kernels(
         table = torch.empty(num_reqs, 64, dtype=torch.int32, device="meta")
         start_loc, seq_lens = (torch.empty(num_reqs + n, dtype=torch.int32, device="meta") for n in (1, 0))
         paged_attention.paged_attention(
-            query, kv_cache, table, start_loc, seq_lens, longest, 1.0, 0, 0.0, None, None, 0
+            query, kv_cache, table, start_loc, seq_lens, longest, 1.0, 0, 0.0, None, None, 0, None
         )
 
     limits = Limits(max_num_seqs, max_num_batched_tokens, 4096, 16)
