@@ -70,6 +70,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         None,
         "JSON object that is put over the keys of config.json, at every level",
         group="model",
+        kind="json",
     )
     weights_cache: str | None = flag(
         None,
