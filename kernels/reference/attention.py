@@ -18,6 +18,7 @@ def paged_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     sliding_window: int,
     soft_cap: float,
@@ -26,7 +27,7 @@ def paged_attention(
     split_size: int,
     plan: Tensor | None,
 ) -> Tensor:
-    """Request after request; `max_query_len`, `split_size` and `plan` make no difference to what is computed."""
+    """Request after request; longest and shortest query, `split_size` and `plan` make no difference to the result."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY, as_stored
+from pagewire.kernels.ops import SHORT_QUERY
+from pagewire.kernels.triton.attention.attention_tile import as_stored
 from pagewire.kernels.triton.attention.decode_attention import decode_attention, plan_for
 from pagewire.kernels.triton.attention.prefill_attention import prefill_attention
 
@@ -24,6 +25,7 @@ def paged_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     sliding_window: int,
     soft_cap: float,
@@ -34,9 +36,9 @@ def paged_attention(
 ) -> Tensor:
     """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
 
-    Short queries go to one kernel, long ones to another: a batch with a long query launches both. With split_size, and
-    many long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size
-    partial rows of num_heads * head_dim fp32.
+    Short queries go to one kernel, long ones to another; only a batch of both launches both. With split_size, and many
+    long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size partial
+    rows of num_heads * head_dim fp32.
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_reqs = seq_lens.shape[0]
@@ -45,12 +47,13 @@ def paged_attention(
     _check(query, kv_cache, block_table, query_start_loc, seq_lens, kv_scales, sinks)
     stored = as_stored(kv_cache)
     capability = tuning.capability_of(query.device)
-    decode_attention(
-        query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
-        kv_scales, sinks, split_size, _decode_config(query, kv_cache, block_table, max_query_len, split_size),
-        plan=plan,
-    )  # fmt: skip
-    if max_query_len > SHORT_QUERY.value:
+    if min_query_len <= SHORT_QUERY:
+        config = _decode_config(query, kv_cache, block_table, max_query_len, split_size)
+        decode_attention(
+            query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
+            kv_scales, sinks, split_size, config, plan=plan,
+        )  # fmt: skip
+    if max_query_len > SHORT_QUERY:
         query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
         shape = _shape(query, kv_cache, num_reqs, split_size)
         config = tuning.lookup("prefill_attention", capability, **shape, query_len=query_len)
@@ -85,7 +88,7 @@ def _decode_config(
 ) -> Mapping[str, int]:
     shape = _shape(query, kv_cache, block_table.shape[0], split_size)
     # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
-    query_len = 1 if split_size or max_query_len > SHORT_QUERY.value else max_query_len
+    query_len = 1 if split_size or max_query_len > SHORT_QUERY else max_query_len
     return tuning.lookup("decode_attention", tuning.capability_of(query.device), **shape, query_len=query_len)
 
 

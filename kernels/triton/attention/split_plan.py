@@ -145,7 +145,7 @@ def _split_length(
         )
         items += tl.sum(tiles[:, None] * tl.cdiv(keys[:, None], length[None, :]), axis=0)
     full_waves = tl.maximum(items * num_kv_heads - 1, 0) // slots
-    mean = work.to(tl.float32) / tl.maximum(items, 1).to(tl.float32)
+    mean = (work + tl.zeros([MOST_SPLITS], tl.int32)).to(tl.float32) / tl.maximum(items, 1).to(tl.float32)
     cost = full_waves.to(tl.float32) * (mean + PROGRAM_COST) + length.to(tl.float32) + PROGRAM_COST
     cost += tl.where(splits > 1, splits.to(tl.float32) * SPLIT_COST, 0.0)
     possible = (splits == 1) | ((items <= num_items) & (length * BLOCK_N >= least))

@@ -66,6 +66,7 @@ class PagedLatentAttention(PagedAttention):
 
     __slots__ = ("latent_dim",)
 
+    can_be_fp8 = False
     kv_cache: Tensor  # [num_blocks, block_size, latent_dim + rotary_dim], each block contiguous
 
     def __init__(self, layer_idx: int, config: LatentConfig, dtype: torch.dtype) -> None:
@@ -83,7 +84,7 @@ class PagedLatentAttention(PagedAttention):
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
         """query [num_tokens, num_heads, latent_dim + rotary_dim] -> [num_tokens, num_heads, latent_dim]"""
         table = context.block_tables[self.group]
-        lengths = (context.query_start_loc, context.seq_lens, context.max_query_len)
+        lengths = (context.query_start_loc, context.seq_lens, context.max_query_len, context.min_query_len)
         plan = context.plan(
             (self.group, query.shape[1]),
             lambda: ops.plan_latent_attention(query, self.kv_cache, table, *lengths, context.split_size),

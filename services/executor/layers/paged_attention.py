@@ -52,6 +52,7 @@ class PagedAttention:
         "window",
     )
 
+    can_be_fp8 = True  # its cache
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
     group: int  # whose block tables say where in it a request's keys and values are
 
@@ -92,7 +93,7 @@ class PagedAttention:
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
         """As `__call__`, with keys and values already in the cache."""
         table = context.block_tables[self.group]
-        lengths = (context.query_start_loc, context.seq_lens, context.max_query_len)
+        lengths = (context.query_start_loc, context.seq_lens, context.max_query_len, context.min_query_len)
         plan = context.plan(
             (self.group, query.shape[1]),
             lambda: ops.plan_attention(query, self.kv_cache, table, *lengths, self.window, context.split_size),
