@@ -169,9 +169,16 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     max_cudagraph_capture_size: int | None = flag(
         None,
-        "largest captured decode step; larger ones run eagerly (default: --max-num-seqs, at most 512)",
+        "largest captured decode step, in requests; larger ones run eagerly (default: --max-num-seqs, at most 512)",
         group="executor",
         valid=POSITIVE,
+    )
+    max_cudagraph_prompt_tokens: int | None = flag(
+        None,
+        "largest step with prompts that is captured, in tokens; larger ones run eagerly, 0: all of them "
+        "(default: 2048; more helps small models)",
+        group="executor",
+        valid=NOT_NEGATIVE,
     )
     num_threads: int | None = flag(
         None,

@@ -31,6 +31,7 @@ _PHRASES = {
     "weights_cache": "saves packing weights at the next start; as much disk as they have",
     "enforce_eager": "on: no graphs to capture and keep, every step launches each kernel",
     "cudagraph_capture_sizes": "more: less padding, more memory and a longer start",
+    "max_cudagraph_prompt_tokens": "more: less work for the host where prompts are computed, a longer start",
     "attention_split_size": "a fixed size: attention independent of the batch, slower",
     "tensor_parallel_size": "more: a share of the weights on each device, two exchanges for each layer",
     "pipeline_parallel_size": "more: a share of the layers on each device; one request alone is not faster",

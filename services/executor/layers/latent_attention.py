@@ -90,6 +90,7 @@ class PagedLatentAttention(PagedAttention):
             context.query_start_loc,
             context.seq_lens,
             context.max_query_len,
+            context.min_query_len,
             self.scale,
             self.latent_dim,
             context.split_size,

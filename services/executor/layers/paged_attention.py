@@ -99,6 +99,7 @@ class PagedAttention:
             context.query_start_loc,
             context.seq_lens,
             context.max_query_len,
+            context.min_query_len,
             self.scale,
             self.window,
             self.soft_cap,
