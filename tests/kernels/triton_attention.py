@@ -79,9 +79,10 @@ def split_on_the_device(min_split: int, num_programs: int) -> None:
     )  # fmt: skip
     out = torch.full_like(batch.query, float("nan"))
     config = {"block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_sm": num_programs, "min_split": min_split}
-    arguments = batch.args()
-    given: tuple[Any, ...] = (*arguments[2:6], *arguments[7:-1])  # it is not told of the shortest query
-    decode_attention.decode_attention(batch.query, batch.kv_cache, out, *given, config)
+    given = batch.args()
+    # It is not told of the shortest query.
+    arguments: tuple[Any, ...] = (batch.query, batch.kv_cache, out, *given[2:6], *given[7:-1], config)
+    decode_attention.decode_attention(*arguments)
     check(out, batch)
 
 
