@@ -21,10 +21,12 @@ from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
+from benchmarks.kernels.loop_counts import loops
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
 from benchmarks.kernels.specializations import (
     all_forms,
     attention,
+    attention_form,
     elementwise,
     encoder_forms,
     sampling_forms,
@@ -90,6 +92,7 @@ def instruction_faults() -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
+LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 1, "query_len": 4096}
 # (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes
 GROUPED_PRODUCTS = ((4, "bf16"), (4, "fp16"), (8, "bf16"))
 
@@ -109,13 +112,24 @@ def grouped_instruction_faults() -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
+def overlap_faults() -> Iterator[str]:
+    """What of a tile of long queries makes the tensor cores wait, where two tiles are in flight on sm_90."""
+    form = attention_form("prefill_attention", 90, LONG_PROMPT)
+    (loop,) = (loop for loop in loops(form, 90) if loop.products and loop.product_waits == 1)
+    names = [name for name, _ in loop.body]
+    last_product = max(at for at, name in enumerate(names) if name.startswith("HGMMA"))
+    first_weight = names.index("MUFU.EX2")
+    if first_weight < last_product:
+        yield "prefill_attention sm_90: weights are computed before the product with the values of the tile before"
+
+
 def main() -> int:
     if "--all" in sys.argv[1:]:
         forms = [(capability, form) for capability in ARCHITECTURES for form in all_forms(capability).values()]
     else:
         forms = list(representatives())
     _, failed = compile_all(forms)
-    failed += [*instruction_faults(), *grouped_instruction_faults()]
+    failed += [*instruction_faults(), *grouped_instruction_faults(), *overlap_faults()]
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0
