@@ -90,8 +90,9 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         # With two tiles in flight a thread has the weights of one beside the scores of the other.
         columns = shape["head_dim"] + config["block_n"] * config["tiles_in_flight"]
         sums = config["block_m"] * columns / threads
-        overlaps = config["tiles_in_flight"] == 1 or shape["kv_bytes"] == 2
-        return overlaps and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
+        # Scores of 32 keys wait for shared memory: twice the bytes of 64 for as many products.
+        overlaps = shape["kv_bytes"] == 2 and (config["block_n"] > 32 or shape["head_dim"] > 128)
+        return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
     sums = config["block_m"] * config["block_n"] / threads
