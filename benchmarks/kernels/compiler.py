@@ -87,14 +87,9 @@ def compile_for(specialization: Specialization, capability: int) -> Resources:
 
 def instructions(specialization: Specialization, capability: int) -> Counter[str]:
     """How often each machine instruction occurs, as "HMMA.16816.F32.BF16", whatever its operands."""
-    code = listing(specialization, capability)
+    listing = _dump("-sass", _compile(specialization, capability).asm["cubin"])
     # /*0250*/  @!P0 LDG.E R1, desc[UR8][R2.64] ;
-    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", code, re.MULTILINE))
-
-
-def listing(specialization: Specialization, capability: int) -> str:
-    """The machine code, as cuobjdump prints it."""
-    return _dump("-sass", _compile(specialization, capability).asm["cubin"])
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", listing, re.MULTILINE))
 
 
 def _compile(specialization: Specialization, capability: int) -> Any:
