@@ -26,7 +26,12 @@ SHOWN = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "itl_p99_ms", "output_tok_
 
 def config_of(*argv: str) -> ServeConfig:
     return flags.parse(
-        ServeConfig, [*argv, "--max-queue-time=0", "--log-level=warning"], prog="profiles", description="", without=SET_BY_STACK, environ={}
+        ServeConfig,
+        [*argv, "--max-queue-time=0", "--log-level=warning"],
+        prog="profiles",
+        description="",
+        without=SET_BY_STACK,
+        environ={},
     )
 
 

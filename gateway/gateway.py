@@ -66,7 +66,7 @@ class Gateway:
         kept = Bound(config.max_stored_responses, config.response_store_size)
         self.responses = Responses(store, kept, config.response_store_ttl)
         self.batches = Batches(store, self.files)
-        self.door = Door(config.api_key, config.api_key_file)
+        self.door = Door(config.api_keys, config.api_key_file)
         self.shutdown = GracefulShutdown()
         tokenizers = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
         self.link = TokenizerLink(tokenizers, tls.listed_channel, config.recovery_timeout, config.hang_timeout)

@@ -175,16 +175,24 @@ def _checked(text: str, usable: Sequence[int]) -> tuple[int, ...]:
 
 def bind(config: ServiceConfig) -> None:
     """This process and all that it starts. Before its first thread. Raises StartupError."""
-    cpus = usable_cpus() if config.cpu_bind is None else _checked(config.cpu_bind, usable_cpus())
-    if isinstance(config, ExecutorConfig):
-        cpus = _of_rank(config, cpus)
-        if config.numa_bind is not None:
-            chosen = _chosen_nodes(config.numa_bind, 1, cpus, nodes())
-            (place,) = _by_node(chosen, 1, cpus, nodes(), with_others=False)
-            cpus = cpus if config.cpu_bind is not None else place.cpus
-            _prefer(place.node)
-    if cpus != usable_cpus():
-        os.sched_setaffinity(0, cpus)
+    usable = usable_cpus()
+    place = place_of(config, usable, nodes())
+    _prefer(place.node)
+    if place.cpus != usable:
+        os.sched_setaffinity(0, place.cpus)
+
+
+def place_of(config: ServiceConfig, usable: tuple[int, ...], of_nodes: Mapping[int, Sequence[int]]) -> Place:
+    """Of a service that is started by itself. Raises StartupError."""
+    cpus = usable if config.cpu_bind is None else _checked(config.cpu_bind, usable)
+    if not isinstance(config, ExecutorConfig):
+        return Place(cpus)
+    cpus = _of_rank(config, cpus)
+    if config.numa_bind is None:
+        return Place(cpus)
+    chosen = _chosen_nodes(config.numa_bind, 1, cpus, of_nodes)
+    (place,) = _by_node(chosen, 1, cpus, of_nodes, with_others=False)
+    return Place(cpus if config.cpu_bind is not None else place.cpus, place.node)
 
 
 def _of_rank(config: ExecutorConfig, cpus: tuple[int, ...]) -> tuple[int, ...]:

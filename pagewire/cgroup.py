@@ -16,7 +16,7 @@ _NO_LIMIT = 2**62
 def cpu_quota(mount: Path = _MOUNT, own: Path = _SELF) -> float | None:
     """Processors' worth of time that this process may use, for instance 1.5; None without a limit."""
     quotas = []
-    for group in _groups("cpu", mount, own):
+    for group in groups("cpu", mount, own):
         if (limit := _read(group / "cpu.max")) is not None:
             quota, _, period = limit.partition(" ")
         else:
@@ -32,7 +32,7 @@ def available_memory(mount: Path = _MOUNT, own: Path = _SELF) -> int | None:
     File pages that have not been used lately count as free: the kernel drops them before it refuses memory.
     """
     available = []
-    for group in _groups("memory", mount, own):
+    for group in groups("memory", mount, own):
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         if limit is None or limit == "max" or used is None or int(limit) >= _NO_LIMIT:
@@ -47,7 +47,7 @@ def _inactive_file(group: Path) -> int:
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
-def _groups(controller: str, mount: Path, own: Path) -> Iterator[Path]:
+def groups(controller: str, mount: Path, own: Path) -> Iterator[Path]:
     """This process's group and all above it that can be seen here, as directories.
 
     A container sees its own group as the mount itself, while /proc may tell the path that the host sees.

@@ -54,7 +54,8 @@ def flag(
 ) -> Any:
     """A dataclass field that is also a flag.
 
-    kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes.
+    kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes;
+    "json" is the text of a JSON object.
     A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
     secret: handed to child processes through the environment, never through their command line.
     short: letters that are a flag, too, with one dash; several with spaces between.

@@ -31,6 +31,11 @@ def is_of_hub(model: str) -> bool:
     return model not in WHEEL_MODELS and not Path(model).expanduser().exists()
 
 
+def may_be_of_hub(model: str) -> bool:
+    """Whether MODEL can only be a hub id, and is written as one."""
+    return is_of_hub(model) and bool(_HUB_ID.fullmatch(model)) and Path(model).suffix != ".gguf"
+
+
 def resolve_model(
     model: str,
     revision: str | None = None,
@@ -63,11 +68,11 @@ def resolve_model(
         if path.suffix != ".gguf":
             raise ModelNotFoundError(f"{path}: expected a .gguf file or a directory with config.json and safetensors")
         return path.resolve()
-    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
+    if may_be_of_hub(model):
         return _from_hub(model, revision, download_dir, pickled)
     raise ModelNotFoundError(
-        f"no model {model!r}: there is no such file or directory, it is not a hub id (owner/name),"
-        f" and it is none of {', '.join(WHEEL_MODELS)}, which come from PyPI"
+        f"no model {model!r}: there is no such file or directory; name one that there is, a hub id (owner/name),"
+        f" or one of {', '.join(WHEEL_MODELS)}, which come from PyPI"
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pagewire import binding, launch, local_executors, logs, running
+from pagewire import binding, launch, local_executors, logs, refusals, running
 from pagewire.banner import banner, served_model
 from pagewire.config import (
     GatewayConfig,
@@ -24,7 +24,6 @@ from pagewire.config import (
     ServiceConfig,
     TokenizerConfig,
 )
-from pagewire.config.speculation import Speculation
 from pagewire.discovery.file import has_addresses
 from pagewire.errors import StartupError
 from pagewire.launch import available_port, endpoint, is_loopback
@@ -51,7 +50,6 @@ def run(config: ServeConfig) -> int:
     logs.setup("serve", config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
         given, config = config, _resolved(config, directory)
-        _check_ports(config)
         certificates_of(config)  # what is wrong with them is said before anything starts
         _warn_of_plain_text(config)
 
@@ -110,7 +108,7 @@ async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, 
 
 def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
     """With everything that has to be found out. directory: that of the sockets. Raises StartupError."""
-    Speculation.of(config)  # what is wrong with it is said before anything starts
+    refusals.check(config)
     return replace(
         config,
         served_model_name=config.served_model_name or default_served_name(config.model),
@@ -130,21 +128,6 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
         if config.scheduler_grpc_port is None
         else available_port(config.host, config.scheduler_grpc_port, "--scheduler-grpc-port"),
     )
-
-
-def _check_ports(config: ServeConfig) -> None:
-    """While nothing listens yet, a port that is given twice looks free each time. Raises StartupError."""
-    flags: dict[str, str] = {}
-    for flag, host, port in (
-        ("--port", config.host, config.port),
-        ("--grpc-port", config.host, config.grpc_port),
-        ("--scheduler-grpc-port", config.host, config.scheduler_grpc_port),
-        ("--admin-port", config.admin_host, config.admin_port),
-        ("--metrics-port", config.admin_host, config.metrics_port),
-    ):
-        address = "" if port is None else endpoint(host, port)
-        if address and (other := flags.setdefault(address, flag)) != flag:
-            raise StartupError(f"{other} and {flag} are both {address}: give each a port of its own")
 
 
 def _warn_of_plain_text(config: ServeConfig) -> None:

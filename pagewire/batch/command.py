@@ -98,7 +98,7 @@ def _run_with_stack(config: BatchCommandConfig, checked: lines.Checked) -> int:
 async def _run_at(url: str, config: BatchCommandConfig, checked: lines.Checked) -> int:
     """The exit code. Raises StartupError."""
     files = Files(certfile=config.ssl_certfile, keyfile=config.ssl_keyfile, ca_certs=config.ssl_ca_certs)
-    with closing(HttpServer(url, config.api_key, files)) as server:
+    with closing(HttpServer(url, config.own_key, files)) as server:
         _check_models(checked, await server.models(), f"by {url}")
         with closing(await _results(Path(config.output_file))) as results:
             if results.done:

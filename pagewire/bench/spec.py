@@ -179,7 +179,7 @@ def _measure(
             output_len=config.output_len,
             temperature=config.temperature,
             ignore_eos=config.ignore_eos,
-            api_key=config.api_key,
+            api_key=config.own_key,
         )
         return uvloop.run(_send(bench, prompts))
 

@@ -95,9 +95,10 @@ class KeysConfig(ServiceConfig):
     api_key: str | None = flag(
         None,
         "required as `Authorization: Bearer KEY` on every REST route except probes and the page, and of every public "
-        "RPC except health",
+        "RPC except health; several with commas or spaces between, of which any will do",
         group="network",
         secret=True,
+        takes="words",
     )
     api_key_file: str | None = flag(
         None,
@@ -118,6 +119,15 @@ class KeysConfig(ServiceConfig):
         group="recovery",
         valid=NOT_NEGATIVE,
     )
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return tuple(self.api_key.split(",")) if self.api_key else ()
+
+    @property
+    def own_key(self) -> str | None:
+        """What our own commands show to a server with these keys."""
+        return self.api_keys[0] if self.api_key else None
 
     @property
     def time_to_end(self) -> float:

@@ -23,6 +23,7 @@ class SpeculationConfig:
         'JSON object that says how tokens are drafted, as {"method": "ngram", "num_speculative_tokens": 5}; keys as '
         "vLLM's (default: nothing is drafted)",
         group="speculation",
+        kind="json",
         short="sc",
     )
     spec_method: str | None = flag(

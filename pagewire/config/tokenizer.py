@@ -54,6 +54,7 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         None,
         'JSON object of sampling defaults that take precedence, for instance `{"temperature": 0.6}`',
         group="model",
+        kind="json",
     )
     enable_tokenizer_info_endpoint: bool = flag(
         False, "tell clients the chat template and the special tokens (/tokenizer_info)", group="model"
@@ -134,6 +135,7 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         'settings of the model\'s image processor, JSON, for instance `{"max_pixels": 1003520}` (default: the '
         "checkpoint's)",
         group="images",
+        kind="json",
     )
     tokenizer_pool_size: int | None = flag(
         None, "tokenizer workers (default: from the core count)", group="tokenizer", valid=POSITIVE

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagewire import config, flags
 from pagewire.doctor import report
+from pagewire.doctor.container import check_container
 from pagewire.doctor.finding import Finding, Level
 from pagewire.doctor.gpu import check_gpus
 from pagewire.doctor.host import Host
@@ -15,6 +16,7 @@ from pagewire.doctor.network import check_network
 from pagewire.doctor.processor import check_processor
 from pagewire.doctor.settings import check_settings
 from pagewire.doctor.storage import check_storage
+from pagewire.doctor.topology import check_topology
 from pagewire.fields import Range, flag
 
 
@@ -54,13 +56,15 @@ def examine(settings: DoctorConfig, host: Host) -> dict[str, list[Finding]]:
     model = local_model(settings)
     areas = {
         "processor": check_processor(host, settings),
+        "topology": check_topology(host, settings),
+        "container": check_container(host),
         "memory": check_memory(host, settings),
         "GPU": check_gpus(host, settings),
-        "network": check_network(host, settings),
+        "network": check_network(host, settings, is_running=settings.url is not None),
         "disk": check_storage(host, settings, model),
         "model": check_model(host, settings, model),
         "flags": check_settings(host, settings),
     }
     if settings.url is not None:
-        areas[f"stack at {settings.url}"] = check_stack(settings.url.rstrip("/"), settings.api_key, settings.seconds)
+        areas[f"stack at {settings.url}"] = check_stack(settings.url.rstrip("/"), settings.own_key, settings.seconds)
     return {area: list(found) for area, found in areas.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pagewire.config import ServeConfig
@@ -33,6 +33,8 @@ _FIELDS = (
     "pcie.link.width.current",
     "pcie.link.width.max",
 )
+# Drivers before 535 call these by another name.
+_OLDER = ("clocks_event_reasons", "clocks_throttle_reasons")
 # Least major version of the driver for a major version of CUDA:
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes, "CUDA Toolkit and Minimum Required Driver Version".
 _DRIVER_OF_CUDA = {11: 450, 12: 525, 13: 580}
@@ -60,9 +62,22 @@ class Gpu:
 
 
 def gpus(host: Host) -> list[Gpu]:
-    text = host.run("nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    text = _query(host, _FIELDS) or _query(host, [field.replace(*_OLDER) for field in _FIELDS])
     rows = [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines()]
     return [Gpu(dict(zip(_FIELDS, row, strict=True))) for row in rows if len(row) == len(_FIELDS)]
+
+
+def _query(host: Host, fields: Sequence[str]) -> str | None:
+    """nvidia-smi answers nothing at all if it does not know one of the fields."""
+    return host.run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+
+
+def node_of(host: Host, gpu: Gpu) -> int | None:
+    """By its address on the bus, as data-centre GPUs are "3D controller" to lspci, and not VGA. None: not known, or
+    there is one node."""
+    domain, _, rest = gpu.text("pci.bus_id").lower().partition(":")
+    node = host.number(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node")
+    return None if node is None or node < 0 else node
 
 
 def check_gpus(host: Host, config: ServeConfig) -> Findings:
@@ -237,11 +252,9 @@ def _power(gpu: Gpu) -> Finding:
 
 
 def _bus(host: Host, gpu: Gpu) -> Finding:
-    """The node is found by the bus address: data-centre GPUs are "3D controller" to lspci, and not VGA."""
     width, most = gpu.text("pcie.link.width.current"), gpu.text("pcie.link.width.max")
-    domain, _, rest = gpu.text("pci.bus_id").lower().partition(":")
-    node = host.number(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node")
-    found = f"{gpu.name}: {width} of {most} lanes" + (f", NUMA node {node}" if node is not None and node >= 0 else "")
+    node = node_of(host, gpu)
+    found = f"{gpu.name}: {width} of {most} lanes" + (f", NUMA node {node}" if node is not None else "")
     if width != most:
         return warning(
             "PCIe",

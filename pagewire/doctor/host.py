@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pagewire import cgroup
+from pagewire import binding, cgroup
 
 _TIMEOUT_S = 20.0
 
@@ -17,6 +17,7 @@ class Host:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
+        self._said: dict[tuple[str, ...], str | None] = {}
 
     def read(self, path: str) -> str | None:
         """The file's text without blanks around it; None if it is not there or not ours to read."""
@@ -41,7 +42,12 @@ class Host:
         return str((self.root / path.lstrip("/")).resolve())
 
     def run(self, *command: str) -> str | None:
-        """What the command writes; None if there is no such program, or it fails."""
+        """What the command writes, asked once; None if there is no such program, or it fails."""
+        if command not in self._said:
+            self._said[command] = self._run(command)
+        return self._said[command]
+
+    def _run(self, command: tuple[str, ...]) -> str | None:
         if shutil.which(command[0]) is None:
             return None
         try:
@@ -54,8 +60,19 @@ class Host:
         """Numbers of the processors that a process started from here may run on."""
         return set(os.sched_getaffinity(0))
 
+    def nodes(self) -> dict[int, tuple[int, ...]]:
+        """Processors of each NUMA node that has some."""
+        return binding.nodes(self.root / binding.NODES.relative_to("/"))
+
     def cpu_quota(self) -> float | None:
         return cgroup.cpu_quota()
+
+    def of_group(self, controller: str, file: str) -> str | None:
+        """A file of the innermost control group that has it, of this process's and those above."""
+        mount, own = self.root / "sys/fs/cgroup", self.root / "proc/self/cgroup"
+        places = [*cgroup.groups(controller, mount, own), mount, mount / controller]
+        texts = (self.read("/" + str((place / file).relative_to(self.root))) for place in places)
+        return next((text for text in texts if text is not None), None)
 
     def descriptor_limit(self) -> int:
         import resource

@@ -11,8 +11,8 @@ from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.doctor.finding import Finding, Findings, absent, note, ok, problem
 from pagewire.doctor.gpu import gpus
 from pagewire.doctor.host import Host, size
-from pagewire.errors import ModelNotFoundError, StartupError
-from pagewire.models import resolve_model
+from pagewire.errors import StartupError
+from pagewire.models import may_be_of_hub, resolve_model
 from pagewire.wheel_models import WHEEL_MODELS
 
 if TYPE_CHECKING:
@@ -31,17 +31,18 @@ def local_model(config: ServeConfig) -> Path | None:
 
         path = cache_directory() / "models" / WHEEL_MODELS[config.model].file_name
         return path if path.exists() else None
-    path = Path(config.model).expanduser()
-    if path.exists():
+    if not may_be_of_hub(config.model):
         return resolve_model(config.model)
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(config.model, "config.json", cache_dir=config.download_dir)
-    except ValueError as error:  # no hub id
-        raise ModelNotFoundError(f"no model {config.model!r}: neither a path, nor a hub id, nor a name") from error
+        found = try_to_load_from_cache(
+            config.model, "config.json", cache_dir=config.download_dir, revision=config.revision
+        )
+    except ValueError:  # the Hub gives no such id
+        return None
     return Path(found).parent if isinstance(found, str) else None
 
 

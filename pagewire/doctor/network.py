@@ -15,12 +15,13 @@ _DEFAULT_BUFFER = 212_992  # bytes; the kernel's default of net.core.rmem_max
 _BUFFER_BETWEEN_NODES = 16 << 20
 
 
-def check_network(host: Host, config: ServeConfig) -> Findings:
+def check_network(host: Host, config: ServeConfig, *, is_running: bool = False) -> Findings:
+    """is_running: the stack is there already, and has its ports."""
     yield _descriptors(host)
     yield _backlog(host)
     yield _buffers(host, config)
-    yield _port("REST port", config.host, config.port)
-    yield _port("gRPC port", config.host, config.grpc_port)
+    for check, port in (("REST port", config.port), ("gRPC port", config.grpc_port)):
+        yield absent(check, "a running stack has it") if is_running else _port(check, config.host, port)
     yield _exposure(config)
 
 

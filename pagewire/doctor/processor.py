@@ -1,10 +1,10 @@
-"""Processors: how many, which, where, and what slows them down."""
+"""Processors: how many, which, and what slows them down."""
 
 from __future__ import annotations
 
 import math
 
-from pagewire.binding import NODES, cpu_set, cpu_text, nodes
+from pagewire.binding import cpu_set, cpu_text
 from pagewire.config import ServeConfig
 from pagewire.doctor.finding import Finding, Findings, absent, note, ok, warning
 from pagewire.doctor.host import Host
@@ -17,7 +17,7 @@ _INSTRUCTIONS = (
     ("avx2", "256 bits"),
     ("asimd", "NEON"),
 )
-_MUCH_STEALING, _MUCH_THROTTLING = 0.02, 0.01
+_MUCH_STEALING = 0.02
 
 
 def check_processor(host: Host, config: ServeConfig) -> Findings:
@@ -26,12 +26,9 @@ def check_processor(host: Host, config: ServeConfig) -> Findings:
     yield _siblings(host, config, usable)
     yield _instructions(host)
     yield _governor(host)
-    yield _numa(host, config, usable)
-    yield _numa_balancing(host)
     yield _irqbalance(host)
     yield _load(host, len(usable))
     yield _stolen(host)
-    yield _throttled(host)
 
 
 def _cores(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
@@ -115,40 +112,6 @@ def _governor(host: Host) -> Finding:
     )
 
 
-def _numa(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
-    of_nodes = _nodes(host)
-    with_cores = {number: set(cpus) & usable for number, cpus in of_nodes.items() if set(cpus) & usable}
-    if config.numa_bind is not None:
-        return ok("NUMA", f"{len(with_cores)} node(s); --numa-bind {config.numa_bind}")
-    if len(with_cores) <= 1:
-        return ok("NUMA", f"{max(1, len(of_nodes))} node(s); all usable cores are on one")
-    found = ", ".join(f"node {number}: {cpu_text(sorted(cpus))}" for number, cpus in with_cores.items())
-    first = min(with_cores)
-    return warning(
-        "NUMA",
-        found,
-        "threads read weights and KV blocks from the other node's memory, at about half the rate",
-        f"an executor for each node: --data-parallel-size {len(with_cores)} --numa-bind auto; one alone: "
-        f"--numa-bind {first}",
-    )
-
-
-def _nodes(host: Host) -> dict[int, tuple[int, ...]]:
-    """Processors of each node that has some."""
-    return nodes(host.root / NODES.relative_to("/"))
-
-
-def _numa_balancing(host: Host) -> Finding:
-    if len(_nodes(host)) <= 1 or host.number("/proc/sys/kernel/numa_balancing") != 1:
-        return ok("NUMA balancing", "off, or there is one node")
-    return note(
-        "NUMA balancing",
-        "on, with several nodes",
-        "the kernel unmaps pages again and again to learn who reads them, which costs page faults in steps",
-        "--numa-bind auto, then: sysctl kernel.numa_balancing=0",
-    )
-
-
 def _irqbalance(host: Host) -> Finding:
     names = (host.read(path) for path in host.glob("/proc/[0-9]*/comm"))
     if "irqbalance" not in names:
@@ -190,18 +153,4 @@ def _stolen(host: Host) -> Finding:
         f"{share:.1%} since the machine started",
         "the hypervisor gave this machine's cores to others: steps are late for no reason that can be seen here",
         "an instance type with dedicated cores",
-    )
-
-
-def _throttled(host: Host) -> Finding:
-    text = host.read("/sys/fs/cgroup/cpu.stat") or host.read("/sys/fs/cgroup/cpu/cpu.stat") or ""
-    counts = {name: int(value) for name, _, value in (line.partition(" ") for line in text.splitlines()) if value}
-    periods, throttled = counts.get("nr_periods", 0), counts.get("nr_throttled", 0)
-    if not periods or throttled / periods <= _MUCH_THROTTLING:
-        return ok("throttling", f"{throttled} of {periods} periods" if periods else "no quota")
-    return warning(
-        "throttling",
-        f"{throttled} of {periods} periods",
-        "the container used up its processor time and was stopped until the next period, by up to 100 ms",
-        "raise its CPU limit, or lower --num-threads to it",
     )

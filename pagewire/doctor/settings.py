@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pagewire import refusals
 from pagewire.config import ServeConfig
-from pagewire.doctor.finding import Finding, Findings, note, ok, warning
+from pagewire.doctor.finding import Finding, Findings, note, ok, problem, warning
 from pagewire.doctor.host import Host
 
 _SPARE_MEMORY = 0.95
 
 
 def check_settings(host: Host, config: ServeConfig) -> Findings:
-    findings = [finding for check in _CHECKS if (finding := check(config)) is not None]
+    findings = list(_refused(host, config))
+    findings += [finding for check in _CHECKS if (finding := check(config)) is not None]
     yield from findings or [ok("flags", "none contradicts another")]
+
+
+def _refused(host: Host, config: ServeConfig) -> Findings:
+    for error in refusals.refusals(config, tuple(sorted(host.usable_cpus())), host.nodes()):
+        yield problem("flags", str(error), "`pagewire serve` ends with this before it starts anything", "as it says")
 
 
 def _step(config: ServeConfig) -> Finding | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pagewire.config import ServeConfig, legacy
+from pagewire.config import ServeConfig, ServiceConfig, legacy
 from pagewire.config.profiles import PROFILES
 from pagewire.config.speculation import SpeculationConfig
 from pagewire.flags import command_line, help, shown
@@ -21,6 +21,7 @@ from pagewire.flags.given import Given
 from pagewire.flags.names import ENVIRONMENT_PREFIX, environment_name, fields_of, flag_name, nearest
 from pagewire.flags.sources import from_environment, from_file, text_of
 from pagewire.flags.values import UsageError, convert, parse_size
+from pagewire.wheel_models import WHEEL_MODELS
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -39,6 +40,7 @@ __all__ = [
 
 Config = TypeVar("Config")
 _Fields = Mapping[str, dataclasses.Field[Any]]
+_SEVERAL_WORDS = ("served_model_name", "api_key")
 _SPECULATION = {field.name for field in fields_of(SpeculationConfig)}
 
 
@@ -76,12 +78,25 @@ def parse(
         print(f"{prog}: {line}", file=sys.stderr)
     config = config_class(**values)
     if shows is not None:
+        _check(config, prog)
         print(shown.text(config, settled, list(fields), shows))
         sys.exit(0)
     return config
 
 
-def _exit(prog: str, error: UsageError) -> NoReturn:
+def _check(config: Any, prog: str) -> None:
+    """What would be refused is not shown as if it were taken."""
+    from pagewire import refusals
+    from pagewire.errors import StartupError
+
+    try:
+        if isinstance(config, ServiceConfig):
+            refusals.check(config)
+    except StartupError as error:
+        _exit(prog, error)
+
+
+def _exit(prog: str, error: Exception) -> NoReturn:
     print(f"{prog}: error: {error}\nsee `{prog} --help`", file=sys.stderr)
     sys.exit(2)
 
@@ -90,7 +105,8 @@ def _given(
     fields: _Fields, argv: Sequence[str], positionals: Sequence[str], environ: Mapping[str, str], flags_only: bool
 ) -> tuple[list[Given], str | None]:
     """What all sources say, the strongest last; and how the configuration is to be shown, if it is."""
-    line, words = command_line.read(argv, command_line.options_of(fields, flags_only=flags_only))
+    several = set(positionals) <= {"model"}  # of other commands, words behind a flag are rather theirs
+    line, words = command_line.read(argv, command_line.options_of(fields, flags_only=flags_only, several=several))
     if flags_only:
         return line + _positional(line, words, positionals), None
     own = {given.name: given for given in line if given.name in ("config", "show_config")}
@@ -114,15 +130,13 @@ def _positional(line: Sequence[Given], words: Sequence[str], positionals: Sequen
 
 
 def _check_names(line: Sequence[Given]) -> None:
-    """`--served-model-name a b` are two names; where no MODEL is given, `b` may be meant as one."""
+    """`--served-model-name a b` are two names, `--api-key a b` two keys; where no MODEL is given, `b` may be meant as
+    one."""
     for setting in line:
-        if setting.name != "served_model_name" or setting.source == "--served_model_name":
-            continue
-        for word in str(setting.text).split(",")[1:]:
-            if "/" in word or word.endswith(".gguf") or Path(word).exists():
-                raise UsageError(
-                    f"{setting.source}: is {word!r} a name or the MODEL? Put MODEL first, or give it with --model"
-                )
+        for word in str(setting.text).split(",")[1:] if setting.name in _SEVERAL_WORDS else ():
+            if "/" in word or word.endswith(".gguf") or word in WHEEL_MODELS or (word and Path(word).exists()):
+                what = "the last word a key" if setting.name == "api_key" else f"{word!r} a name"
+                raise UsageError(f"{setting.source}: is {what} or the MODEL? Put MODEL first, or give it with --model")
 
 
 def _settled(answers: Answers, given: Iterable[Given], fields: _Fields) -> dict[str, Given]:

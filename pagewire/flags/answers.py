@@ -5,10 +5,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pagewire import json_object
 from pagewire.config import legacy
 from pagewire.flags.given import Given
 from pagewire.flags.names import flag_name
-from pagewire.flags.values import UsageError, parse_switch
+from pagewire.flags.values import UsageError, json_value, parse_switch
 
 
 class Answers:
@@ -81,30 +82,22 @@ def _joined(before: Given | None, after: Given) -> Given:
     pieces = after.path or (after.name == "hf_overrides" and before is not None and before.source != after.source)
     if not pieces:
         return after
-    value = _object(after) if not after.path else _nested(after.path, str(after.text))
+    value = _nested(after) if after.path else json_value(str(after.text), after.source)
     if before is not None:
-        value = _merged(_object(before), value)
+        value = _merged(json_value(str(before.text), before.source), value)
     return dataclasses.replace(after, text=json.dumps(value), path=())
 
 
-def _nested(path: tuple[str, ...], text: str) -> dict[str, Any]:
+def _nested(given: Given) -> dict[str, Any]:
     """{"a": {"b": 4}} of `.a.b 4`; what is no JSON is a string."""
     try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    for key in reversed(path):
+        value = json_object.loads(str(given.text))
+    except json.JSONDecodeError:
+        value = given.text
+    except ValueError as error:
+        raise UsageError(f"{given.source}: {error}") from error
+    for key in reversed(given.path):
         value = {key: value}
-    return value
-
-
-def _object(given: Given) -> dict[str, Any]:
-    try:
-        value = json.loads(str(given.text))
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError(f"{given.source}: expected a JSON object, got {given.text!r}")
     return value
 
 

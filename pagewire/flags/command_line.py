@@ -29,8 +29,11 @@ class Option:
     optional: tuple[str, ...] = ("true", "false")
 
 
-def options_of(fields: Mapping[str, dataclasses.Field[Any]], *, flags_only: bool) -> dict[str, Option]:
-    """By spelling: those of the fields and, unless flags_only, of the flags of vLLM's that have an answer."""
+def options_of(
+    fields: Mapping[str, dataclasses.Field[Any]], *, flags_only: bool, several: bool = True
+) -> dict[str, Option]:
+    """By spelling: those of the fields and, unless flags_only, of the flags of vLLM's that have an answer. several:
+    where a field may have several words, all that follow are its own."""
     options: dict[str, Option] = {}
     if not flags_only:
         for entry in legacy.FLAGS.values():
@@ -40,6 +43,7 @@ def options_of(fields: Mapping[str, dataclasses.Field[Any]], *, flags_only: bool
         options["--show-config"] = Option("show_config", "switch", ("text", "json"))
     for field in fields.values():
         takes = "switch" if base_type(field) is bool else "numbers" if is_list(field) else field.metadata["takes"]
+        takes = takes if several or takes != "words" else "value"
         option = Option(field.name, takes)
         options[flag_name(field.name)] = option
         options |= {f"-{short}": option for short in field.metadata["short"]}

@@ -14,12 +14,9 @@ from pagewire.flags.values import UsageError
 
 def from_file(fields: Mapping[str, dataclasses.Field[Any]], path: Path) -> list[Given]:
     """Raises UsageError."""
-    import yaml  # only those who use a file pay for the import
+    from pagewire.flags import yaml_file  # only those who use a file pay for the import
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--config {path}: cannot be read as YAML: {error}") from error
+    content = yaml_file.read(path)
     if content is None:
         return []
     if not isinstance(content, dict):

@@ -1,10 +1,12 @@
 """From the text of a flag, variable or key to its value."""
 
 import dataclasses
+import json
 import re
 import typing
 from typing import Any
 
+from pagewire import json_object
 from pagewire.flags.names import base_type, is_list
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")
@@ -45,13 +47,29 @@ def convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> Any
     return _text_value(field, str(text), source) if base is str else _number(field, str(text), source)
 
 
+def json_value(text: str, source: str) -> dict[str, Any]:
+    """The JSON object that the text is. Raises UsageError."""
+    try:
+        value = json_object.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source}: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{source}: expected a JSON object, got {text!r:.200}")
+    return value
+
+
 def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
     choices = field.metadata["choices"]
     if choices and text not in choices:
         if text.lower() in choices:  # AWQ, as tutorials write it
             return text.lower()
         raise UsageError(f"{source}: expected one of {', '.join(choices)}, got {text!r}")
-    if field.metadata["secret"] and (not text or text != text.strip()):
+    if field.metadata["kind"] == "json" and text:
+        json_value(text, source)
+    parts = text.split(",") if field.metadata["takes"] == "words" else [text]
+    if field.metadata["secret"] and any(not part or part != part.strip() for part in parts):
         # Empty, it would protect nothing; and HTTP drops spaces around a header's value.
         raise UsageError(f"{source}: expected a value that is not empty and has no spaces around it")
     return text

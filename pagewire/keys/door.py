@@ -1,7 +1,7 @@
 """Lets in who has a key, and as often as it allows."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -46,34 +46,33 @@ class _Use:
 
 class Door:
     def __init__(
-        self, api_key: str | None = None, key_file: str | None = None, check_interval: float = CHECK_INTERVAL_S
+        self, api_keys: Sequence[str] = (), key_file: str | None = None, check_interval: float = CHECK_INTERVAL_S
     ) -> None:
-        """Open if there are neither. check_interval: seconds after which the file is looked at again.
+        """Open if there are neither. api_keys: of one owner, who may all. check_interval: seconds after which the file
+        is looked at again.
 
         Raises StartupError for a file that cannot be read.
         """
-        digest = digest_of(api_key.encode()) if api_key else None
-        self._one = None if digest is None else Key(name="", digest=digest, admin=True)
+        digests = [digest_of(key.encode()) for key in api_keys]
+        self._ours = {digest: Key(name="", digest=digest, admin=True) for digest in digests}
         self._file = KeyFile(key_file, check_interval) if key_file else None
         self._uses: dict[str, _Use] = {}
 
     @property
     def is_open(self) -> bool:
         """Whether nobody needs a key."""
-        return self._one is None and self._file is None
+        return not self._ours and self._file is None
 
     def find(self, given: Iterable[bytes]) -> Key | None:
         """That of the first key that is known; None: none is.
 
         Found by their hashes: how long that takes says nothing of a key.
         """
-        known = dict[bytes, Key]() if self._file is None else self._file.keys()
+        others = dict[bytes, Key]() if self._file is None else self._file.keys()
         for key in filter(None, map(bytes.strip, given)):
             digest = digest_of(key)
-            if self._one is not None and digest == self._one.digest:
-                return self._one
-            if digest in known:
-                return known[digest]
+            if (known := self._ours.get(digest) or others.get(digest)) is not None:
+                return known
         return None
 
     @contextmanager

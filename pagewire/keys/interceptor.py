@@ -66,7 +66,7 @@ class AdminInterceptor(grpc.aio.ServerInterceptor):
 
 def interceptors(config: PublicListenConfig) -> Sequence[grpc.aio.ServerInterceptor]:
     """Of the server that clients reach. Raises StartupError for a file that cannot be read."""
-    door = Door(config.api_key, config.api_key_file)
+    door = Door(config.api_keys, config.api_key_file)
     admin = AdminInterceptor(is_private=all(map(_is_private, config.public_listen.split(","))))
     return [admin] if door.is_open else [KeyInterceptor(door), admin]
 

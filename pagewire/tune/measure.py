@@ -48,7 +48,7 @@ def measure(config: ServeConfig, changes: Mapping[str, Any], requests: Sequence[
     serve = replace(config, port=0, grpc_port=0, log_level="warning", **changes)
     with closing(OwnStack(serve)) as stack:
         stack.await_ready()
-        bench = BenchConfig(base_url=stack.rest, ignore_eos=True, api_key=config.api_key)
+        bench = BenchConfig(base_url=stack.rest, ignore_eos=True, api_key=config.own_key)
         return uvloop.run(_drive(bench, requests, concurrency, stack.pid))
 
 

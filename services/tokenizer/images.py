@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+from pagewire import json_object
 from pagewire.config import TokenizerConfig
 from pagewire.damaged_file import remedy
 from pagewire.errors import StartupError
@@ -239,7 +240,9 @@ def image_limit(text: str) -> int:
     """The value of --limit-mm-per-prompt, `image=4` or `{"image": 4}`. Raises StartupError."""
     try:
         values = (
-            json.loads(text) if text.lstrip().startswith("{") else dict(pair.split("=") for pair in text.split(","))
+            json_object.loads(text)
+            if text.lstrip().startswith("{")
+            else dict(pair.split("=") for pair in text.split(","))
         )
         (limit,) = (int(value) for name, value in values.items() if name == "image")
         others = {name: int(value) for name, value in values.items() if name != "image"}

@@ -31,8 +31,8 @@ GRPC_SERVICES = {
 }
 # Faults on purpose are for tests; containers are bound to processors by `cpuset`.
 NOT_IN_COMPOSE = {"fault_injection", "cpu_bind"}
-# A text that is read further by its service: any will do here.
-SAMPLE_TEXT = "sample"
+# Texts that are read further by their service: any will do here.
+SAMPLE_TEXT, SAMPLE_JSON = "sample", '{"a": 1}'
 
 
 def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:
@@ -113,7 +113,7 @@ def sample(field: dataclasses.Field[Any]) -> str:
     if "int" in str(field.type) or "float" in str(field.type):
         numbers = (64, 32, 7, 1, 2, 0.5)
         return str(next(n for n in numbers if n != field.default and (valid is None or n in valid)))
-    return SAMPLE_TEXT
+    return SAMPLE_JSON if field.metadata["kind"] == "json" else SAMPLE_TEXT
 
 
 @pytest.mark.parametrize("name", LINE)

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -8,29 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire import config, flags
+from pagewire.batch.config import BatchCommandConfig
 from pagewire.config import ExecutorConfig, GatewayConfig, SchedulerConfig, ServeConfig, TokenizerConfig
 from pagewire.fields import Range
+from tests.pagewire.parsing import parse, refusal
 
 CONFIGS = [GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig, ServeConfig]
-
-
-def parse(*argv: str, config_class: type = ServeConfig, environ: dict[str, str] | None = None, **kwargs: Any) -> Any:
-    return flags.parse(
-        config_class,
-        argv,
-        prog="pagewire serve",
-        description="",
-        positional="model",
-        environ=environ or {},
-        **kwargs,
-    )
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **kwargs: Any) -> str:
-    with pytest.raises(SystemExit) as exit_:
-        parse(*argv, **kwargs)
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
@@ -75,6 +59,12 @@ def test_model_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         (["--cudagraph-capture-sizes", "4,0"], "--cudagraph-capture-sizes: expected whole numbers"),
         (["--cudagraph-capture-sizes="], "--cudagraph-capture-sizes: expected whole numbers"),
         (["--port"], "--port"),
+        (["--hf-overrides", "{"], "--hf-overrides: expected a JSON object, got '{'"),
+        (["--override-generation-config", "[1]"], "--override-generation-config: expected a JSON object, got '[1]'"),
+        (["--speculative-config", '{"a": {"b": 1, "b": 2}}'], "--speculative-config: key 'b' is given twice"),
+        (["--hf-overrides.a", '{"b": 1, "b": 2}'], "--hf-overrides.a: key 'b' is given twice"),
+        (["--api-key", "a,,b"], "--api-key: expected a value that is not empty"),
+        (["--api-key", "a", "smollm2-135m-instruct"], "--api-key: is the last word a key or the MODEL? Put MODEL"),
     ],
 )
 def test_bad_flags_are_named(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
@@ -89,6 +79,10 @@ def test_bad_files_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ("enable-prefix-caching: maybe", "expected true or false, got 'maybe'"),
         ("- 4", "expected keys and values"),
         ("a: [", "cannot be read as YAML"),
+        ("port: 1\n\nport: 2", f"{file}: port is given on line 1 and line 3: remove one"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2", "max-num-seqs and max_num_seqs are the same, given on line 1 and line 2"),
+        ("speculative-config:\n  method: ngram\n  method: suffix", "method is given on line 2 and line 3"),
+        ('speculative-config: \'{"method": 1, "method": 2}\'', "speculative-config: key 'method' is given twice"),
     ]:
         file.write_text(content)
         assert message in refusal(capsys, f"--config={file}")
@@ -106,6 +100,28 @@ def test_yaml_values_have_their_natural_types(tmp_path: Path) -> None:
     assert parsed.kv_cache_memory_bytes == 2 * 1024**3
     assert parsed.served_model_name == "a,b"
     assert (parsed.gpu_memory_utilization, parsed.max_model_len) == (0.5, None)
+
+
+def test_anchors_of_yaml_are_no_keys_given_twice(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("hf-overrides: &a {x: 1}\nspeculative-config: {<<: *a, x: 2}\n")
+    assert parse(f"--config={file}").speculative_config == '{"x": 2}'
+
+
+def test_several_keys(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("api-key: [a, b]\n")
+    for parsed in (
+        parse("m", "--api-key", "a", "b"),
+        parse("m", "--api-key=a,b"),
+        parse("m", environ={"PAGEWIRE_API_KEY": "a,b"}),
+        parse("m", f"--config={file}"),
+    ):
+        assert (parsed.model, parsed.api_keys, parsed.own_key) == ("m", ("a", "b"), "a")
+    # Where files follow, a word behind a key is one of them.
+    batch = parse("--api-key", "a", "in", "out", config_class=BatchCommandConfig,
+                  positional=("input_file", "output_file"))  # fmt: skip
+    assert (batch.api_keys, batch.input_file, batch.output_file) == (("a",), "in", "out")
 
 
 def test_lists_of_numbers_from_every_source(tmp_path: Path) -> None:
@@ -180,7 +196,9 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
     else:
         values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
         if field.metadata["secret"]:
-            values = values.map(str.strip)
+            values = values.map(lambda text: ",".join(filter(None, map(str.strip, text.split(",")))))
+        if field.metadata["kind"] == "json":
+            values = st.dictionaries(values, values).map(json.dumps)
     return values | st.just(field.default)
 
 
@@ -216,7 +234,7 @@ def test_child_environment_has_no_configuration() -> None:
 @pytest.mark.parametrize("config_class", CONFIGS)
 def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str], config_class: type) -> None:
     with pytest.raises(SystemExit) as exit_:
-        parse("--help", config_class=config_class)
+        parse("--help", config_class=config_class, without=())
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     for field in dataclasses.fields(config_class):

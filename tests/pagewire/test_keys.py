@@ -39,9 +39,10 @@ def test_a_key_that_is_made_opens_and_the_file_has_only_its_hash(tmp_path: Path)
 
 def test_the_one_key_is_taken_beside_those_of_the_file(tmp_path: Path) -> None:
     secret = new(tmp_path / "keys", "a")
-    door = Door("sésame", str(tmp_path / "keys"))
-    assert [key and key.name for key in (door.find(["sésame".encode()]), door.find([secret]))] == ["", "a"]
-    assert Door().is_open and not Door("x").is_open and not door.is_open
+    door = Door(["sésame", "other"], str(tmp_path / "keys"))
+    found = [door.find([given]) for given in ("sésame".encode(), b"other", secret, "sésame,other".encode())]
+    assert [key and key.name for key in found] == ["", "", "a", None]
+    assert Door().is_open and not Door(["x"]).is_open and not door.is_open
 
 
 @pytest.mark.parametrize(

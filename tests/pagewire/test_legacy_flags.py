@@ -11,30 +11,10 @@ from pagewire import config, flags
 from pagewire.config import ExecutorConfig, ServeConfig, legacy
 from pagewire.flags import from_vllm
 from tests.pagewire import vllm_tutorials
+from tests.pagewire.parsing import parse, refusal
 
 REPOSITORY = Path(__file__).parents[2]
 FIELDS = {f.name: f for f in dataclasses.fields(ServeConfig) if f.name not in config.SET_BY_STACK}
-
-
-def parse(*argv: str, config_class: type = ServeConfig, environ: dict[str, str] | None = None) -> Any:
-    return flags.parse(
-        config_class,
-        argv,
-        prog="pagewire serve",
-        description="",
-        positional="model",
-        without=config.SET_BY_STACK,
-        environ=environ or {},
-    )
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **kwargs: Any) -> str:
-    with pytest.raises(SystemExit) as exit_:
-        parse(*argv, **kwargs)
-    assert exit_.value.code == 2
-    message, hint = capsys.readouterr().err.splitlines()
-    assert hint == "see `pagewire serve --help`"
-    return message.removeprefix("pagewire serve: error: ")
 
 
 def usage() -> list[list[str]]:

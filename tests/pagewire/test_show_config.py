@@ -14,6 +14,7 @@ from pagewire.flags.costs import _PHRASES
 from pagewire.flags.model_facts import facts_of
 from pagewire.tune.config import TuneConfig
 from tests.gguf_bytes import header
+from tests.pagewire.parsing import parse, refusal
 
 
 def show(capsys: pytest.CaptureFixture[str], *argv: str, environ: dict[str, str] | None = None) -> str:
@@ -21,18 +22,6 @@ def show(capsys: pytest.CaptureFixture[str], *argv: str, environ: dict[str, str]
         parse(*argv, environ=environ)
     assert exit_.value.code == 0
     return capsys.readouterr().out
-
-
-def parse(*argv: str, config_class: type = ServeConfig, environ: dict[str, str] | None = None) -> Any:
-    return flags.parse(
-        config_class,
-        argv,
-        prog="pagewire serve",
-        description="",
-        positional="model",
-        without=config.SET_BY_STACK if config_class is ServeConfig else (),
-        environ=environ or {},
-    )
 
 
 def checkpoint(directory: Path, **keys: Any) -> Path:
@@ -114,6 +103,40 @@ def test_files_may_have_objects(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert Speculation.of(parsed) == Speculation("ngram", num_speculative_tokens=3)
     assert parsed.served_model_name == "a,b"
     assert f"{file}: compilation_config: ignored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--speculative-config", '{"method": "guess"}'], "method 'guess' is none of"),
+        (["--spec-method", "draft_model"], "needs to know who drafts"),
+        (["--cpu-bind", "foo"], "--cpu-bind foo: expected auto, or numbers of processors"),
+        (["--numa-bind", "999"], "--numa-bind 999: no processor that may be used is on node 999"),
+        (["--port", "7", "--grpc-port", "7"], "--port and --grpc-port are both 127.0.0.1:7"),
+        (["--distributed-executor-backend", "external"], "`pagewire serve` starts its executors itself"),
+    ],
+)
+def test_what_serve_refuses_is_not_shown(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+    assert said in refusal(capsys, "--show-config", *argv)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("keys", "cache", "drafts"),
+    [
+        ({}, "half the memory", "saves steps"),
+        ({"kv_lora_rank": 8}, "as auto: this model stores no keys and values", "saves steps"),
+        ({"num_attention_heads": None, "state_size": 16}, "as auto", "nothing is drafted: layers with a state"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "half the memory", "nothing is drafted"),
+    ],
+)
+def test_a_profile_leaves_out_what_the_model_cannot_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, keys: dict[str, Any], cache: str, drafts: str
+) -> None:
+    model = str(checkpoint(tmp_path, **keys))
+    shown = json.loads(show(capsys, model, "--profile=cost", "--show-config=json"))
+    assert cache in shown["kv_cache_dtype"]["effect"] and drafts in shown["spec_method"]["effect"]
+    assert shown["kv_cache_dtype"]["source"] == "profile"
 
 
 def test_nothing_is_shown_unless_asked_and_formats_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagewire import cli, flags, launch, stack
+from pagewire import cli, flags, launch, refusals, stack
 from pagewire.banner import banner
 from pagewire.config import RayExecutorsConfig, ServeConfig
 from pagewire.errors import StartupError
@@ -217,8 +217,8 @@ def test_port_0_becomes_a_free_port() -> None:
 )
 def test_a_port_that_is_given_twice_stops_the_start(flag: str, config: ServeConfig) -> None:
     with pytest.raises(StartupError, match=rf"--port and {flag} are both 127\.0\.0\.1:9000"):
-        stack._check_ports(config)
-    stack._check_ports(replace(config, port=9001))
+        refusals.check(config)
+    refusals.check(replace(config, port=9001))
 
 
 def test_foreign_host_is_refused() -> None:

@@ -1,12 +1,15 @@
 """`pagewire doctor` as a user runs it."""
 
 import json
+import socket
 
 import pytest
 
 from pagewire.doctor import command
 from pagewire.doctor.finding import Finding, Level, note, ok, problem, warning
+from pagewire.doctor.network import check_network
 from pagewire.errors import StartupError
+from tests.pagewire.doctor.machines import RecordedHost, good
 
 _FREE = ["--port", "0", "--grpc-port", "0"]
 
@@ -47,6 +50,21 @@ def test_exit_code_and_text(monkeypatch, capsys, finding: Finding, code, strict)
     assert (command.main([]), command.main(["--strict"])) == (code, strict)
     shown = capsys.readouterr().out
     assert ("so: c" in shown) == (finding.level > Level.OK)
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "./no/such/path"])
+def test_a_model_that_is_not_there_is_told_what_could_be(model: str) -> None:
+    with pytest.raises(StartupError, match=r"no model .*a hub id \(owner/name\), or one of smollm2"):
+        command.main([model, *_FREE])
+
+
+def test_the_ports_of_the_stack_that_is_examined_are_not_asked_for(tmp_path) -> None:
+    host = RecordedHost(tmp_path, good())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = command.DoctorConfig(port=taken.getsockname()[1], grpc_port=0)
+        levels = [{f.check: f.level for f in check_network(host, config, is_running=running)}["REST port"]
+                  for running in (False, True)]  # fmt: skip
+    assert levels == [Level.NOTE, Level.ABSENT]
 
 
 def test_a_stack_that_is_not_there() -> None:

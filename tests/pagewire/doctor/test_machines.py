@@ -6,11 +6,13 @@ import itertools
 import pytest
 
 from pagewire.doctor.command import DoctorConfig
+from pagewire.doctor.container import check_container
 from pagewire.doctor.finding import Finding, Level
 from pagewire.doctor.gpu import check_gpus
 from pagewire.doctor.memory import check_memory
 from pagewire.doctor.network import check_network
 from pagewire.doctor.processor import check_processor
+from pagewire.doctor.topology import check_topology
 from tests.pagewire.doctor.machines import RecordedHost, good, smi
 
 _CPU = "/sys/devices/system/cpu"
@@ -18,8 +20,8 @@ _PLAIN = DoctorConfig(port=0, grpc_port=0)
 
 
 def findings(host: RecordedHost, config: DoctorConfig = _PLAIN) -> list[Finding]:
-    checks = (check_processor, check_memory, check_gpus, check_network)
-    return list(itertools.chain.from_iterable(check(host, config) for check in checks))
+    checks = (check_processor, check_topology, check_memory, check_gpus, check_network)
+    return [*itertools.chain.from_iterable(check(host, config) for check in checks), *check_container(host)]
 
 
 def test_a_good_machine_has_nothing_to_look_at(tmp_path) -> None:
@@ -39,6 +41,12 @@ def test_a_good_machine_has_nothing_to_look_at(tmp_path) -> None:
         ("load", Level.WARNING, {"/proc/loadavg": "9.50 1 1 1/1 1"}, "9.5"),
         ("stolen time", Level.WARNING, {"/proc/stat": "cpu  10 0 10 70 0 0 0 10 0 0"}, "10.0%"),
         ("throttling", Level.WARNING, {"/sys/fs/cgroup/cpu.stat": "nr_periods 100\nnr_throttled 30"}, "30 of 100"),
+        ("out of memory", Level.WARNING, {"/sys/fs/cgroup/memory.events": "oom 4\noom_kill 3"}, "3 processes|raise"),
+        ("threads", Level.WARNING, {"/sys/fs/cgroup/pids.max": "512", "/sys/fs/cgroup/pids.current": "40"},
+         "472 of 512|--pids-limit"),
+        ("threads", Level.PROBLEM, {"/proc/self/cgroup": "0::/a", "/sys/fs/cgroup/a/pids.max": "100"}, "100 of 100"),
+        ("kinds of cores", Level.NOTE, {f"{_CPU}/cpu{n}/cpufreq/cpuinfo_max_freq": "5100000" if n < 6 else "3900000"
+                                        for n in range(8)}, "fast: 0-5; slow: 6-7|--cpu-bind 0-5"),
         ("irqbalance", Level.NOTE, {"/proc/812/comm": "irqbalance"}, "IRQBALANCE_BANNED_CPULIST"),
         ("swap", Level.WARNING, {"/proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 1 kB\nSwapTotal: 900000 kB\n"
                                  "SwapFree: 100000 kB"}, "781 MiB used"),
@@ -116,6 +124,14 @@ def test_gpus_of_two_sockets(tmp_path) -> None:
     assert "NUMA" not in second.found
     (too_many,) = [f for f in check_gpus(host, DoctorConfig(tensor_parallel_size=4)) if f.check == "GPUs"]
     assert too_many.level is Level.PROBLEM
+
+
+def test_a_driver_with_older_names_of_fields(tmp_path) -> None:
+    """It answers nothing at all to a query with a field that it does not know."""
+    (query, topology) = smi({}).values()
+    commands = {"clocks_throttle_reasons.hw_slowdown": query, "topo -m": topology}
+    host = RecordedHost(tmp_path, good(), commands=commands)
+    assert [f.level for f in check_gpus(host, _PLAIN) if f.check == "GPU clocks"] == [Level.OK]
 
 
 def test_a_driver_that_is_too_old(tmp_path, monkeypatch) -> None:
