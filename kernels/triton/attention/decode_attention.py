@@ -81,7 +81,7 @@ def decode_attention_kernel(
     of_splits = tl.load(words + 3)
     if (of_request | of_tokens | of_keys | of_splits) == 0:  # all, so that all are on their way together
         return
-    num_tokens = (of_request >> 32).to(tl.int32)
+    num_tokens = (of_request >> 32).to(tl.int32) & 0xFF
     request = of_request.to(tl.int32)
     start = of_keys.to(tl.int32)
     end = (of_keys >> 32).to(tl.int32)
@@ -150,7 +150,8 @@ def decode_attention_kernel(
     first_item = of_splits & 0x7FFFFFFF
     # The tile's partial of split s is that of item first_item + s * num_tiles.
     num_tiles = of_splits >> 56
-    mine = partials_ptr + (item.to(tl.int64) * num_kv_heads + kv_head) * (ROWS * WIDTH) + rows * WIDTH
+    mine = partials_ptr + ((first_item + (of_request >> 40) * num_tiles) * num_kv_heads + kv_head) * (ROWS * WIDTH)
+    mine += rows * WIDTH
     store_rows(mine, in_rows, acc, 0, DIMS, VALUE_DIM)
     if VALUE_REST > 0:
         store_rows(mine, in_rows, acc_rest, DIMS, VALUE_REST, VALUE_DIM)
