@@ -138,11 +138,13 @@ def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[st
 
     def ours() -> None:
         for kv_cache in caches:
-            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE, 0, 0.0, None, None, 0)
+            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, None, None, 0)
 
     def fp8() -> None:
         for kv_cache in fp8_caches:
-            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, SCALE, 0, 0.0, kv_scales, None, 0)
+            native.paged_attention(
+                query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, kv_scales, None, 0
+            )
 
     def sdpa() -> None:
         for key, value in contiguous:
@@ -173,7 +175,9 @@ def prefill_contenders(query_len: int, seq_len: int, dtype: torch.dtype) -> dict
     mask = None if query_len == seq_len else reference.visible(query_len, seq_len, 0, query.device)
 
     def ours() -> None:
-        native.paged_attention(query, kv_cache, block_table, starts, seq_lens, query_len, SCALE, 0, 0.0, None, None, 0)
+        native.paged_attention(
+            query, kv_cache, block_table, starts, seq_lens, query_len, query_len, SCALE, 0, 0.0, None, None, 0
+        )
 
     def sdpa() -> None:
         F.scaled_dot_product_attention(heads_first, key, value, mask, is_causal=mask is None, scale=SCALE)

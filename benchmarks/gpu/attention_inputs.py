@@ -108,6 +108,7 @@ class AttentionInputs:
                         torch.tensor([0, end - first], dtype=torch.int32),
                         torch.tensor([seq_len - query_len + end], dtype=torch.int32),
                         end - first,
+                        end - first,
                         self.scale,
                         *self._features(),
                     )
@@ -123,6 +124,7 @@ class AttentionInputs:
             self.query_start_loc,
             self.seq_lens,
             self.max_query_len,
+            min(self.shape.query_lens),
             self.scale,
             *self._features(),
         )
@@ -135,6 +137,7 @@ class AttentionInputs:
             self.block_table[request : request + 1],
             self.query_start_loc[:2],
             self.seq_lens[request : request + 1],
+            1,
             1,
             self.scale,
             *self._features(),

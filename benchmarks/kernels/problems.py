@@ -41,7 +41,13 @@ class Problem:
 
 def _attend(module: ModuleType, buffers: Buffers, query_len: int) -> Tensor:
     result: Tensor = module.paged_attention(
-        **buffers, max_query_len=query_len, sliding_window=0, soft_cap=0.0, sinks=None, split_size=0
+        **buffers,
+        max_query_len=query_len,
+        min_query_len=query_len,
+        sliding_window=0,
+        soft_cap=0.0,
+        sinks=None,
+        split_size=0,
     )
     return result
 

@@ -49,6 +49,7 @@ def paged_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     sliding_window: int,
     soft_cap: float,

@@ -37,6 +37,7 @@ def latent_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     latent_dim: int,
     split_size: int,

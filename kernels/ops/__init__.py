@@ -14,7 +14,7 @@ Callers import this package and call `ops.<op>`; its arguments are flat because 
 
 from __future__ import annotations
 
-from pagewire.kernels.ops.attention import MAX_HEAD_DIM, paged_attention, rotary_store_kv, store_kv
+from pagewire.kernels.ops.attention import MAX_HEAD_DIM, SHORT_QUERY, paged_attention, rotary_store_kv, store_kv
 from pagewire.kernels.ops.collectives import all_gather, all_reduce, all_to_all, broadcast
 from pagewire.kernels.ops.definition import DEFINITIONS, Definition
 from pagewire.kernels.ops.elementwise import (
@@ -80,6 +80,7 @@ __all__ = [
     "MAX_STATE_HEAD_DIM",
     "MAX_STATE_SIZE",
     "NOT_A_NUMBER",
+    "SHORT_QUERY",
     "Definition",
     "accept_tokens",
     "add_layer_norm",

@@ -12,6 +12,8 @@ from torch import Tensor
 from pagewire.kernels.ops.definition import op
 
 MAX_HEAD_DIM = 256  # of every implementation; head_dim is a multiple of 8
+# Queries of up to so many tokens are short: on CUDA another kernel's than long ones.
+SHORT_QUERY = 16
 
 
 @op(cuda="attention.paged_attention")
@@ -22,6 +24,7 @@ def paged_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     sliding_window: int,
     soft_cap: float,
@@ -38,6 +41,7 @@ def paged_attention(
     query_start_loc  int32 [num_reqs + 1]
     seq_lens         int32 [num_reqs], context_len + query_len; 0 = padding
     max_query_len    the longest query of the batch (a launch hint)
+    min_query_len    the shortest, padding aside (a launch hint: no program starts for queries that there are not)
     sliding_window   0 = off
     soft_cap         0 = off
     kv_scales        fp32 [2, num_kv_heads]: what the stored keys and values are multiplied with

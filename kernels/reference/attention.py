@@ -18,6 +18,7 @@ def paged_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     sliding_window: int,
     soft_cap: float,
@@ -25,7 +26,7 @@ def paged_attention(
     sinks: Tensor | None,
     split_size: int,
 ) -> Tensor:
-    """Request after request; `max_query_len` and `split_size` make no difference to what is computed."""
+    """Request after request; `split_size` and the longest and shortest query make no difference to what is computed."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads

@@ -7,6 +7,9 @@ from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags
 from pagewire.config.speculation import SpeculationConfig
 from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
+# Of --kv-cache-dtype: whatever the model can have.
+SMALLEST = "smallest"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationConfig, ListenConfig):
@@ -139,9 +142,9 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     kv_cache_dtype: str = flag(
         "auto",
         "type of stored keys and values; auto = same as --dtype; fp8 = fp8_e4m3, half the memory, scaled by the "
-        "checkpoint's k_scale and v_scale, or by 1",
+        "checkpoint's k_scale and v_scale, or by 1; smallest = fp8 if the model's layers can have it, else auto",
         group="memory",
-        choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3"),
+        choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", SMALLEST),
     )
     attention_split_size: int = flag(
         0,
@@ -166,9 +169,16 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     max_cudagraph_capture_size: int | None = flag(
         None,
-        "largest captured decode step; larger ones run eagerly (default: --max-num-seqs, at most 512)",
+        "largest captured decode step, in requests; larger ones run eagerly (default: --max-num-seqs, at most 512)",
         group="executor",
         valid=POSITIVE,
+    )
+    max_cudagraph_prompt_tokens: int | None = flag(
+        None,
+        "largest step with prompts that is captured, in tokens; larger ones run eagerly, 0: all of them "
+        "(default: 2048; more helps small models)",
+        group="executor",
+        valid=NOT_NEGATIVE,
     )
     num_threads: int | None = flag(
         None,

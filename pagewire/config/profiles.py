@@ -57,9 +57,9 @@ _ALL = (
     ),
     Profile(
         "cost",
-        "less memory: an fp8 KV cache (less exact), fewer requests at once, drafts",
+        "less memory: an fp8 KV cache (less exact) if the model can have one, fewer requests at once, drafts",
         {
-            "kv_cache_dtype": "fp8",
+            "kv_cache_dtype": "smallest",
             "spec_method": "auto",
             "grammar_cache_size": "64",
             "mm_encoder_cache_bytes": "64MiB",

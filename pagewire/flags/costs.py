@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from pagewire.config.executor import SMALLEST
 from pagewire.flags.model_facts import ModelFacts
 
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1}
@@ -21,7 +22,7 @@ _PHRASES = {
     "scheduling_policy": "priority: low priorities wait, and are preempted first",
     "block_size": "larger: fewer blocks to keep, less of a prompt found in the prefix cache",
     "gpu_memory_utilization": "more: a larger KV cache; too much, and other users of the device have none",
-    "kv_cache_dtype": "fp8: half the memory of keys and values, less exact",
+    "kv_cache_dtype": "fp8, smallest: half the memory of keys and values, less exact",
     "num_gpu_blocks_override": "for tests: fewer than fit force preemption",
     "mm_encoder_cache_bytes": "saves encoding an image again; that much memory",
     "grammar_cache_size": "saves compiling a grammar again; some MB each for large ones",
@@ -30,6 +31,7 @@ _PHRASES = {
     "weights_cache": "saves packing weights at the next start; as much disk as they have",
     "enforce_eager": "on: no graphs to capture and keep, every step launches each kernel",
     "cudagraph_capture_sizes": "more: less padding, more memory and a longer start",
+    "max_cudagraph_prompt_tokens": "more: less work for the host where prompts are computed, a longer start",
     "attention_split_size": "a fixed size: attention independent of the batch, slower",
     "tensor_parallel_size": "more: a share of the weights on each device, two exchanges for each layer",
     "pipeline_parallel_size": "more: a share of the layers on each device; one request alone is not faster",
@@ -74,8 +76,22 @@ def _kv_cache_memory_bytes(config: Any, facts: ModelFacts) -> str:
     return f"{size_text(per_token)} a token" + (f": {total // per_token:,} tokens" if total else "")
 
 
+def _kv_cache_dtype(config: Any, facts: ModelFacts) -> str:
+    if getattr(config, "kv_cache_dtype", "auto") != SMALLEST or facts.can_be_fp8:
+        return ""
+    return "as auto: this model stores no keys and values that could be fp8"
+
+
+def _spec_method(config: Any, facts: ModelFacts) -> str:
+    if getattr(config, "spec_method", None) != "auto" or not facts.has_state:
+        return ""
+    return "nothing is drafted: layers with a state cannot take drafts back"
+
+
 _COMPUTED: dict[str, Callable[[Any, ModelFacts], str]] = {
+    "kv_cache_dtype": _kv_cache_dtype,
     "max_model_len": _max_model_len,
+    "spec_method": _spec_method,
     "kv_cache_memory_bytes": _kv_cache_memory_bytes,
 }
 
@@ -83,6 +99,8 @@ _COMPUTED: dict[str, Callable[[Any, ModelFacts], str]] = {
 def kv_bytes_per_token(config: Any, facts: ModelFacts) -> int:
     """Of keys and values of all layers; 0 where that is not the same for each token."""
     dtype = getattr(config, "kv_cache_dtype", "auto")
+    if dtype == SMALLEST:
+        dtype = "fp8" if facts.can_be_fp8 else "auto"
     if dtype == "auto":
         dtype = getattr(config, "dtype", "auto")
     if dtype == "auto":

@@ -21,6 +21,8 @@ class ModelFacts:
     dtype: str = ""
     quantization: str = ""
     kv_elements: int = 0  # of keys and values of one token, in all layers
+    has_state: bool = False  # some layers keep one, in place of keys and values
+    can_be_fp8: bool = True  # some layers keep keys and values, and not only latent vectors of them
 
 
 def facts_of(model: str, download_dir: str | None = None, revision: str | None = None) -> ModelFacts | None:
@@ -67,7 +69,17 @@ def _of_gguf(path: Path) -> ModelFacts:
     heads = number("attention.head_count")
     head_dim = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)
     layers, kv_heads = number("block_count"), number("attention.head_count_kv") or heads
-    return ModelFacts(path, number("context_length"), "bfloat16", "gguf", 2 * layers * kv_heads * head_dim)
+    is_latent, has_state = f"{architecture}.attention.kv_lora_rank" in keys, bool(number("ssm.state_size"))
+    elements = 0 if is_latent or has_state else 2 * layers * kv_heads * head_dim
+    return ModelFacts(
+        path,
+        number("context_length"),
+        "bfloat16",
+        "gguf",
+        elements,
+        has_state=has_state,
+        can_be_fp8=not is_latent and not (has_state and not heads),
+    )
 
 
 def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
@@ -75,8 +87,11 @@ def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
     heads = text.get("num_attention_heads") or 0
     head_dim = text.get("head_dim") or (text.get("hidden_size", 0) // heads if heads else 0)
     elements = 2 * text.get("num_hidden_layers", 0) * (text.get("num_key_value_heads") or heads) * head_dim
+    types = text.get("layer_types") or text.get("layers_block_type") or ()
+    has_state = any(key.startswith(("mamba_", "ssm_")) or key == "state_size" for key in text)
+    has_state |= any("linear" in one or "mamba" in one or "recurrent" in one for one in map(str, types))
     # Layers with a window, a state or a common latent keep something else.
-    if text.get("sliding_window") or text.get("kv_lora_rank") or text.get("layer_types") or "ssm_cfg" in text:
+    if has_state or text.get("sliding_window") or text.get("kv_lora_rank") or types:
         elements = 0
     quantized = config.get("quantization_config") or text.get("quantization_config") or {}
     return ModelFacts(
@@ -85,4 +100,6 @@ def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
         str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or ""),
         str(quantized.get("quant_method", "")),
         elements,
+        has_state=has_state,
+        can_be_fp8=not text.get("kv_lora_rank") and not (has_state and not heads),
     )

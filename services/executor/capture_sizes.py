@@ -1,15 +1,22 @@
-"""Which steps are captured as CUDA graphs: numbers of requests, and of tokens where there are drafts."""
+"""Which steps are captured as CUDA graphs: numbers of requests, and of tokens where there are prompts or drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pagewire.errors import StartupError
+from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.limits import Limits
 
 # Larger steps keep the device busy for so long that launching kernels one by one costs nothing.
 DEFAULT_MAX_SIZE = 512
+# So many tokens of a model of 1B parameters take a GPU longer than Python takes to launch their kernels; a larger model
+# takes longer still.
+DEFAULT_MAX_PROMPT_TOKENS = 2048
+# Tokens of a step with prompts, up to the second number in multiples of the first. Products compute 64 or 128 tokens at
+# once, so that padding to these costs little.
+_PROMPT_STEPS = ((8, 32), (16, 64), (32, 256), (64, 512), (128, None))
 
 
 def capture_sizes(sizes: Sequence[int] | None, max_size: int | None, max_num_reqs: int) -> tuple[int, ...]:
@@ -36,12 +43,41 @@ def capture_sizes(sizes: Sequence[int] | None, max_size: int | None, max_num_req
     return _up_to(largest or min(max_num_reqs, DEFAULT_MAX_SIZE))
 
 
-def graph_shapes(sizes: Sequence[int], limits: Limits, max_draft_tokens: int) -> list[BatchShape]:
-    """Of the steps that are captured, falling in tokens: of these numbers of requests, and with drafts."""
+def prompt_sizes(max_tokens: int | None, max_num_tokens: int) -> tuple[int, ...]:
+    """Rising numbers of tokens of the steps with prompts that are captured.
+
+    max_tokens: --max-cudagraph-prompt-tokens. max_num_tokens: of a step.
+    """
+    largest = min(DEFAULT_MAX_PROMPT_TOKENS if max_tokens is None else max_tokens, max_num_tokens)
+    sizes, size = list[int](), 0
+    while size < largest:
+        size += next(step for step, end in _PROMPT_STEPS if end is None or size < end)
+        sizes.append(min(size, largest))
+    return tuple(sizes)
+
+
+def graph_shapes(
+    sizes: Sequence[int], limits: Limits, max_draft_tokens: int, prompts: Sequence[int] = ()
+) -> list[BatchShape]:
+    """Of the steps that are captured, falling in tokens: of these numbers of requests, and with drafts; prompts: of
+    these numbers of tokens."""
     shapes = [BatchShape.uniform(size) for size in sizes]
     for num_tokens in draft_sizes(sizes, max_draft_tokens, limits.max_num_batched_tokens):
         shapes.append(_by_tokens(num_tokens, num_tokens, 1 + max_draft_tokens, limits))
+    shapes += _prompt_shapes(prompts, limits)
     return sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
+
+
+def _prompt_shapes(sizes: Sequence[int], limits: Limits) -> Iterator[BatchShape]:
+    """Steps that may have decodes and chunks of prompts beside each other, and those of long queries alone, which need
+    no kernel for short ones. Whoever is sampled."""
+    longest = min(limits.max_model_len - 1, limits.max_num_batched_tokens)
+    for size in sizes:
+        if size <= SHORT_QUERY or (limits.max_num_seqs > 1 and min(size - 1, longest) > SHORT_QUERY):
+            yield _by_tokens(size, 0, size, limits)
+        if min(size, longest) > SHORT_QUERY:
+            num_reqs = min(size // (SHORT_QUERY + 1), limits.max_num_seqs) + 1
+            yield BatchShape(num_reqs, size, 0, size, SHORT_QUERY + 1)
 
 
 def drafter_shapes(sizes: Sequence[int], limits: Limits, longest: int) -> list[BatchShape]:

@@ -1,24 +1,27 @@
-"""CUDA graphs of small steps: what the device is to do, recorded once per shape, and launched as one.
+"""CUDA graphs of steps: what the device is to do, recorded once per shape, and launched as one.
 
 A graph reads and writes the addresses it was recorded with, so everything it touches is in memory that stays: inputs
 (`InputBuffers`), rows, KV cache, weights. A batch between two sizes runs as the next larger one; the padding has no
 row (-1) and leaves no trace.
 
-Steps of one token each are recorded by their requests. Steps with drafts are recorded by their tokens, whoever has how
-many of them: a graph for each number of drafts would be k times as many, and to give every request as many as the
-longest has would multiply the tokens.
+Steps of one token each are recorded by their requests, all others by their tokens, whoever has how many of them. Of
+steps with drafts, a graph for each number of drafts would be k times as many, and to give every request as many as the
+longest has would multiply the tokens. Steps with prompts could be nothing else. Kernels whose work depends on requests
+(attention) find on the device what there is to do: their grid is the most that so many tokens may need.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.services.executor.input_batch import BatchShape
 
 Function = Callable[[], Tensor]
@@ -75,22 +78,28 @@ def cuda_recorder() -> Record:
 
 
 class CudaGraphs:
-    """Graphs by the name of a part of the step, and its shape. Without any, every step runs eagerly."""
+    """Graphs by the name of a part of the step, and its shape. Without any, every step runs eagerly.
+
+    A captured shape that samples nothing has a forward pass alone, for steps of any samples: what follows runs eagerly.
+    """
 
     def __init__(self) -> None:
         self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # by kind: captured, rising in tokens
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Record | None = None
         self._capturing: BatchShape | None = None
+        self._hidden: Tensor | None = None  # what forward passes alone return, one at a time
 
     def padded(self, shape: BatchShape) -> BatchShape:
         """The next larger shape of its kind that was captured; if there is none, the same."""
-        if self._capturing is not None and _kind(shape) == _kind(self._capturing):
-            return self._capturing
-        shapes = self._shapes[_kind(shape)]
-        index = bisect.bisect_left(shapes, shape.num_tokens, key=_num_tokens)
-        fits = index < len(shapes) and shapes[index].max_query_len >= shape.max_query_len
-        return shapes[index] if fits else shape
+        if self._capturing is not None:
+            return _sampling(self._capturing, shape) if _kind(shape) == _kind(self._capturing) else shape
+        for kind in _kinds(shape):
+            shapes = self._shapes[kind]
+            index = bisect.bisect_left(shapes, shape.num_tokens, key=_num_tokens)
+            if index < len(shapes) and shapes[index].max_query_len >= shape.max_query_len:
+                return _sampling(shapes[index], shape)
+        return shape
 
     def missing(self) -> BatchShape | None:
         """None: all were captured before there was a request."""
@@ -100,11 +109,11 @@ class CudaGraphs:
         """How a step of this padded shape runs: captured, replayed or eager."""
         if self._capturing is not None:
             return "captured" if self._record is not None else "eager"
-        return "replayed" if shape in self._shapes[_kind(shape)] else "eager"
+        return "replayed" if _key("forward", shape) in self._graphs else "eager"
 
     def capture(self, shape: BatchShape, record: Record, step: Callable[[], None]) -> None:
         """Captures what `step`, one that fits into this shape, runs through `run`. It runs twice: the first time
-        compiles what is recorded."""
+        compiles what is recorded. The largest shape comes first."""
         for recorder in (None, record):
             self._capturing, self._record = shape, recorder
             try:
@@ -116,19 +125,56 @@ class CudaGraphs:
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
         """The function's result; through its graph, if it has one for this shape, in memory that the next run
         reuses."""
-        graph = self._graphs.get((name, shape))
+        key = _key(name, shape)
+        graph = self._graphs.get(key)
         if graph is None:
-            if self._record is None or shape != self._capturing:
+            if self._capturing is None or key != _key(name, self._capturing):
                 return function()
-            graph = self._graphs[name, shape] = self._record(function)
+            if name == "forward" and not self._capturing.num_sampled:
+                function = self._into_one_place(function)
+            if self._record is None:
+                return function()
+            graph = self._graphs[key] = self._record(function)
         graph.replay()
         return graph.output
+
+    def _into_one_place(self, function: Function) -> Function:
+        """Results of many tokens are large, and each graph keeps the memory of its own: they are copied to one that all
+        share, as nothing reads them once there is another."""
+
+        def step() -> Tensor:
+            hidden = function()
+            if self._hidden is None:
+                self._hidden = torch.empty_like(hidden)
+            return self._hidden[: len(hidden)].copy_(hidden)
+
+        return step
 
 
 def _kind(shape: BatchShape) -> str:
     if shape.has_drafts_only:
         return "drafts"
-    return "decodes" if shape.is_uniform else "chunks"  # of prompts, or of what a model that drafts has left out
+    if shape.is_uniform:
+        return "decodes"
+    if shape.max_query_len <= SHORT_QUERY:
+        return "chunks"  # of prompts that are nearly computed, or of what a model that drafts has left out
+    return "prompts" if shape.min_query_len > SHORT_QUERY else "mixed"
+
+
+def _kinds(shape: BatchShape) -> Sequence[str]:
+    """What a step can run as, the best first."""
+    kind = _kind(shape)
+    return (kind, "mixed") if kind in ("chunks", "prompts") else (kind,)
+
+
+def _key(name: str, shape: BatchShape) -> tuple[str, BatchShape]:
+    """The forward pass is the same whoever samples."""
+    return name, replace(shape, num_sampled=0) if name == "forward" else shape
+
+
+def _sampling(captured: BatchShape, shape: BatchShape) -> BatchShape:
+    """The captured shape, with the samples of the step's where those are not captured."""
+    return captured if captured.num_sampled else replace(captured, num_sampled=shape.num_sampled)
 
 
 def _num_tokens(shape: BatchShape) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.cuda_graphs import CudaGraphs, Record, cuda_recorder
 from pagewire.services.executor.input_batch import BatchShape
@@ -12,12 +13,15 @@ from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.model_runner import ModelRunner
 
 
-def filling(shape: BatchShape, max_draft_tokens: int) -> BatchShape:
-    """A uniform step that fits into one of the `graph_shapes`, with as many tokens as possible."""
-    if not shape.has_drafts_only:
-        return shape
-    query_len = min(1 + max_draft_tokens, shape.num_tokens)
-    return BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len)
+def fill(runner: ModelRunner, shape: BatchShape) -> None:
+    """A dummy run that fits into one of the `graph_shapes`, with as many tokens as possible."""
+    if shape.is_uniform:
+        runner.uniform_run(shape)
+    elif shape.has_drafts_only:
+        query_len = min(1 + runner.max_draft_tokens, shape.num_tokens)
+        runner.uniform_run(BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len))
+    else:  # one long query, and a short one where the shape has some
+        runner.dummy_run(1 if shape.min_query_len > SHORT_QUERY else 2, shape.num_tokens)
 
 
 def capture_graphs(
@@ -25,16 +29,18 @@ def capture_graphs(
     sizes: Sequence[int],
     progress: Progress,
     record: Record | None = None,
+    prompts: Sequence[int] = (),
 ) -> None:
-    """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts."""
+    """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts; prompts: steps
+    with prompts, of these numbers of tokens."""
     record = record or cuda_recorder()
-    capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens), progress, record)
+    capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
     runner.drafter.capture(runner.drafter.graph_shapes(sizes), progress, record)
 
 
-def num_graphs(runner: ModelRunner, sizes: Sequence[int]) -> int:
+def num_graphs(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> int:
     """Shapes that `capture_graphs` captures."""
-    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens)
+    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts)
     return len(shapes) + len(runner.drafter.graph_shapes(sizes))
 
 
@@ -49,4 +55,4 @@ def capture_shapes(
     runner.use_graphs(graphs)
     for index, shape in enumerate(shapes):
         progress(index / len(shapes), f"CUDA graph of {shape.num_tokens} tokens")
-        graphs.capture(shape, record, partial(runner.uniform_run, filling(shape, runner.max_draft_tokens)))
+        graphs.capture(shape, record, partial(fill, runner, shape))

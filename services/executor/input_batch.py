@@ -25,11 +25,12 @@ class BatchShape:
     num_tokens: int
     num_sampled: int  # positions, of which a request with drafts has several
     max_query_len: int
+    min_query_len: int = 1  # padding aside
 
     @classmethod
     def uniform(cls, num_reqs: int, query_len: int = 1) -> BatchShape:
         num_tokens = num_reqs * query_len
-        return cls(num_reqs, num_tokens, num_tokens, query_len)
+        return cls(num_reqs, num_tokens, num_tokens, query_len, query_len)
 
     @property
     def is_uniform(self) -> bool:
@@ -67,7 +68,8 @@ class InputBatch:
 
     @property
     def shape(self) -> BatchShape:
-        return BatchShape(len(self.rows), self.num_tokens, len(self.sample_rows), int(self.query_lens.max()))
+        longest, shortest = int(self.query_lens.max()), int(self.query_lens.min())
+        return BatchShape(len(self.rows), self.num_tokens, len(self.sample_rows), longest, shortest)
 
 
 NO_REQUESTS = InputBatch(_NONE, _NONE, 0, _NONE, _NONE, _NONE, None, _NONE, None, 0.0)

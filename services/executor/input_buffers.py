@@ -195,6 +195,7 @@ class InputBuffers:
             batch_table.unbind(),
             slot_mapping.unbind(),
             shape.max_query_len,
+            shape.min_query_len,
             split_size,
             images=images,
             stream=stream,

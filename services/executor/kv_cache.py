@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.config.executor import SMALLEST
 from pagewire.errors import StartupError
 from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer, StateSpec
 from pagewire.services.executor.limits import STATE_TOKENS, Limits
@@ -30,7 +31,7 @@ CPU_MAX_BYTES = 4 * 1024**3
 
 def is_fp8(name: str) -> bool:
     """Of a value of `--kv-cache-dtype`."""
-    return name in ("fp8", "fp8_e4m3")
+    return name in ("fp8", "fp8_e4m3", SMALLEST)
 
 
 def check_dtype(name: str, model_dtype: torch.dtype) -> None:

@@ -25,7 +25,7 @@ from pagewire.models import cache_directory
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.capture_sizes import graph_shapes
 from pagewire.services.executor.cuda_graphs import Record, cuda_recorder
-from pagewire.services.executor.graph_capture import capture_shapes, filling, num_graphs
+from pagewire.services.executor.graph_capture import capture_shapes, fill, num_graphs
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
 from pagewire.services.executor.model_runner import ModelRunner
@@ -117,17 +117,18 @@ def measure(
     sizes: Sequence[int],
     meter: Meter,
     recorder: Callable[[], Record] = cuda_recorder,
+    prompts: Sequence[int] = (),
 ) -> MemoryProfile:
-    """runner: has one block of KV cache. sizes: as of `capture_graphs`; here the two largest are made."""
+    """runner: has one block of KV cache. sizes, prompts: as of `capture_graphs`; here the two largest are made."""
     before = meter.now()
     meter.reset_peak()
     profile_run(runner)
     peak = meter.peak()
     library_bytes = max(0, meter.now().outside_torch - before.outside_torch)
-    record, taken = recorder() if sizes else None, []
-    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens)
+    shapes, taken = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), []
+    record = recorder() if shapes else None
     for shape in shapes[:2]:
-        runner.uniform_run(filling(shape, runner.max_draft_tokens))  # what this reserves is not the graphs'
+        fill(runner, shape)  # what this reserves is not the graphs'
     for shape in shapes[:2]:
         # Capturing releases what torch keeps of earlier steps: before it, that would look like the graphs' memory.
         meter.release()
@@ -136,7 +137,7 @@ def measure(
         meter.release()
         taken.append(free - meter.now().free)
     largest, second = (*taken, 0, 0)[:2]
-    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, num_graphs(runner, sizes)))
+    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, num_graphs(runner, sizes, prompts)))
 
 
 def cached_or_measured(

@@ -167,7 +167,7 @@ class ModelRunner:
         self._stage.tell(None if sampled is None else sampled.token_ids)
         results = self._results(hidden, batch, sampled)
         prompt_parts, lines = self._prompt_logprobs.compute(hidden, batch, step, self._state)
-        stats.GRAPH_STEPS.labels(graphs.mode(shape)).inc()
+        stats.GRAPH_STEPS.labels(graphs.mode(shape), stats.step_kind(step)).inc()
         return self._output(step, batch, results | lines, prompt_parts)
 
     def _remove_finished(self, step: Step) -> None:

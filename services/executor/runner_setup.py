@@ -50,6 +50,7 @@ class Setup:
     record_steps: bool = False  # on a CPU
     pooling: Pooling = LAST_STATE
     group: Group = ALONE_GROUP
+    graph_prompts: tuple[int, ...] = ()  # as graph_sizes, in tokens: of steps with prompts
 
     @cached_property
     def speculation(self) -> Speculation | None:
@@ -157,7 +158,9 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
     before, utilization = meter.now(), setup.config.gpu_memory_utilization
 
     def measure() -> MemoryProfile:
-        profile = memory_profile.measure(setup.runner(1, setup.limits), setup.graph_sizes, meter)
+        profile = memory_profile.measure(
+            setup.runner(1, setup.limits), setup.graph_sizes, meter, prompts=setup.graph_prompts
+        )
         meter.release()
         return profile
 
@@ -193,6 +196,7 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "attention_split_size": config.attention_split_size,
         "limits": asdict(setup.limits),
         "graph_sizes": setup.graph_sizes,
+        "graph_prompts": setup.graph_prompts,
         "logprobs_mode": config.logprobs_mode,
         "speculation": setup.speculation and asdict(setup.speculation),
         "kind": setup.pooling.kind,  # whether the largest steps have logits

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.executor import SMALLEST
 from pagewire.errors import StartupError
 from pagewire.services.executor import kv_cache
 from pagewire.services.executor.loading.config_file import parse_overrides
@@ -57,6 +58,7 @@ def load_served(
         model_impl=config.model_impl,
         max_model_len=config.max_model_len,
         kv_scales=kv_cache.is_fp8(config.kv_cache_dtype),
+        where_possible=config.kv_cache_dtype == SMALLEST,
         quantization=config.quantization,
         weights_cache=config.weights_cache or None,
         seed=config.seed,

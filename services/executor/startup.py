@@ -15,7 +15,7 @@ from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process import predecessor_failed, release_unused_memory, usable_cores
 from pagewire.services.executor import kv_cache, memory, stats
-from pagewire.services.executor.capture_sizes import capture_sizes
+from pagewire.services.executor.capture_sizes import capture_sizes, prompt_sizes
 from pagewire.services.executor.decode_costs import NO_COSTS, DecodeCosts, measure
 from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.kv_cache import KVGroup
@@ -115,9 +115,19 @@ def start_runner(
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
-    graph_sizes = sizes if pooling.generates and _uses_graphs(config, model, device) else ()
+    uses_graphs = _uses_graphs(config, model, device)
     records = _records_steps(config, model, device)
-    setup = Setup(config, model, limits, graph_sizes, device, records, pooling, group)
+    setup = Setup(
+        config,
+        model,
+        limits,
+        sizes if uses_graphs and pooling.generates else (),
+        device,
+        records,
+        pooling,
+        group,
+        _graph_prompts(config, model, limits) if uses_graphs else (),
+    )
     if setup.speculation is not None:
         with phases("drafter"):
             setup.load_drafter()  # before it is asked how much memory is left
@@ -135,9 +145,9 @@ def start_runner(
             raise ModelLoadError(f"{model_path}: {error}") from error
     if device.type == "cpu":
         release_unused_memory()  # what loading and packing have left
-    if setup.graph_sizes:
-        with phases("graph_capture", [f"{len(setup.graph_sizes)} sizes"]):
-            capture_graphs(runner, setup.graph_sizes, progress)
+    if setup.graph_sizes or setup.graph_prompts:
+        with phases("graph_capture", [f"{len(setup.graph_sizes)} + {len(setup.graph_prompts)} sizes"]):
+            capture_graphs(runner, setup.graph_sizes, progress, prompts=setup.graph_prompts)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
     costs = NO_COSTS
     if setup.speculation is not None and setup.speculation.adaptive:
@@ -229,6 +239,15 @@ def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> 
     if config.cudagraph_capture_sizes or config.max_cudagraph_capture_size or device.type == "cuda":
         logger.info("no CUDA graphs: %s", reason)
     return False
+
+
+def _graph_prompts(config: ExecutorConfig, model: Model, limits: Limits) -> tuple[int, ...]:
+    """Tokens of the steps with prompts that are captured."""
+    if kv_cache.has_state(model) or not model.caching_layers:
+        # Their kernels have programs for as many tokens of each request as one of them has.
+        logger.info("no CUDA graphs of steps with prompts: %s", f"{model.config.architecture} has no paged attention")
+        return ()
+    return prompt_sizes(config.max_cudagraph_prompt_tokens, limits.max_num_batched_tokens)
 
 
 def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:

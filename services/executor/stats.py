@@ -15,8 +15,9 @@ from pagewire.trace import Trace
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(
     "pagewire:executor_graph_steps",
-    "Steps executed, by how they were launched: captured (into a CUDA graph, or recorded on a CPU), replayed, eager",
-    ["mode"],
+    "Steps executed, by how they were launched: captured (into a CUDA graph, or recorded on a CPU), replayed, eager; "
+    "and by what they computed, as executor_steps",
+    ["mode", "kind"],
 )
 IMAGES = Counter(
     "pagewire:executor_images",

@@ -54,6 +54,7 @@ class StepContext:
     block_tables: tuple[Tensor, ...]
     slot_mappings: tuple[Tensor, ...]  # by group: int64 [num_tokens], -1 = padding; means nothing of a group of states
     max_query_len: int
+    min_query_len: int = 1  # of requests that are no padding; no more than the shortest
     split_size: int = 0  # tokens of context per attention program; 0 = chosen on the device from all lengths
     images: StepImages | None = None  # of a step that computes some: its launches are never recorded
     # int64 [max_num_seqs], by row. Where image tokens rotate by time, height and width, a token behind the images

@@ -36,6 +36,11 @@ def far_into_a_group(kv_cache: Tensor) -> tuple[Tensor, int]:
     return view, shift
 
 
+def shortest_query(query_start_loc: Tensor, seq_lens: Tensor) -> int:
+    """Of all requests that are no padding."""
+    return min(query_start_loc.diff()[seq_lens > 0].tolist(), default=1)
+
+
 @dataclass(frozen=True)
 class Batch:
     """The tensors of one paged_attention call. What no request owns in kv_cache is NaN."""
@@ -50,6 +55,10 @@ class Batch:
     kv_scales: Tensor | None = None
     sinks: Tensor | None = None
 
+    @property
+    def min_query_len(self) -> int:
+        return shortest_query(self.query_start_loc, self.seq_lens)
+
     def args(self, sliding_window: int = 0, soft_cap: float = 0.0, split_size: int = 0) -> tuple[Any, ...]:
         return (
             self.query,
@@ -58,6 +67,7 @@ class Batch:
             self.query_start_loc,
             self.seq_lens,
             self.max_query_len,
+            self.min_query_len,
             self.scale,
             sliding_window,
             soft_cap,
@@ -202,7 +212,9 @@ class LatentBatch:
     latent_dim: int
 
     def args(self, split_size: int = 0) -> tuple[Any, ...]:
-        return (*(getattr(self, field.name) for field in fields(self)), split_size)
+        tables = (self.block_table, self.query_start_loc, self.seq_lens)
+        lens = self.max_query_len, shortest_query(self.query_start_loc, self.seq_lens)
+        return (self.query, self.kv_cache, *tables, *lens, self.scale, self.latent_dim, split_size)
 
     def exact(self) -> LatentBatch:
         """The same values in fp32, NaN replaced."""

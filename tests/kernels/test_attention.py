@@ -123,6 +123,7 @@ def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
         torch.arange(257, dtype=torch.int32),
         torch.ones(256, dtype=torch.int32),
         1,
+        1,
         1.0,
         0,
         0.0,

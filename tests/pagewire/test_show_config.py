@@ -121,6 +121,24 @@ def test_what_serve_refuses_is_not_shown(capsys: pytest.CaptureFixture[str], arg
     assert not capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("keys", "cache", "drafts"),
+    [
+        ({}, "half the memory", "saves steps"),
+        ({"kv_lora_rank": 8}, "as auto: this model stores no keys and values", "saves steps"),
+        ({"num_attention_heads": None, "state_size": 16}, "as auto", "nothing is drafted: layers with a state"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "half the memory", "nothing is drafted"),
+    ],
+)
+def test_a_profile_leaves_out_what_the_model_cannot_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, keys: dict[str, Any], cache: str, drafts: str
+) -> None:
+    model = str(checkpoint(tmp_path, **keys))
+    shown = json.loads(show(capsys, model, "--profile=cost", "--show-config=json"))
+    assert cache in shown["kv_cache_dtype"]["effect"] and drafts in shown["spec_method"]["effect"]
+    assert shown["kv_cache_dtype"]["source"] == "profile"
+
+
 def test_nothing_is_shown_unless_asked_and_formats_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse("--no-show-config") == ServeConfig()
     with pytest.raises(SystemExit):

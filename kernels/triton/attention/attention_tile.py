@@ -28,11 +28,12 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels import ops
 from pagewire.kernels.triton.products import fp8
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Queries of up to this many tokens are the decode kernel's, longer ones the prefill kernel's.
-SHORT_QUERY = tl.constexpr(16)
+SHORT_QUERY = tl.constexpr(ops.SHORT_QUERY)
 # The largest score of a row that has seen no key: finite, so that no difference of two is NaN.
 NO_KEY = tl.constexpr(-1e30)
 

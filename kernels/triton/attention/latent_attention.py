@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.kernels.triton.attention import decode_attention, prefill_attention
-from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY, Specialization
+from pagewire.kernels.triton.attention.attention_tile import Specialization
 
 # Heads of a group, at most: 16 rows of latent_dim fp32 are what the registers of four warps hold well.
 MOST_HEADS = 16
@@ -23,6 +24,7 @@ def latent_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     latent_dim: int,
     split_size: int,
@@ -46,11 +48,12 @@ def latent_attention(
     assert block_table.dtype == query_start_loc.dtype == seq_lens.dtype == torch.int32, "tables must be int32"
     groups = num_heads // group_size(num_heads)
     latents = kv_cache[:, None, None].expand(-1, 2, groups, -1, -1)
-    decode_attention.decode_attention(
-        query, latents, out, block_table, query_start_loc, seq_lens, max_query_len, scale, 0, 0.0, None, None,
-        split_size, CONFIG, latent_dim,
-    )  # fmt: skip
-    if max_query_len > SHORT_QUERY.value:
+    if min_query_len <= SHORT_QUERY:
+        decode_attention.decode_attention(
+            query, latents, out, block_table, query_start_loc, seq_lens, max_query_len, scale, 0, 0.0, None, None,
+            split_size, CONFIG, latent_dim,
+        )  # fmt: skip
+    if max_query_len > SHORT_QUERY:
         prefill_attention.prefill_attention(
             query, latents, out, block_table, query_start_loc, seq_lens, scale, 0, 0.0, None, None, CONFIG, latent_dim
         )

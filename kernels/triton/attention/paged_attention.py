@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY, as_stored
+from pagewire.kernels.ops import SHORT_QUERY
+from pagewire.kernels.triton.attention.attention_tile import as_stored
 from pagewire.kernels.triton.attention.decode_attention import decode_attention
 from pagewire.kernels.triton.attention.prefill_attention import prefill_attention
 
@@ -22,6 +23,7 @@ def paged_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     max_query_len: int,
+    min_query_len: int,
     scale: float,
     sliding_window: int,
     soft_cap: float,
@@ -31,9 +33,9 @@ def paged_attention(
 ) -> Tensor:
     """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
 
-    Short queries go to one kernel, long ones to another: a batch with a long query launches both. With split_size, and
-    many long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size
-    partial rows of num_heads * head_dim fp32.
+    Short queries go to one kernel, long ones to another; only a batch of both launches both. With split_size, and many
+    long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size partial
+    rows of num_heads * head_dim fp32.
     """
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_reqs = seq_lens.shape[0]
@@ -50,15 +52,15 @@ def paged_attention(
         "kv_bytes": stored.dtype.itemsize,
         "batch": _FIXED_BATCH if split_size else _next_power_of_2(num_reqs),
     }
-    short = SHORT_QUERY.value
-    # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
-    decode_len = 1 if split_size or max_query_len > short else max_query_len
-    config = tuning.lookup("decode_attention", capability, **shape, query_len=decode_len)
-    decode_attention(
-        query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
-        kv_scales, sinks, split_size, config,
-    )  # fmt: skip
-    if max_query_len > short:
+    if min_query_len <= SHORT_QUERY:
+        # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
+        decode_len = 1 if split_size or max_query_len > SHORT_QUERY else max_query_len
+        config = tuning.lookup("decode_attention", capability, **shape, query_len=decode_len)
+        decode_attention(
+            query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
+            kv_scales, sinks, split_size, config,
+        )  # fmt: skip
+    if max_query_len > SHORT_QUERY:
         query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
         config = tuning.lookup("prefill_attention", capability, **shape, query_len=query_len)
         prefill_attention(

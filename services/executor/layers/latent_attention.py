@@ -66,6 +66,7 @@ class PagedLatentAttention(PagedAttention):
 
     __slots__ = ("latent_dim",)
 
+    can_be_fp8 = False
     kv_cache: Tensor  # [num_blocks, block_size, latent_dim + rotary_dim], each block contiguous
 
     def __init__(self, layer_idx: int, config: LatentConfig, dtype: torch.dtype) -> None:
@@ -89,6 +90,7 @@ class PagedLatentAttention(PagedAttention):
             context.query_start_loc,
             context.seq_lens,
             context.max_query_len,
+            context.min_query_len,
             self.scale,
             self.latent_dim,
             context.split_size,

@@ -52,6 +52,7 @@ class PagedAttention:
         "window",
     )
 
+    can_be_fp8 = True  # its cache
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
     group: int  # whose block tables say where in it a request's keys and values are
 
@@ -98,6 +99,7 @@ class PagedAttention:
             context.query_start_loc,
             context.seq_lens,
             context.max_query_len,
+            context.min_query_len,
             self.scale,
             self.window,
             self.soft_cap,

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.executor import SMALLEST
 from pagewire.services.executor import kv_cache
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.limits import Limits
@@ -48,7 +49,8 @@ def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
     model = make_own(checkpoint, model_config, length, placement)
     if kv_cache.is_fp8(config.kv_cache_dtype):
         for layer in model.attention_layers:
-            layer.kv_scales = torch.ones(0)
+            if config.kv_cache_dtype != SMALLEST or layer.can_be_fp8:
+                layer.kv_scales = torch.ones(0)
     stored = 0 if weights is None else check_tensors(path, weights, model)
     quantized = dense_bytes(model) if config.quantization == "none" else stored
     return Footprint(model, model.weight_bytes + quantized)

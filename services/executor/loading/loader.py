@@ -36,6 +36,7 @@ def load_model(
     model_impl: str = "auto",
     max_model_len: int | None = None,
     kv_scales: bool = False,
+    where_possible: bool = False,
     quantization: str | None = None,
     weights_cache: str | None = None,
     seed: int = 0,
@@ -51,7 +52,8 @@ def load_model(
     weights by `seed`). model_impl: auto takes our own implementation where there is one, else transformers'.
     dtype auto: the checkpoint's, if that has 16 bits, else bfloat16. max_model_len: longest request to serve, by
     default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
-    checkpoint's if it has them, else 1. quantization: None runs weights as they are stored, a method insists on it,
+    checkpoint's if it has them, else 1; a model without layers that can have one is refused, unless where_possible.
+    quantization: None runs weights as they are stored, a method insists on it,
     "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: put over the
     keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, of which each has
     whole experts if whole_experts; stage: which of its layers, of how many parts; of our own models only. progress is
@@ -89,13 +91,15 @@ def load_model(
             dummy_seed=dummy_seed,
             quantization=quantization,
             weights_cache=weights_cache,
-            fp8_kv_cache=kv_scales,
+            fp8_kv_cache=kv_scales and not where_possible,
             tensor=tensor,
             whole_experts=whole_experts,
             stage=stage,
             progress=progress,
         )
-    if kv_scales:
+    if kv_scales and where_possible and not any(layer.can_be_fp8 for layer in loaded.attention_layers):
+        logger.info("no layer stores keys and values that could be fp8: they are as without --kv-cache-dtype")
+    elif kv_scales:
         weights = None if load_format == "dummy" else checkpoint.weights()
         _set_kv_scales(loaded, weights, checkpoint.path, device)
     return loaded

@@ -291,4 +291,4 @@ def check_random_steps(model: Model, driver: Driver, seed: int) -> None:
 
 def graph_steps(mode: str) -> float:
     """Steps that were captured, replayed or eager, in this process so far."""
-    return stats.GRAPH_STEPS.labels(mode)._value.get()
+    return sum(stats.GRAPH_STEPS.labels(mode, kind)._value.get() for kind in ("decode", "mixed", "prefill"))

@@ -1,6 +1,7 @@
 """Which decode steps are captured; what is refused is in test_startup.py."""
 
-from pagewire.services.executor.capture_sizes import capture_sizes, draft_sizes
+from pagewire.services.executor.capture_sizes import capture_sizes, draft_sizes, graph_shapes, prompt_sizes
+from pagewire.services.executor.limits import Limits
 
 
 def test_default_capture_sizes():
@@ -24,3 +25,26 @@ def test_tokens_with_drafts():
     assert (sizes[0], sizes[-1], len(sizes)) == (2, 512, 50), "larger steps keep the device busy"
     assert draft_sizes((1, 2, 4, 8), 3, 20) == (2, 4, 8, 16, 20)
     assert draft_sizes((1, 2), 0, 8192) == draft_sizes((), 3, 8192) == ()
+
+
+def test_sizes_of_steps_with_prompts():
+    assert prompt_sizes(None, 8192)[-1] == 2048 and prompt_sizes(4096, 8192)[-1] == 4096
+    assert prompt_sizes(8192, 1000)[-1] == prompt_sizes(None, 1000)[-1] == 1000  # of a step
+    assert prompt_sizes(0, 8192) == ()
+    sizes = prompt_sizes(None, 8192)
+    assert sizes == tuple(sorted(sizes)) and len(sizes) < 30
+    for num_tokens in range(64, 2049):
+        padded = next(size for size in sizes if size >= num_tokens)
+        # No more than a third is padding, or what products compute anyway.
+        assert 3 * padded <= 4 * num_tokens or -(-padded // 128) == -(-num_tokens // 128)
+
+
+def test_only_steps_that_there_are_have_shapes():
+    def shapes(**limits: int) -> list[tuple[int, int, int]]:
+        limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 100, "block_size": 16} | limits
+        of_prompts = graph_shapes((), Limits(**limits), 0, (16, 64))
+        return [(shape.num_tokens, shape.max_query_len, shape.min_query_len) for shape in of_prompts]
+
+    assert shapes() == [(64, 64, 1), (64, 64, 17), (16, 16, 1)]
+    assert shapes(max_num_seqs=1) == [(64, 64, 17), (16, 16, 1)]
+    assert shapes(max_model_len=17) == [(16, 16, 1)]  # the longest query has 16 tokens

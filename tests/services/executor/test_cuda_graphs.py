@@ -1,4 +1,4 @@
-"""Decode steps through recorded graphs, with a stand-in for the device's: a graph that calls its function again.
+"""Steps through recorded graphs, with a stand-in for the device's: a graph that calls its function again.
 
 Like a CUDA graph it does nothing when it is recorded, reads and writes the memory that it was recorded with, and
 always gives its result in the same tensor.
@@ -6,13 +6,19 @@ always gives its result in the same tensor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewire.services.executor.cuda_graphs import Function
+from pagewire.kernels import ops
+from pagewire.services.executor.capture_sizes import graph_shapes
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Function
 from pagewire.services.executor.graph_capture import capture_graphs
+from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.stepping import (
@@ -28,6 +34,7 @@ from tests.services.executor.stepping import (
 )
 
 SIZES = (1, 2, 4, 7)
+PROMPTS = (8, 16, 24, 40, 64, 128)
 
 
 class ReplayedFunction:
@@ -49,10 +56,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     return tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
 
 
-def graph_driver(model: DecoderModel) -> Driver:
+def graph_driver(model: DecoderModel, prompts: Sequence[int] = ()) -> Driver:
     """The KV cache holds NaN wherever no request has written, after the capture too."""
     runner = ModelRunner(model, LIMITS, 64, CPU)
-    capture_graphs(runner, SIZES, lambda fraction, text: None, ReplayedFunction)
+    capture_graphs(runner, SIZES, lambda fraction, text: None, ReplayedFunction, prompts)
     for layer in model.attention_layers:
         layer.kv_cache.fill_(float("nan"))
     return Driver(runner, 64)
@@ -62,7 +69,7 @@ def graph_driver(model: DecoderModel) -> Driver:
 @settings(max_examples=12, deadline=None)
 def test_graphs_change_no_token(model: DecoderModel, data: st.DataObject) -> None:
     """Requests that come, decode in every number and order, and leave: padded, exact and eager batches mix."""
-    driver = graph_driver(model)
+    driver = graph_driver(model, data.draw(st.sampled_from(((), PROMPTS, PROMPTS[:3]))))
     check_random_steps(model, driver, data.draw(st.integers(0, 2**32)))
 
 
@@ -102,3 +109,70 @@ def test_pipelined_results_survive_the_next_replay(model: DecoderModel) -> None:
     for output in outputs:
         driver.collect(output)
     assert driver.tokens[0] == alone(model, prompt(5), 7)
+
+
+def test_which_steps_with_prompts_are_replayed(model: DecoderModel) -> None:
+    driver = graph_driver(model, PROMPTS[:-1])
+    for request_id, length in enumerate((20, 40, 3, 90)):
+        driver.add(request_id, prompt(length, seed=request_id))
+    replayed, eager = graph_steps("replayed"), graph_steps("eager")
+    driver.step({0: 20, 1: 17, 2: 3})  # long queries and a short one
+    driver.step({0: 1, 1: 23, 2: 1})  # beside decodes
+    driver.step({0: 1, 3: 5})  # short ones alone
+    driver.step({3: 60})  # a long one alone
+    assert (graph_steps("replayed"), graph_steps("eager")) == (replayed + 4, eager)
+    driver.add(4, prompt(50, seed=4))
+    driver.step({4: 50, 3: 25})  # more tokens than the largest size
+    assert graph_steps("eager") == eager + 1
+    for request_id, num_tokens in ((0, 3), (1, 1), (2, 2), (3, 1), (4, 1)):
+        length = (20, 40, 3, 90, 50)[request_id]
+        assert driver.tokens[request_id] == alone(model, prompt(length, seed=request_id), num_tokens)
+
+
+@pytest.mark.parametrize("prompts", [(), PROMPTS], ids=["eager", "graphs"])
+def test_attention_launches_no_kernel_for_queries_that_there_are_not(
+    model: DecoderModel, prompts: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kernels are chosen by the shortest and the longest query that a layer's call says."""
+    driver = graph_driver(model, prompts)
+    calls = list[tuple[bool, bool]]()
+    attend = ops.paged_attention
+
+    def spy(*arguments: Any) -> Tensor:
+        longest, shortest = arguments[5:7]
+        calls.append((shortest <= ops.SHORT_QUERY, longest > ops.SHORT_QUERY))
+        return attend(*arguments)
+
+    monkeypatch.setattr(ops, "paged_attention", spy)
+
+    def kernels(scheduled: Mapping[int, int]) -> tuple[bool, bool]:
+        """Whether the one for short queries is launched, and the one for long ones."""
+        calls.clear()
+        driver.step(scheduled)
+        assert len(calls) == len(model.attention_layers) and len(set(calls)) == 1
+        return calls[0]
+
+    for request_id in range(3):
+        driver.add(request_id, prompt(50, seed=request_id))
+    assert kernels({0: 50, 1: 20}) == (False, True)
+    assert kernels({0: 1, 1: 30, 2: 2}) == (True, True)
+    assert kernels({0: 1, 1: 1, 2: 5}) == (True, False)
+    assert kernels({0: 1, 1: 1}) == (True, False)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=8).filter(lambda lens: sum(lens) <= 128),
+    st.data(),
+)
+def test_padded_shapes_hold_what_they_are_for(lens: list[int], data: st.DataObject) -> None:
+    graphs = CudaGraphs()
+    for captured in graph_shapes(SIZES, LIMITS, 0, PROMPTS):
+        graphs.capture(captured, ReplayedFunction, lambda: None)
+    num_sampled = data.draw(st.integers(0, len(lens)))
+    shape = BatchShape(len(lens), sum(lens), num_sampled, max(lens), min(lens))
+    padded = graphs.padded(shape)
+    assert padded.num_tokens >= shape.num_tokens and padded.num_reqs >= shape.num_reqs
+    assert padded.num_reqs > shape.num_reqs or padded.num_tokens == shape.num_tokens  # somebody has the padding
+    assert padded.max_query_len >= shape.max_query_len and padded.min_query_len <= shape.min_query_len
+    assert padded.num_sampled >= shape.num_sampled

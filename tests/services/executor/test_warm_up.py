@@ -1,12 +1,18 @@
 """What the warm-up compiles, by which constants the launchers ask for."""
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.attention import decode_attention, paged_attention, prefill_attention
+from pagewire.kernels.triton.attention import (
+    decode_attention,
+    latent_attention,
+    paged_attention,
+    prefill_attention,
+)
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.warm_up import warm_up_steps
 
@@ -16,6 +22,38 @@ class Compiled(set[tuple[object, ...]]):
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return lambda *args, **constants: self.add(tuple(sorted(constants.items())))
+
+
+class Launched(list[str]):
+    """Which kernels were launched."""
+
+    def kernel(self, name: str) -> dict[int, Callable[..., None]]:
+        return defaultdict(lambda: lambda *args, **constants: self.append(name))
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "kernels"),
+    [((1, 1), ["decode"]), ((16, 1), ["decode"]), ((17, 40), ["prefill"]), ((40, 1), ["decode", "prefill"])],
+    ids=str,
+)
+def test_kernels_without_a_query_are_not_launched(
+    query_lens: tuple[int, int], kernels: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    launched = Launched()
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setattr(decode_attention, "decode_attention_kernel", launched.kernel("decode"))
+    monkeypatch.setattr(prefill_attention, "prefill_attention_kernel", launched.kernel("prefill"))
+    table, start_loc, seq_lens = (torch.empty(size, dtype=torch.int32, device="meta") for size in ((2, 64), 3, 2))
+    tables = (table, start_loc, seq_lens, max(query_lens), min(query_lens), 1.0)
+    query = torch.empty(sum(query_lens), 32, 64, dtype=torch.bfloat16, device="meta")
+    paged_attention.paged_attention(
+        query, torch.empty(1, 2, 8, 16, 64, dtype=query.dtype, device="meta"), *tables, 0, 0.0, None, None, 0
+    )
+    assert launched == kernels
+    launched.clear()
+    latents = torch.empty(1, 16, 64, dtype=query.dtype, device="meta")
+    latent_attention.latent_attention(query, latents, *tables, 48, 0)
+    assert launched == kernels
 
 
 @pytest.mark.parametrize("architecture", [80, 89, 90])
@@ -41,7 +79,7 @@ def test_warm_up_compiles_all_attention_kernels(
         table = torch.empty(num_reqs, 64, dtype=torch.int32, device="meta")
         start_loc, seq_lens = (torch.empty(num_reqs + n, dtype=torch.int32, device="meta") for n in (1, 0))
         paged_attention.paged_attention(
-            query, kv_cache, table, start_loc, seq_lens, longest, 1.0, 0, 0.0, None, None, 0
+            query, kv_cache, table, start_loc, seq_lens, longest, 1, 1.0, 0, 0.0, None, None, 0
         )
 
     limits = Limits(max_num_seqs, max_num_batched_tokens, 4096, 16)

@@ -39,7 +39,7 @@ def generate(directory: Path, model: str) -> dict[int, list[int]]:
     # Most drafts are wrong, whoever computes.
     proposer = KnownTexts([], 0.0, max_draft_tokens=1)
     runner = ModelRunner(tiny_llama(directory, **MODELS[model]), LIMITS, 32, CPU, proposer=proposer)
-    capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction)
+    capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction, prompts=(24,))
     driver = Driver(runner, 32)
     driver.add(0, prompt(11))
     driver.step({0: 7})
@@ -48,7 +48,7 @@ def generate(directory: Path, model: str) -> dict[int, list[int]]:
     driver.step({1: 1, 0: 1})
     driver.step({0: 1})  # padded
     driver.add(2, prompt(20, seed=2), sampling_params(seed=6, repetition_penalty=1.2, logprobs=2))
-    driver.step({0: 1, 2: 20, 1: 1})  # decodes beside a prompt that is long enough for the prefill kernel
+    driver.step({0: 1, 2: 20, 1: 1})  # padded; decodes beside a prompt that is long enough for the prefill kernel
     driver.step({2: 1, 0: 1, 1: 1})
     driver.step({2: 2, 0: 1, 1: 2}, {2: 1, 1: 1})
     driver.finish(0)

@@ -264,6 +264,8 @@ def test_scales_of_an_fp8_cache(
         [[1.0, 1.0], [1.0, 1.0]],
     ]
     assert all(layer.kv_scales is None for layer in load(tmp_path).attention_layers), "only an fp8 cache is scaled"
+    layers = load(tmp_path, kv_scales=True, where_possible=True).attention_layers
+    assert all(layer.kv_scales is not None for layer in layers)
 
 
 @pytest.mark.parametrize(

@@ -201,3 +201,5 @@ def test_an_fp8_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="--kv-cache-dtype fp8 is not supported for latent attention"):
         load(tmp_path, kv_scales=True, progress=lambda fraction, text: read.append(text))
     assert not read, "it is known before weights are read"
+    loaded = load(tmp_path, kv_scales=True, where_possible=True)
+    assert all(layer.kv_scales is None for layer in loaded.attention_layers)

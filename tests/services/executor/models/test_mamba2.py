@@ -205,8 +205,9 @@ def test_drafted_tokens_are_refused(model: Model) -> None:
     kv_cache.check_drafts(model, 0)
 
 
-def test_without_drafts_where_they_are_only_wanted(reference: tuple[Path, PreTrainedModel]) -> None:
-    assert start(reference[0], spec_method="auto")[1].max_draft_tokens == 0
+def test_what_is_only_wanted_where_possible_is_left_out(reference: tuple[Path, PreTrainedModel]) -> None:
+    """As of --profile cost."""
+    assert start(reference[0], spec_method="auto", kv_cache_dtype="smallest")[1].max_draft_tokens == 0
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
