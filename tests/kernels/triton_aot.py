@@ -22,6 +22,7 @@ from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions, ptx
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
+from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
 from benchmarks.kernels.specializations import (
     all_forms,
@@ -31,6 +32,8 @@ from benchmarks.kernels.specializations import (
     sampling_forms,
     state_forms,
 )
+from pagewire.kernels import tuning
+from pagewire.kernels.triton.products import scaled_product
 
 
 def largest_tiles(capability: int) -> Iterator[Specialization]:
@@ -91,6 +94,26 @@ def instruction_faults() -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
+def loop_faults() -> Iterator[str]:
+    """What a step of products with e4m3 waits for that it need not."""
+    for capability, tokens, blocks in itertools.product((89, 90), (16, 64, 2048), (False, True)):
+        config = tuning.lookup("fp8_product", capability, tokens=tokens, outputs=4096, inputs=4096)
+        product = scaled_product.specialization("fp8e4nv", "bf16", config, block_scales=blocks)
+        loop = main_loop(Specialization(*product), capability)
+        label = f"fp8_product of {tokens} tokens, {'blocks' if blocks else 'channels'}, sm_{capability}"
+        # Operands by 16 bytes at a time, all but one of the stages ahead: two of them, each with a load in flight.
+        in_flight = f"DEPBAR.LE SB0, {2 * (config['num_stages'] - 2):#x}"
+        if not count(loop, "LDGSTS.E.BYPASS.128") or count(loop, "DEPBAR.LE SB0") != count(loop, in_flight):
+            yield f"{label}: loads are not in flight, {[text for text in loop if 'DEPBAR' in text]}"
+        # Products of a step run on while the next one begins; sums of a block leave the tensor cores once per block.
+        if count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0") != (blocks and capability == 90):
+            yield f"{label}: {[text for text in loop if 'WARPGROUP.DEPBAR' in text]}"
+        # Scales are one of the weight and, of a thread's tokens, those of two rows of a tile, or of the few columns.
+        scales, most = count(loop, "LDG."), (5 if tokens == 16 else 9 if capability == 89 else 3) if blocks else 0
+        if scales > most:
+            yield f"{label}: {scales} loads of scales in each step, {most} are enough"
+
+
 # (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes
 GROUPED_PRODUCTS = ((4, "bf16"), (4, "fp16"), (8, "bf16"))
 
@@ -139,7 +162,7 @@ def main() -> int:
     else:
         forms = list(representatives())
     _, failed = compile_all(forms)
-    failed += [*instruction_faults(), *grouped_instruction_faults(), *launch_faults(forms)]
+    failed += [*instruction_faults(), *loop_faults(), *grouped_instruction_faults(), *launch_faults(forms)]
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0

@@ -152,6 +152,29 @@ def library_case(blocks: bool) -> None:
     assert_close(actual, reference.fp8_linear(x, weight, scales, None, bias))
 
 
+def fast_accumulation_case() -> None:
+    """torch's product is asked to add as the tensor cores do."""
+    x = tokens_of(4, 64)
+    weight, scales = fp8_weight(16, 64, blocks=False)
+    asked: list[bool] = []
+
+    def product(
+        codes: Tensor, weight: Tensor, x_scales: Tensor, scales: Tensor, bias: None, *, out_dtype: torch.dtype,
+        use_fast_accum: bool,
+    ) -> Tensor:  # fmt: skip
+        asked.append(use_fast_accum)
+        return (codes.float() @ weight.float() * x_scales * scales).to(out_dtype)
+
+    with (
+        configured(library_rows=1),
+        mock.patch.object(fp8_linear, "_refusal", lambda *_: None),
+        mock.patch.object(torch, "_scaled_mm", product),
+    ):
+        actual = fp8_linear.quantized_linear(x, weight, scales, None, None)
+    assert asked == [True]
+    assert_close(actual, reference.fp8_linear(x, weight, scales, None, None, quantize_input=True))
+
+
 def choice_case() -> None:
     """Which product a number of tokens and a GPU get."""
     x = tokens_of(fp8_linear.WEIGHT_ONLY_ROWS + 1, 64)
@@ -243,6 +266,8 @@ CASES: dict[str, Callable[[], None]] = {
     "fp8": partial(fp8_case, (3, 70, 200), bias=True),
     "fp8 fp16, fixed scale": partial(fp8_case, (19, 65, 33), F16, fixed=True),
     "fp8 blocks, ragged": partial(fp8_case, (21, 131, 300), blocks=True, bias=True),
+    "fp8 blocks, many tokens": partial(fp8_case, (70, 150, 300), blocks=True, bias=True),
+    "fp8 blocks, many tokens, splits": partial(fp8_case, (65, 9, 1300), blocks=True, split=True),
     "fp8 blocks, fixed scale": partial(fp8_case, (2, 40, 257), blocks=True, fixed=True),
     "fp8 blocks, splits": partial(fp8_case, (3, 9, 1300), blocks=True, split=True),
     "fp8, splits": partial(fp8_case, (3, 9, 1300), F16, bias=True, split=True),
@@ -251,6 +276,7 @@ CASES: dict[str, Callable[[], None]] = {
     "weight-only fp16 blocks, splits": partial(weight_only, (1, 131, 1300), F16, blocks=True, split=True),
     "weight-only by the library": partial(library_case, False),
     "weight-only by the library, blocks": partial(library_case, True),
+    "fast accumulation": fast_accumulation_case,
     "choice of a product": choice_case,
     "refusals of the library": refusals_case,
     "huge strides": huge_strides_case,

@@ -5,7 +5,8 @@ What is multiplied: int8 with int8, e4m3 with e4m3 (compute capability 8.9 and a
 are those columns of a matrix instruction that may be as few as 8, and converted weights go from registers to it.
 
 Scales: per output and per token, which multiply a tile once; or per block of 128 x 128 of the weight and per 128 inputs
-of a token, which multiply the products of each step.
+of a token, which multiply the products of each step. On compute capability 9.0 that waits for these, once per 128
+inputs; another program of the multiprocessor multiplies meanwhile where registers leave room for one.
 
 Where tiles are too few to fill a GPU, the inputs are cut into splits. Each program then writes its sums to `partials`
 and counts itself; the last one of a tile to arrive adds them up, in the order of the splits whoever comes last.
@@ -31,6 +32,18 @@ from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes
 
 # Steps of a split, at least: fewer cost more than they gain, as the loads of the first ones are waited for.
 MIN_STEPS = 4
+
+
+@triton.jit
+def step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, block):
+    """What the products of a block of inputs are multiplied by: fp32, per token where these have scales.
+
+    weight_scales points to those of the tile's block of outputs.
+    """
+    scale = tl.load(weight_scales + block)
+    if x_scales_ptr is not None:
+        scale *= tl.load(x_scales_ptr + block.to(tl.int64) * x_scales_group_stride + columns)
+    return scale
 
 
 _COUNTS = ["num_tokens", "x_scales_group_stride", "scales_row_size", "steps_per_split"]
@@ -60,6 +73,7 @@ def scaled_product_kernel(
     BLOCK_SCALES: tl.constexpr,
     GROUP: tl.constexpr,
     CONVERT: tl.constexpr,  # weight-only: how (`fp8_weights.decode_weights`)
+    TOKENS_FIRST: tl.constexpr,  # tiles are multiplied as [tokens, outputs]
 ):
     wait_for_inputs()
     launch_dependents()
@@ -85,7 +99,12 @@ def scaled_product_kernel(
     x_dtype: tl.constexpr = x_ptr.dtype.element_ty
     INTEGER: tl.constexpr = x_dtype == tl.int8
     WEIGHT_ONLY: tl.constexpr = weight_ptr.dtype.element_ty == tl.uint8
-    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.int32 if INTEGER else tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N] if TOKENS_FIRST else [BLOCK_N, BLOCK_M], tl.int32 if INTEGER else tl.float32)
+    if BLOCK_SCALES:
+        # A tile has one block of outputs. Scales are loaded a step ahead, so that no product is waited for twice.
+        tl.static_assert(BLOCK_N <= GROUP)
+        weight_scales = scales_ptr + tile_n * BLOCK_N // GROUP * scales_row_size
+        scale = step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, first * BLOCK_K // GROUP)
     for step in tl.range(first, last):
         start = step * BLOCK_K
         if EVEN:
@@ -97,16 +116,22 @@ def scaled_product_kernel(
         if WEIGHT_ONLY:
             weight = decode_weights(weight, x_dtype, CONVERT)
         if BLOCK_SCALES:
-            block = start // GROUP
-            scale = tl.load(scales_ptr + rows // GROUP * scales_row_size + block)[:, None]
-            if x_scales_ptr is not None:
-                scale = scale * tl.load(x_scales_ptr + block.to(tl.int64) * x_scales_group_stride + columns)[None, :]
-            acc += tl.dot(weight, x, input_precision="tf32x3") * scale
+            next_block = tl.minimum(step + 1, last - 1) * BLOCK_K // GROUP
+            next_scale = step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, next_block)
+            if TOKENS_FIRST:
+                acc += tl.dot(tl.trans(x), tl.trans(weight)) * scale[:, None]
+            elif x_scales_ptr is not None:
+                acc += tl.dot(weight, x) * scale[None, :]
+            else:
+                acc += tl.dot(weight, x, input_precision="tf32x3") * scale
+            scale = next_scale
         elif INTEGER:
             acc = tl.dot(weight, x, acc, out_dtype=tl.int32)
         else:
-            # Hopper adds e4m3 products with fewer bits than fp32 has: not more than BLOCK_K of them.
-            acc = tl.dot(weight, x, acc, input_precision="tf32x3", max_num_imprecise_acc=BLOCK_K)
+            # Fast accumulation of e4m3: `fp8_linear.py` says why.
+            acc = tl.dot(weight, x, acc, input_precision="tf32x3")
+    if TOKENS_FIRST:
+        acc = tl.trans(acc)
 
     if partials_ptr is not None:
         TILE: tl.constexpr = BLOCK_N * BLOCK_M
@@ -155,9 +180,11 @@ def scaled_product(
     """
     (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     out = torch.empty(num_tokens, num_outputs, dtype=dtype, device=x.device)
+    block_scales = scales.dim() == 2
     constants = _constants(
-        config["block_m"], config["block_n"], config["block_k"], num_inputs, scales.dim() == 2, x.device.type == "cuda"
-    )
+        config["block_m"], config["block_n"], config["block_k"], num_inputs, block_scales, x_scales is not None,
+        x.device.type == "cuda",
+    )  # fmt: skip
     tiles_n = triton.cdiv(num_outputs, constants["BLOCK_N"])
     tiles = triton.cdiv(num_tokens, constants["BLOCK_M"]) * tiles_n
     # As for the next power of two of tokens, so that a warm-up with these compiles all that serving will launch.
@@ -219,9 +246,11 @@ def _splits(tiles: int, steps: int, programs: int) -> tuple[int, int]:
 
 @cache
 def _constants(
-    block_m: int, block_n: int, block_k: int, num_inputs: int, block_scales: bool, convert: bool
+    block_m: int, block_n: int, block_k: int, num_inputs: int, block_scales: bool, quantized: bool, convert: bool
 ) -> dict[str, Any]:
-    block_k = min(block_k, GROUP) if block_scales else block_k
+    """quantized: whether x is."""
+    if block_scales:
+        block_n, block_k = min(block_n, GROUP), min(block_k, GROUP)
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -230,6 +259,8 @@ def _constants(
         "BLOCK_SCALES": block_scales,
         "GROUP": GROUP,
         "CONVERT": convert,
+        # A thread has sums of two rows and many columns of a tile, so that scales of rows cost it two loads a step.
+        "TOKENS_FIRST": block_scales and quantized and block_m >= 64,
     }
 
 
@@ -265,5 +296,6 @@ def specialization(
         "steps_per_split": "i32",
     }
     absent = {name: None for name, kind in types.items() if kind == "constexpr"}
-    constants = _constants(config["block_m"], config["block_n"], config["block_k"], num_inputs, block_scales, True)
+    tile = (config["block_m"], config["block_n"], config["block_k"])
+    constants = _constants(*tile, num_inputs, block_scales, x in ("i8", "fp8e4nv"), True)
     return Specialization(scaled_product_kernel, types, constants | absent, config["num_warps"], config["num_stages"])
