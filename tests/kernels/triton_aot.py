@@ -133,10 +133,11 @@ def grouped_instruction_faults() -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
-# They run in prefill steps or once, and begin when all before them have ended.
-IN_TURN = ("prefill_attention", "dequantize", "grouped_dequantize", "encoder_attention", "rotate", "tiled_state_scan")
-# Not yet among those that begin early.
-IN_TURN += ("decode_attention", "step_inputs")
+# They run in prefill steps or once, and begin when all before them have ended; the last two, still.
+IN_TURN = {
+    "prefill_attention", "dequantize", "grouped_dequantize", "encoder_attention", "rotate", "tiled_state_scan",
+    "decode_attention", "step_inputs",
+}  # fmt: skip
 WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 
 
