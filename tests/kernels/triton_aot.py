@@ -8,25 +8,26 @@ whether all compiled, fit in shared memory and keep their spills below the bound
 Without --all, what is most likely to break: on sm_90 (the largest configurations) and sm_89 (the least shared memory)
 every configuration of the attention tables once, in the largest tile that it is chosen for, and products with int8,
 fp8, grouped and experts' weights in their largest tile; everything else in its bf16 forms for Llama's shapes, on sm_90.
-The machine instructions of products are looked at on all three, and on sm_90 that kernels which begin early wait.
+The machine instructions of products are looked at on all three.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
-from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions, ptx
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
 from benchmarks.kernels.specializations import (
+from tests.kernels.early_kernels import launch_faults
     all_forms,
     attention,
+    attention_form,
     elementwise,
     encoder_forms,
     sampling_forms,
@@ -114,6 +115,18 @@ def loop_faults() -> Iterator[str]:
             yield f"{label}: {scales} loads of scales in each step, {most} are enough"
 
 
+LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 1, "query_len": 4096}
+
+
+def overlap_faults() -> Iterator[str]:
+    """What of a tile of long queries makes the tensor cores wait, where two tiles are in flight on sm_90."""
+    loop = main_loop(attention_form("prefill_attention", 90, LONG_PROMPT), 90)
+    last_product = max(at for at, text in enumerate(loop) if text.startswith("HGMMA"))
+    first_weight = min(at for at, text in enumerate(loop) if text.startswith("MUFU.EX2"))
+    if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < last_product:
+        yield "prefill_attention sm_90: weights wait for the product with the values of the tile before"
+
+
 # (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes
 GROUPED_PRODUCTS = ((4, "bf16"), (4, "fp16"), (8, "bf16"))
 
@@ -133,37 +146,14 @@ def grouped_instruction_faults() -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
-# They run in prefill steps or once, and begin when all before them have ended; the last two, still.
-IN_TURN = {
-    "prefill_attention", "dequantize", "grouped_dequantize", "encoder_attention", "rotate", "tiled_state_scan",
-    "decode_attention", "step_inputs",
-}  # fmt: skip
-WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
-
-
-def launch_faults(forms: Iterable[tuple[int, Specialization]]) -> Iterator[str]:
-    """What would be wrong with a kernel that begins before the one before it has ended (`kernels/triton/launch.py`)."""
-    seen = set()
-    for capability, form in forms:
-        if (capability, form.name) in seen:
-            continue
-        seen.add((capability, form.name))
-        found = re.findall(rf"{WAIT}|{LAUNCH}|\b(?:st\.global|atom\.|red\.|ret;)", ptx(form, capability))
-        early = capability >= 90 and form.name.removesuffix("_kernel") not in IN_TURN
-        # Before anything is written, counted or left off, all programs have waited; then the next kernel may begin.
-        if early and (found[:2] != [WAIT, LAUNCH] or found.count(WAIT) != 1):
-            yield f"{form.name} sm_{capability}: it does not wait before all else, but {found}"
-        if not early and (WAIT in found or LAUNCH in found):
-            yield f"{form.name} sm_{capability}: it waits for what is not launched early"
-
-
 def main() -> int:
     if "--all" in sys.argv[1:]:
         forms = [(capability, form) for capability in ARCHITECTURES for form in all_forms(capability).values()]
     else:
         forms = list(representatives())
     _, failed = compile_all(forms)
-    failed += [*instruction_faults(), *loop_faults(), *grouped_instruction_faults(), *launch_faults(forms)]
+    failed += [*instruction_faults(), *loop_faults(), *overlap_faults(), *grouped_instruction_faults()]
+    failed += launch_faults(forms)
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0
