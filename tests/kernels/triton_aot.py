@@ -24,7 +24,6 @@ from benchmarks.kernels.expert_forms import expert_forms, largest_expert_product
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
 from benchmarks.kernels.specializations import (
-from tests.kernels.early_kernels import launch_faults
     all_forms,
     attention,
     attention_form,
@@ -35,6 +34,7 @@ from tests.kernels.early_kernels import launch_faults
 )
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.products import scaled_product
+from tests.kernels.early_kernels import launch_faults
 
 
 def largest_tiles(capability: int) -> Iterator[Specialization]:
