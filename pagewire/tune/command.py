@@ -81,12 +81,10 @@ def main(argv: Sequence[str]) -> int:
 
 def summary(found: Found, settings: TuneConfig) -> list[str]:
     lines = ["the time is over: not all was tried (--minutes)"] if found.is_out_of_time else []
-    if found.before is not None and found.after is not None:
-        lines.append(f"{'':<34}{'before':>10}{'after':>10}")
-        lines += [
-            f"{title:<34}{getattr(found.before, name):>10.1f}{getattr(found.after, name):>10.1f}"
-            for title, name in _SHOWN
-        ]
+    shown = [figures for figures in (found.before, found.after) if figures is not None]
+    lines.append(f"{'':<34}" + "".join(f"{title:>10}" for title in (["before", "after"] if shown[1:] else ["now"])))
+    for title, name in _SHOWN:
+        lines.append(f"{title:<34}" + "".join(f"{getattr(figures, name):>10.1f}" for figures in shown))
     if found.spread > LEAST_GAIN:
         lines.append(
             f"the same flags differed by up to {found.spread:.0%} from one measurement to another: on a quieter "
