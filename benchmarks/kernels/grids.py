@@ -23,6 +23,7 @@ COMPILED: dict[str, Grid] = {
     "prefill_attention": {
         "block_m": (64, 128),
         "block_n": (32, 64, 128),
+        "tiles_in_flight": (1, 2),
         "num_warps": (4, 8),
         "num_stages": (2, 3),
     },
@@ -56,6 +57,7 @@ LAUNCHED: dict[str, Grid] = {
 _INTERPRETED: Grid = {"block_n": (16,)}
 # Of a thread: more spill, and with fewer a warp has too little to do.
 _MOST_SUMS, _LEAST_SUMS = 128, 4
+_MOST_PREFILL_SUMS = 192  # what compiles without spills, beside addresses
 _SHARED_BYTES = 227 * 1024  # of the largest architecture
 
 
@@ -85,8 +87,12 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return staged <= _SHARED_BYTES
     if kernel == "prefill_attention":
         staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
-        sums = config["block_m"] * (shape["head_dim"] + config["block_n"]) / threads
-        return staged <= _SHARED_BYTES and sums <= 2 * _MOST_SUMS
+        # With two tiles in flight a thread has the weights of one beside the scores of the other.
+        columns = shape["head_dim"] + config["block_n"] * config["tiles_in_flight"]
+        sums = config["block_m"] * columns / threads
+        # Scores of 32 keys wait for shared memory: twice the bytes of 64 for as many products.
+        overlaps = shape["kv_bytes"] == 2 and (config["block_n"] > 32 or shape["head_dim"] > 128)
+        return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
     sums = config["block_m"] * config["block_n"] / threads

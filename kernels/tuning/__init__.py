@@ -58,7 +58,9 @@ KERNELS = {
         ("block_n", "num_warps", "num_stages", "programs_per_sm", "min_split"),
     ),
     "prefill_attention": Keys(
-        _ATTENTION_BOUNDS, _ATTENTION_DISTANCES, ("block_m", "block_n", "num_warps", "num_stages")
+        _ATTENTION_BOUNDS,
+        _ATTENTION_DISTANCES,
+        ("block_m", "block_n", "tiles_in_flight", "num_warps", "num_stages"),
     ),
     # library_rows: from how many tokens on a library's product is faster.
     "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),

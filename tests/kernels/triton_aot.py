@@ -26,6 +26,7 @@ from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, larg
 from benchmarks.kernels.specializations import (
     all_forms,
     attention,
+    attention_form,
     elementwise,
     encoder_forms,
     sampling_forms,
@@ -113,6 +114,18 @@ def loop_faults() -> Iterator[str]:
             yield f"{label}: {scales} loads of scales in each step, {most} are enough"
 
 
+LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 1, "query_len": 4096}
+
+
+def overlap_faults() -> Iterator[str]:
+    """What of a tile of long queries makes the tensor cores wait, where two tiles are in flight on sm_90."""
+    loop = main_loop(attention_form("prefill_attention", 90, LONG_PROMPT), 90)
+    last_product = max(at for at, text in enumerate(loop) if text.startswith("HGMMA"))
+    first_weight = min(at for at, text in enumerate(loop) if text.startswith("MUFU.EX2"))
+    if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < last_product:
+        yield "prefill_attention sm_90: weights wait for the product with the values of the tile before"
+
+
 # (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes
 GROUPED_PRODUCTS = ((4, "bf16"), (4, "fp16"), (8, "bf16"))
 
@@ -138,7 +151,7 @@ def main() -> int:
     else:
         forms = list(representatives())
     _, failed = compile_all(forms)
-    failed += [*instruction_faults(), *loop_faults(), *grouped_instruction_faults()]
+    failed += [*instruction_faults(), *loop_faults(), *overlap_faults(), *grouped_instruction_faults()]
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0
