@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -71,14 +72,21 @@ def _check_cover(items: Sequence[Item], query_lens: Sequence[int], seq_lens: Seq
         first_seen = max(seq_lens[request] - query_lens[request] - window + 1, 0) if window else 0
         assert splits[0].first_key <= first_seen
         # Where a tile ends, the splits behind it have no keys.
-        for one, other in zip(splits, splits[1:], strict=False):
+        for one, other in pairwise(splits):
             assert one.end == min(other.first_key, last.position + last.tokens)
         assert last.end == last.position + last.tokens
     ours = {request for request, length in enumerate(seq_lens) if length and 0 < query_lens[request] <= 16}
     assert {item.request for item in items} == ours
 
 
-def decodes(num_reqs: int, seq_len: int, splits: int, shortest: int, heads: tuple[int, int, int] = (32, 8, 128)) -> None:
+LLAMA, SMALL = (32, 8, 128), (14, 2, 64)
+
+
+def covers(query_lens: Sequence[int], seq_lens: Sequence[int], window: int = 0, split_size: int = 0) -> None:
+    check(query_lens, seq_lens, window=window, split_size=split_size)
+
+
+def decodes(num_reqs: int, seq_len: int, splits: int, shortest: int, heads: tuple[int, int, int] = LLAMA) -> None:
     """Of requests of equal length, into how many splits they are cut, and the fewest tokens of one."""
     items = check([1] * num_reqs, [seq_len] * num_reqs, heads)
     assert {item.splits for item in items} == {splits}
@@ -112,12 +120,12 @@ CASES: dict[str, Callable[[], None]] = {
     "64 x 1k": partial(decodes, 64, 1024, 3, 320),
     "64 x 4k": partial(decodes, 64, 4096, 3, 1344),
     "1 x 32k": partial(decodes, 1, 32768, 47, 640),
-    "1 x 32k, two KV heads": partial(decodes, 1, 32768, 64, 512, (14, 2, 64)),
+    "1 x 32k, two KV heads": partial(decodes, 1, 32768, 64, 512, SMALL),
     "one short request": partial(decodes, 1, 100, 1, 100),
-    "padding, a prompt and drafts": lambda: [check([1, 5, 1, 40, 16, 0, 127], [700, 333, 0, 900, 16, 0, 0])],  # type: ignore[misc]
-    "windows": lambda: [check([1, 4, 9], [5000, 3, 400], window=300)],  # type: ignore[misc]
-    "fixed": lambda: [check([1, 20, 3], [5000, 90, 400], split_size=100)],  # type: ignore[misc]
-    "more requests than are looked at together": lambda: [check([1] * 300, [n % 77 * 60 for n in range(300)])],  # type: ignore[misc]
+    "padding, a prompt and drafts": partial(covers, [1, 5, 1, 40, 16, 0, 127], [700, 333, 0, 900, 16, 0, 0]),
+    "windows": partial(covers, [1, 4, 9], [5000, 3, 400], window=300),
+    "fixed": partial(covers, [1, 20, 3], [5000, 90, 400], split_size=100),
+    "more requests than are looked at together": partial(covers, [1] * 300, [n % 77 * 60 for n in range(300)]),
     "sweep 0": partial(sweep, 0),
     "sweep 1": partial(sweep, 1),
 }

@@ -28,6 +28,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # int64 of an item, two numbers each, the lower half first: request, tokens of the tile and (<< 8) split; the tile's
 # first token in the batch, that one's position; first key, end of the keys; where the tile's partials begin, splits and
@@ -42,7 +43,7 @@ MOST_WAVES = 6
 PROGRAM_COST = tl.constexpr(0.5)
 SPLIT_COST = tl.constexpr(1 / 16)
 # Requests and items that are looked at together.
-REQS, ITEMS = 128, 16
+REQS, ITEMS = 32, 16
 NUM_WARPS = 8
 
 
@@ -266,6 +267,8 @@ def split_plan_kernel(
     ITEMS: tl.constexpr,
 ):
     """One program."""
+    wait_for_inputs()
+    launch_dependents()
     if FIXED:
         total = _plan_by_request(
             query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, least // BLOCK_N,
@@ -308,6 +311,7 @@ def split_plan(
         cut.least,
         **_constants(cut.block_q, block_n, block_size, sliding_window, is_fixed),
         num_warps=NUM_WARPS,
+        **dependent_launch(seq_lens.device),
     )
     return plan
 
