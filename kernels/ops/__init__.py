@@ -41,13 +41,14 @@ from pagewire.kernels.ops.experts import (
 )
 from pagewire.kernels.ops.inputs import step_inputs
 from pagewire.kernels.ops.latent import MAX_LATENT_DIM, head_linear, latent_attention, rotary_store_latent
-from pagewire.kernels.ops.plans import plan_attention, plan_latent_attention
 from pagewire.kernels.ops.products import (
     fp8_linear,
     grouped_embedding,
     grouped_linear,
     int8_linear,
     linear,
+    normed_grouped_linear,
+    normed_linear,
     packed_embedding,
     packed_linear,
     rough_grouped_linear,
@@ -115,12 +116,12 @@ __all__ = [
     "look_up_drafts",
     "mask_tokens",
     "norm_add_rms_norm",
+    "normed_grouped_linear",
+    "normed_linear",
     "packed_embedding",
     "packed_experts_linear",
     "packed_linear",
     "paged_attention",
-    "plan_attention",
-    "plan_latent_attention",
     "rms_norm_",
     "rotary_store_kv",
     "rotary_store_latent",
