@@ -77,5 +77,5 @@ def _has_instructions(semantic: Any) -> bool:
 
 
 # What marks a function that the compiler calls, as those of triton.language are.
-for _function in (wait_for_inputs, launch_dependents, prefetch):
-    _function.__triton_builtin__ = True  # type: ignore[attr-defined]
+for _name in ("wait_for_inputs", "launch_dependents", "prefetch"):
+    globals()[_name].__triton_builtin__ = True

@@ -26,7 +26,7 @@ from pagewire.services.executor.layers.weights import (
 from pagewire.services.executor.parallel.communicator import Communicator
 
 
-class Stream(NamedTuple):
+class StreamUpdate(NamedTuple):
     """The residual stream as a layer's half finds it, and where it leaves it: both [num_tokens, hidden_size]."""
 
     residual: Tensor
@@ -113,7 +113,7 @@ class Linear:
         """Whether `after_norm` may be called, which is known when the weight is installed."""
         return self._exchange is None and isinstance(self.weight, NormedWeight) and self.weight.takes_norm
 
-    def after_norm(self, norm: RMSNorm, x: Tensor, stream: Stream, *, gated: bool = False) -> Tensor:
+    def after_norm(self, norm: RMSNorm, x: Tensor, stream: StreamUpdate, *, gated: bool = False) -> Tensor:
         """The product of `norm.add(x, stream.residual)`, but that the sum becomes `stream.updated`.
 
         gated: `silu_and_mul` of it.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.services.executor.layers.linear import Linear, Split, Stream
+from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError
@@ -41,7 +41,7 @@ class MLP:
     def takes_norm(self) -> bool:
         return self.activation is ops.silu_and_mul and self.up.takes_norm
 
-    def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: Stream) -> Tensor:
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: StreamUpdate) -> Tensor:
         """As of `norm.add(hidden, stream.residual)`, but that the sum becomes `stream.updated`."""
         return self.down(self.up.after_norm(norm, hidden, stream, gated=True))
 

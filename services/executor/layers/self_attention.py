@@ -9,7 +9,7 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.services.executor.layers.heads import Heads, heads_of
 from pagewire.services.executor.layers.kv_spec import KVSpec
-from pagewire.services.executor.layers.linear import Linear, Split, Stream
+from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.paged_attention import PagedAttention, Sinks
 from pagewire.services.executor.layers.placement import Placement
@@ -98,7 +98,7 @@ class SelfAttention:
     def takes_norm(self) -> bool:
         return self.qkv.takes_norm
 
-    def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: Stream, context: StepContext) -> Tensor:
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: StreamUpdate, context: StepContext) -> Tensor:
         """As of `norm.add(hidden, stream.residual)`, but that the sum becomes `stream.updated`."""
         return self.o(self.heads(self.qkv.after_norm(norm, hidden, stream), context))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear, Stream
+from pagewire.services.executor.layers.linear import Linear, StreamUpdate
 from pagewire.services.executor.layers.mlp import MLP
 from pagewire.services.executor.layers.norm import LayerNorm, RMSNorm
 from pagewire.services.executor.layers.self_attention import SelfAttention
@@ -153,17 +153,19 @@ class PreNormLayer:
 
     def _find_products(self) -> bool:
         """Whether both halves begin with a product that computes the norm, too; the weights are installed."""
-        norms = isinstance(self.input_norm, RMSNorm) and isinstance(self.post_attention_norm, RMSNorm)
-        halves = isinstance(self.attention, SelfAttention) and isinstance(self.mlp, MLP)
-        return norms and halves and self.attention.takes_norm and self.mlp.takes_norm
+        if not (isinstance(self.input_norm, RMSNorm) and isinstance(self.post_attention_norm, RMSNorm)):
+            return False
+        if not (isinstance(self.attention, SelfAttention) and isinstance(self.mlp, MLP)):
+            return False
+        return self.attention.takes_norm and self.mlp.takes_norm
 
     def _in_products(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         assert isinstance(self.input_norm, RMSNorm) and isinstance(self.post_attention_norm, RMSNorm)
         assert isinstance(self.attention, SelfAttention) and isinstance(self.mlp, MLP)
         # A kernel cannot write what its other programs read: there and back.
         between = torch.empty_like(residual)
-        hidden = self.attention.after_norm(self.input_norm, hidden, Stream(residual, between), context)
-        return self.mlp.after_norm(self.post_attention_norm, hidden, Stream(between, residual))
+        hidden = self.attention.after_norm(self.input_norm, hidden, StreamUpdate(residual, between), context)
+        return self.mlp.after_norm(self.post_attention_norm, hidden, StreamUpdate(between, residual))
 
     def leaves(self) -> Iterator[Leaf]:
         yield self.input_norm
