@@ -70,6 +70,12 @@ KERNELS = {
         ("group", "outputs", "inputs"),
         ("block_m", "block_n", "num_warps", "num_stages", "programs_per_sm", "library_rows"),
     ),
+    # Products with experts' weights. tokens: of an expert on average; x_bytes: of an element, 1 where x is quantized.
+    "experts": Keys(
+        ("x_bytes", "weight_bytes", "tokens"),
+        ("outputs", "inputs"),
+        ("block_m", "block_n", "block_k", "num_warps", "num_stages"),
+    ),
     # gemm_rows: from how many tokens on tensor cores are faster.
     "grouped_gemv": Keys(
         ("bits",),
