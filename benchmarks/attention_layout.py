@@ -38,7 +38,9 @@ def decode_of_all_layers(caches: list[Tensor], num_reqs: int, context: int) -> C
 
     def run() -> None:
         for cache in caches:
-            ops.paged_attention(query, cache, table, starts, seq_lens, 1, 1, HEAD_DIM**-0.5, 0, 0.0, scales, None, 0)
+            ops.paged_attention(
+                query, cache, table, starts, seq_lens, 1, 1, HEAD_DIM**-0.5, 0, 0.0, scales, None, 0, None
+            )
 
     return run
 

@@ -138,12 +138,14 @@ def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[st
 
     def ours() -> None:
         for kv_cache in caches:
-            native.paged_attention(query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, None, None, 0)
+            native.paged_attention(
+                query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, None, None, 0, None
+            )
 
     def fp8() -> None:
         for kv_cache in fp8_caches:
             native.paged_attention(
-                query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, kv_scales, None, 0
+                query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, kv_scales, None, 0, None
             )
 
     def sdpa() -> None:
@@ -176,7 +178,7 @@ def prefill_contenders(query_len: int, seq_len: int, dtype: torch.dtype) -> dict
 
     def ours() -> None:
         native.paged_attention(
-            query, kv_cache, block_table, starts, seq_lens, query_len, query_len, SCALE, 0, 0.0, None, None, 0
+            query, kv_cache, block_table, starts, seq_lens, query_len, query_len, SCALE, 0, 0.0, None, None, 0, None
         )
 
     def sdpa() -> None:

@@ -14,7 +14,7 @@ import yaml
 from pagewire import config, flags
 
 _COMPOSE = Path(__file__).resolve().parents[1] / "docker-compose.yml"
-_SERVICES: dict[str, type[config.ServiceConfig]] = {
+SERVICES: dict[str, type[config.ServiceConfig]] = {
     "gateway": config.GatewayConfig,
     "tokenizer": config.TokenizerConfig,
     "scheduler": config.SchedulerConfig,
@@ -38,8 +38,8 @@ _OF_COMPOSE = {
     "STOP_GRACE_PERIOD": "how long a container has to end: more than drain delay and shutdown timeout together",
     "TOKENIZER_REPLICAS": "tokenizers; also `docker compose up --scale tokenizer=2`",
     "EXECUTOR_REPLICAS": "executors, each with the whole model and a KV cache of its own",
-    **{f"{name.upper()}_CPUS": f"cores that the {name} may use; 0 = all" for name in _SERVICES},
-    **{f"{name.upper()}_MEMORY": f"memory that the {name} may use, as 8g; 0 = all" for name in _SERVICES},
+    **{f"{name.upper()}_CPUS": f"cores that the {name} may use; 0 = all" for name in SERVICES},
+    **{f"{name.upper()}_MEMORY": f"memory that the {name} may use, as 8g; 0 = all" for name in SERVICES},
     "HF_TOKEN": "token for models of the Hub that want one",
     "HF_ENDPOINT": "a mirror in place of https://huggingface.co",
     "HF_HUB_OFFLINE": "1: only what is in the cache, nothing is fetched from the Hub",
@@ -48,6 +48,13 @@ _OF_COMPOSE = {
     "OTEL_EXPORTER_OTLP_HEADERS": "headers for the collector: name=value, comma separated",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "where traces go, if not with the metrics",
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "where metrics go, if not with the traces",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "seconds that sending may take",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE": "certificate, in PEM, of the CA that the collector's is of; mount it",
+    "OTEL_TRACES_EXPORTER": "none: no traces are sent",
+    "OTEL_METRICS_EXPORTER": "none: no metrics are sent; Prometheus reads them all the same",
+    "OTEL_METRIC_EXPORT_INTERVAL": "milliseconds between two sendings of metrics; default: 60000",
+    "OTEL_BSP_SCHEDULE_DELAY": "milliseconds between two sendings of spans; default: 5000",
+    "OTEL_BSP_MAX_QUEUE_SIZE": "spans that wait to be sent, of which more are dropped; default: 2048",
     "OTEL_TRACES_SAMPLER": "which traces are kept, as parentbased_traceidratio",
     "OTEL_TRACES_SAMPLER_ARG": "how many of them, as 0.1",
     "OTEL_RESOURCE_ATTRIBUTES": "attributes of everything that is sent: name=value, comma separated",
@@ -68,7 +75,7 @@ def variables() -> dict[str, str]:
 def _fields() -> dict[str, tuple[dataclasses.Field[Any], list[str]]]:
     """By variable: the flag, and the services that have it."""
     found: dict[str, tuple[dataclasses.Field[Any], list[str]]] = {}
-    for service, config_class in _SERVICES.items():
+    for service, config_class in SERVICES.items():
         for field in dataclasses.fields(config_class):
             found.setdefault(flags.environment_name(field.name), (field, []))[1].append(service)
     return found
@@ -82,7 +89,7 @@ def text() -> str:
             sections["compose"].append(f"{_comment(_OF_COMPOSE[name])}\n#{name}={default}")
         else:
             field, services = fields[name]
-            of = "all services" if len(services) == len(_SERVICES) else ", ".join(services)
+            of = "all services" if len(services) == len(SERVICES) else ", ".join(services)
             shown = default or ("" if field.default is None else _text(field.default))
             sections.setdefault(of, []).append(f"{_comment(field.metadata['help'])}\n#{name}={shown}")
     head = _comment(

@@ -17,6 +17,7 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from pagewire.gateway.encoding import json_response
+from pagewire.gateway.field_names import rename
 from pagewire.gateway.messages.responses import (
     NO_THREADS,
     MessagesError,
@@ -120,10 +121,13 @@ def from_rpc(error: RpcError) -> ApiError:
 def _param(field: str) -> str | None:
     """What REST calls a field of gRPC's requests; None where each route calls it by another name."""
     first, _, rest = field.partition(".")
-    if first in ("text", "token_ids", "prompt"):
+    if first in ("text", "token_ids", "prompt", "prompt_token_ids"):
         return "prompt"
+    if first == "beam_search" and rest:
+        return rest
     if first == "chat":
-        return "messages" if rest.partition("[")[0] in ("", "messages") else None
+        is_message = rest.partition("[")[0] in ("", "messages")
+        return "messages" if is_message else rest.replace("_json", "")
     if first == "sampling_params":
         return rest
     return None if first.partition("[")[0] in ("inputs", "pairs", "options", "output_parsing") else field
@@ -132,6 +136,7 @@ def _param(field: str) -> str | None:
 def error_response(error: ApiError, scope: Scope) -> Response:
     """In the shape of the API that the request of this scope speaks."""
     context, headers = request_context(scope), {}
+    rename(error, context.names)
     if error.status in (429, 503):
         delay = RETRY_AFTER_S if error.retry_delay is None else error.retry_delay
         headers["retry-after"] = str(math.ceil(delay))

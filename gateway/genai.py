@@ -6,25 +6,25 @@ The gateway is the client of the services that generate; what these measure as s
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prometheus_client import Histogram
 from starlette.types import Scope
 
 from pagewire import semconv
 from pagewire.gateway.generation.answer import UsageTotal
+from pagewire.loop_histogram import LoopHistogram
 from pagewire.telemetry import GENAI_DURATION_BUCKETS, GENAI_LABELS, Span
 from pagewire.v1.inference_pb2 import GenerateRequest
 
-OPERATION_DURATION = Histogram(
+OPERATION_DURATION = LoopHistogram(
     "gen_ai_client_operation_duration_seconds",
     "Seconds that a GenAI operation took the gateway, from the request's head to the end of its answer",
+    GENAI_DURATION_BUCKETS,
     [*GENAI_LABELS, "error_type"],
-    buckets=GENAI_DURATION_BUCKETS,
 )
-TOKEN_USAGE = Histogram(
+TOKEN_USAGE = LoopHistogram(
     "gen_ai_client_token_usage",
     "Tokens of a GenAI operation, by gen_ai_token_type: input (the prompt) or output",
+    [4**power for power in range(14)],
     [*GENAI_LABELS, "gen_ai_token_type"],
-    buckets=[4**power for power in range(14)],
 )
 # What the conventions have no name for is what comes closest.
 _OPERATIONS = {"generate": "text_completion", "embed": "embeddings"}

@@ -1,7 +1,8 @@
 """The gateway's own metrics."""
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
+from pagewire.loop_histogram import LoopHistogram
 from pagewire.telemetry import LATENCY_BUCKETS
 
 HTTP_REQUESTS = Counter(
@@ -14,29 +15,29 @@ HTTP_PROBES = Counter(
     "HTTP requests of probes and of scrapers that were answered, by status.",
     ["route", "status"],
 )
-HTTP_DURATION = Histogram(
+HTTP_DURATION = LoopHistogram(
     "pagewire:http_request_duration_seconds",
     "Seconds from the request's head to the response's last byte, without those of probes and scrapers.",
+    LATENCY_BUCKETS,
     ["method", "route"],
-    buckets=LATENCY_BUCKETS,
 )
 HTTP_IN_FLIGHT = Gauge("pagewire:http_requests_in_flight", "HTTP requests being answered, those of probes left out.")
-TIME_TO_FIRST_TOKEN = Histogram(
+TIME_TO_FIRST_TOKEN = LoopHistogram(
     "pagewire:gateway_time_to_first_token_seconds",
     "Seconds from the request's head to the first output of a generation, as the gateway sees it; of streams only.",
+    LATENCY_BUCKETS,
     ["operation"],
-    buckets=LATENCY_BUCKETS,
 )
-E2E_LATENCY = Histogram(
+E2E_LATENCY = LoopHistogram(
     "pagewire:gateway_e2e_request_latency_seconds",
     "Seconds from the request's head to the end of a successful generation, or to its vectors, as the gateway sees it.",
+    LATENCY_BUCKETS,
     ["operation"],
-    buckets=LATENCY_BUCKETS,
 )
-REQUEST_CHOICES = Histogram(
+REQUEST_CHOICES = LoopHistogram(
     "pagewire:request_params_n",
     "Outputs that one generation request asks for (n), those of its other prompts left out.",
-    buckets=(1, 2, 5, 10, 20),
+    (1, 2, 5, 10, 20),
 )
 RESUBMISSIONS = Counter(
     "pagewire:gateway_resubmitted_requests", "Requests submitted again after the stream to the tokenizer broke."

@@ -9,9 +9,11 @@ import re
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
+from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -241,6 +243,12 @@ def _sender(context: RequestContext, send: Send, shutdown: GracefulShutdown) -> 
     return sender
 
 
+# The library takes its lock, and checks every label, to find a series.
+@lru_cache(256)
+def _answered(method: str, path: str, status: int) -> Counter:
+    return metrics.HTTP_REQUESTS.labels(method, path, str(status))
+
+
 def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     route: Any = scope.get("route")
     # Paths that are no route would make one time series each.
@@ -249,7 +257,7 @@ def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     if quiet:
         metrics.HTTP_PROBES.labels(path, str(status)).inc()
         return
-    metrics.HTTP_REQUESTS.labels(scope["method"], path, str(status)).inc()
+    _answered(scope["method"], path, status).inc()
     metrics.HTTP_DURATION.labels(scope["method"], path).observe(context.elapsed)
     logger.info(
         "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,

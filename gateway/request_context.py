@@ -1,6 +1,7 @@
 """What is known of an HTTP request wherever it is dealt with, from the middleware to the last byte of its answer."""
 
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 
 from starlette.types import Scope, Send
@@ -29,7 +30,7 @@ NO_CERTIFICATE = "pagewire.no_certificate"
 class RequestContext:
     """One HTTP request and its response, as the log and the metrics see them."""
 
-    __slots__ = ("created", "note", "request_id", "send", "speaks_anthropic", "started", "status", "trace_id")
+    __slots__ = ("created", "names", "note", "request_id", "send", "speaks_anthropic", "started", "status", "trace_id")
 
     def __init__(self, request_id: str, send: Send, *, speaks_anthropic: bool = False) -> None:
         """send: the server's own, for a body whose head has passed through everything between.
@@ -43,6 +44,7 @@ class RequestContext:
         self.started = time.monotonic()
         self.status = 0
         self.note = ""
+        self.names: Mapping[str, str] = {}  # of fields, as the client calls them: field_names.py
         self.trace_id = ""  # 32 hexadecimal digits, of one that is traced
 
     @property

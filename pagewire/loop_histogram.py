@@ -10,21 +10,19 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
+from prometheus_client.utils import floatToGoString
 
 
-class LoopHistogram(Collector):
-    """Without the lock and the search that cost the library's own
-    microseconds each time. Only one thread observes."""
+class Observations:
+    """Those of one set of labels."""
 
-    def __init__(self, name: str, documentation: str, buckets: Sequence[float]) -> None:
-        """buckets: upper bounds in ascending order, infinity left out."""
-        self._name = name
-        self._documentation = documentation
-        self._bounds = [bound for bound in buckets if bound != float("inf")]
-        self._counts = [0] * (len(self._bounds) + 1)
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
         self._exemplars: list[Exemplar | None] = [None] * len(self._counts)  # the latest of each bucket
-        REGISTRY.register(self)
 
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
         """exemplar: labels of a trace that has this value."""
@@ -34,7 +32,39 @@ class LoopHistogram(Collector):
         if exemplar is not None:
             self._exemplars[bucket] = Exemplar(dict(exemplar), value, time.time())
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        names = [*map(repr, self._bounds), "+Inf"]
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
         buckets: Any = list(zip(names, accumulate(self._counts), self._exemplars, strict=True))
-        yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
+        family.add_metric(labels, buckets, self._sum)
+
+
+class LoopHistogram(Collector):
+    """Without the locks and the searches that cost the library's own microseconds each time. Only one thread
+    observes."""
+
+    def __init__(self, name: str, documentation: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> None:
+        """buckets: upper bounds in ascending order, infinity left out. labels: names; a series begins with the first
+        use of its values."""
+        self._name = name
+        self._documentation = documentation
+        self._label_names = tuple(labels)
+        self._bounds = tuple(float(bound) for bound in buckets if bound != float("inf"))
+        self._series: dict[tuple[str, ...], Observations] = {}
+        if not labels:
+            self.observe = self.labels().observe
+        REGISTRY.register(self)
+
+    def labels(self, *values: str) -> Observations:
+        """Of these values, in the order of the names."""
+        series = self._series.get(values)
+        if series is None:
+            if len(values) != len(self._label_names):
+                raise ValueError(f"{self._name} has the labels {self._label_names}, not {values}")
+            series = self._series[values] = Observations(self._bounds)
+        return series
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._label_names)
+        for values, series in list(self._series.items()):
+            series.add_to(family, values)
+        yield family

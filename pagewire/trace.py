@@ -28,8 +28,10 @@ class Trace(NamedTuple):
         """Of HTTP headers in lower case, or of a call's metadata; what is not valid is left out."""
         told: dict[str, list[str]] = {}
         for name, value in headers:
-            if (text := _text(name)) in cls._fields:
-                told.setdefault(text, []).append(_text(value))
+            if name in _HEADERS:
+                told.setdefault(_text(name), []).append(_text(value))
+        if not told:
+            return NO_TRACE
         parents = told.get("traceparent", [])
         parent = parents[0] if len(parents) == 1 and _TRACEPARENT.fullmatch(parents[0]) else ""
         # Both may be divided among several headers.
@@ -58,6 +60,7 @@ class Trace(NamedTuple):
 
 
 NO_TRACE = Trace()
+_HEADERS = frozenset({*Trace._fields, *(name.encode() for name in Trace._fields)})
 
 
 def _taken(baggage: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +22,8 @@ from benchmarks.gpu.attention_inputs import (
 from benchmarks.gpu.cases import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.measure import Call
 from benchmarks.gpu.peer_files import FlashInferBuild
+from benchmarks.kernels.search import forced
+from pagewire.kernels import tuning
 
 # requests x tokens of context, and what is asked of ours: microseconds, or a share of the copy bandwidth
 DECODE_TARGETS = {
@@ -40,6 +42,7 @@ PEER_TARGETS = (Target("ratio", 0.85, 1.05, "fa3"),)
 FP8_TARGET = Target("ratio", 1.6, 1.85, "bf16 KV")
 VERIFY_TARGET = Target("ratio", 1 / 1.10, 1.0, "q_len 1")
 PREFILL_TARGETS = (Target("tflops", 400.0, 500.0), Target("ratio", 0.60, 0.75, "fa3"))
+OVERLAP_TARGETS = (Target("ratio", 1.0, 1.3, "one tile"),)
 SHORT_PREFILL_TARGETS = (Target("ratio", 0.95, 1.0, "fa3"),)
 FIXED_SPLIT = 256
 
@@ -92,6 +95,8 @@ def prefill_cases(device: torch.device, small: bool, build: FlashInferBuild | No
     yield prefill([1024], [1024], "1024", SHORT_PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
     yield prefill([4096], [4096], "4096", PREFILL_TARGETS, "sdpa", "flex", "fa3", "flashinfer")
     yield prefill([16384], [16384], "16384", PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
+    for block_size in (16, 64):
+        yield _overlap(AttentionShape(*LLAMA_HEADS, block_size, [4096], [4096]), device)
     yield prefill([512], [8704], "512 behind 8192", PREFILL_TARGETS, "fa3", "flashinfer")
     mixed = [2048, 1024, 1536, 512, 1800, 700, 300, 272]
     yield prefill(mixed, mixed, "8 x 272-2048", (), "fa3", "flashinfer")
@@ -166,6 +171,30 @@ def _verify(single: AttentionShape, query_len: int, device: torch.device) -> Cas
 
     label = f"{len(shape.seq_lens)} x {shape.seq_lens[0]} q_len {query_len}"
     return Case("decode", _name(shape, label), shape.num_bytes, built, 0, (VERIFY_TARGET,))
+
+
+def _overlap(shape: AttentionShape, device: torch.device) -> Case:
+    """One prompt, against our own kernel with one tile in flight."""
+    query_len, group = shape.query_lens[0], shape.num_heads // shape.num_kv_heads
+    config = tuning.lookup(
+        "prefill_attention", tuning.capability_of(device), head_dim=shape.head_dim, kv_bytes=shape.kv_dtype.itemsize,
+        block_size=shape.block_size, group=group, batch=1, query_len=query_len,
+    )  # fmt: skip
+
+    def built() -> Built:
+        inputs = make_inputs(shape, device)
+        ours = _ours(inputs)
+        plain = dict(config) | {"tiles_in_flight": 1}
+        calls: list[Call] = [partial(_call_forced, plain, call) for call in ours.calls]
+        return Built({OURS: ours, "one tile": Contestant(calls, None)})
+
+    name = _name(shape, f"{query_len} overlap")
+    return Case("prefill", name, shape.num_bytes, built, shape.num_flops, OVERLAP_TARGETS)
+
+
+def _call_forced(config: Mapping[str, int], call: Call) -> None:
+    with forced("prefill_attention", config):
+        call()
 
 
 def _fixed_split(shape: AttentionShape, device: torch.device) -> Case:

@@ -143,10 +143,10 @@ class AttentionInputs:
             *self._features(),
         )
 
-    def _features(self) -> tuple[int, float, Tensor | None, Tensor | None, int]:
+    def _features(self) -> tuple[int, float, Tensor | None, Tensor | None, int, None]:
         """The op's last arguments."""
         features = self.shape.features
-        return features.sliding_window, features.soft_cap, self.kv_scales, self.sinks, features.split_size
+        return features.sliding_window, features.soft_cap, self.kv_scales, self.sinks, features.split_size, None
 
 
 def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:

@@ -2,7 +2,8 @@
 
 With random weights: the time to the first token of one prompt; decode steps with sampling compared with greedy ones;
 decode steps beside a prompt that is computed in chunks; and a mixed load, in which every few steps a request ends and a
-prompt takes its place. Two steps are in flight, as the scheduler has them.
+prompt takes its place. Steps with prompts run eagerly, then by graphs. Two steps are in flight, as the scheduler has
+them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Plan:
     num_steps: int = 64
     dtype: str = "bfloat16"
 
+    @property
+    def tokens_of_steps(self) -> tuple[int, ...]:
+        """With prompts."""
+        return self.prompt_len, self.num_reqs + self.chunk, self.num_reqs - 1 + self.prompt_len
+
 
 SMALL_PLAN = Plan(num_reqs=3, prompt_len=40, chunk=8, turnover=2, num_steps=8, dtype="float32")
 
@@ -75,21 +81,24 @@ def run(model: BenchModel, plan: Plan, device: torch.device, report: Report, bud
         median = statistics.median(gaps)
         ratio = f", {median / beside:.2f} times that of decode steps" if beside else ""
         report.row(
-            f"{model.name:16}{plan.num_reqs:>5} {mode:24}{median * 1e3:>9.3f} ms median"
+            f"{model.name:16}{plan.num_reqs:>5} {mode:28}{median * 1e3:>9.3f} ms median"
             f"{(percentile(gaps, 99) or 0.0) * 1e3:>9.3f} ms p99{ratio}",
             model=model.name, mode=mode, batch=plan.num_reqs, median_seconds=median, p99_seconds=percentile(gaps, 99),
         )  # fmt: skip
         return median
 
     greedy = row("decode, greedy", driver.decode(plan.num_reqs, plan.num_steps, DEPTH).gaps)
-    if budget.allows("first token"):
-        row(f"first token of {plan.prompt_len}", driver.first_token_seconds())
     if budget.allows("sampled"):
         row("decode, sampled", driver.decode(plan.num_reqs, plan.num_steps, DEPTH, sampling=SAMPLED).gaps, greedy)
-    if budget.allows("decode beside prefill"):
-        row(f"beside prefill by {plan.chunk}", driver.beside_prefill(plan), greedy)
-    if budget.allows("mixed load"):
-        row(f"mixed, 1 new in {plan.turnover}", driver.mixed(plan), greedy)
+    for mode in ("eager", "graphs"):
+        if mode == "graphs":
+            driver.capture_graphs([plan.num_reqs], with_prompts=plan.tokens_of_steps)
+        if budget.allows(f"first token, {mode}"):
+            row(f"first token of {plan.prompt_len}, {mode}", driver.first_token_seconds())
+        if budget.allows(f"decode beside prefill, {mode}"):
+            row(f"beside prefill by {plan.chunk}, {mode}", driver.beside_prefill(plan), greedy)
+        if budget.allows(f"mixed load, {mode}"):
+            row(f"mixed, 1 new in {plan.turnover}, {mode}", driver.mixed(plan), greedy)
     return report.finish([])
 
 

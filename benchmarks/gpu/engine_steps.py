@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pagewire.bench.report import percentile
 from pagewire.sampling_params import with_defaults
+from pagewire.services.executor.capture_sizes import prompt_sizes
 from pagewire.services.executor.cuda_graphs import Graph
 from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.limits import Limits
@@ -104,9 +105,13 @@ class Driver:
         )
         self._step_id = 0
 
-    def capture_graphs(self, sizes: Sequence[int]) -> None:
+    def capture_graphs(self, sizes: Sequence[int], with_prompts: Sequence[int] = ()) -> None:
+        """Of decode steps of these numbers of requests, and of steps with prompts of these numbers of tokens, padded to
+        the next of `prompt_sizes`; others, from now on, run eagerly."""
         record = None if self._device.type == "cuda" else _Rerun
-        capture_graphs(self.runner, sizes, lambda fraction, text: None, record)
+        known = prompt_sizes(None, self.runner.limits.max_num_batched_tokens)
+        prompts = sorted({next(size for size in known if size >= num_tokens) for num_tokens in with_prompts})
+        capture_graphs(self.runner, sizes, lambda fraction, text: None, record, prompts)
 
     def prompt_len(self, index: int) -> int:
         return len(self._prompts[index])
@@ -136,6 +141,17 @@ class Driver:
         new = [self._request(index, length, computed=length - 1, sampling=SCORED) for index in range(num_reqs)]
         requests, one_each = list(range(num_reqs)), np.ones(num_reqs, dtype=np.int64)
         steps = [self._run(requests, one_each, [] if index else new).wait() for index in range(num_steps)]
+        logits = [step.logprobs[:, 0] for step in steps if step.logprobs is not None]
+        return Scores(np.stack([step.token_ids for step in steps]), np.stack(logits))
+
+    def mixed_scores(self, num_reqs: int, num_steps: int) -> Scores:
+        """As `scores`, behind prompts that enter one after the other, each beside the decodes of those before."""
+        self.runner.reset()
+        for index in range(num_reqs):
+            new = self._request(index, len(self._prompts[index]), computed=0, sampling=SCORED)
+            self._run(list(range(index + 1)), np.array([1] * index + [len(new.token_ids)]), [new]).wait()
+        requests, one_each = list(range(num_reqs)), np.ones(num_reqs, dtype=np.int64)
+        steps = [self._run(requests, one_each, []).wait() for _ in range(num_steps)]
         logits = [step.logprobs[:, 0] for step in steps if step.logprobs is not None]
         return Scores(np.stack([step.token_ids for step in steps]), np.stack(logits))
 

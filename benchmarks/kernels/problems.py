@@ -48,6 +48,7 @@ def _attend(module: ModuleType, buffers: Buffers, query_len: int) -> Tensor:
         soft_cap=0.0,
         sinks=None,
         split_size=0,
+        plan=None,
     )
     return result
 

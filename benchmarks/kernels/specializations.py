@@ -148,11 +148,11 @@ def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **fea
     cache_dtype = CACHE_DTYPES[shape["kv_bytes"]]
     query_dtype = torch.float32 if cache_dtype == torch.float32 else torch.bfloat16
     model = (shape["head_dim"], shape["group"], shape["block_size"], query_dtype, cache_dtype)
-    options: dict[str, Any] = {"capability": capability, "num_reqs": shape["batch"], **features}
+    options: dict[str, Any] = {"capability": capability, **features}
     if kernel == "decode_attention":
         form = decode_attention.specialization(*model, config, query_len=shape["query_len"], **options)
     else:
-        form = prefill_attention.specialization(*model, config, **options)
+        form = prefill_attention.specialization(*model, config, num_reqs=shape["batch"], **options)
     return Specialization(*form)
 
 

@@ -2,17 +2,13 @@
 
 import logging
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from prometheus_client import Metric, generate_latest
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from pagewire.gateway.exposition.text import Family, labels_of, labels_text, parsed, quoted, written
 from pagewire.gateway.exposition.vllm_names import vllm_families
-from pagewire.telemetry import openmetrics
 from pagewire.v1.admin_pb2 import ServiceMetrics
 
 logger = logging.getLogger(__name__)
@@ -28,16 +24,6 @@ class Exposition(NamedTuple):
     content_type: str
 
 
-@dataclass(frozen=True)
-class _Families:
-    """What generate_latest takes for a registry."""
-
-    families: Iterable[Metric]
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(self.families)
-
-
 def expose(services: Iterable[ServiceMetrics], accept: str, model_name: str, *, with_vllm_names: bool) -> Exposition:
     """One family per name, its samples told apart by the label `service` and, where there are several of a service, by
     `address`.
@@ -48,33 +34,40 @@ def expose(services: Iterable[ServiceMetrics], accept: str, model_name: str, *, 
     families = merge(services, model_name)
     if with_vllm_names:
         families += vllm_families(families)
-    if _OPENMETRICS in accept:
-        return Exposition(openmetrics(_Families(families)), CONTENT_TYPE_LATEST)
-    return Exposition(generate_latest(_Families(families)), _TEXT)
+    as_openmetrics = _OPENMETRICS in accept
+    content = written(families, as_openmetrics=as_openmetrics).encode()
+    return Exposition(content, CONTENT_TYPE_LATEST if as_openmetrics else _TEXT)
 
 
-def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Metric]:
+def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Family]:
     services = list(services)
     counts = Counts(service.service for service in services)
-    families: dict[str, Metric] = {}
+    families: dict[str, Family] = {}
     for service in services:
-        own = {"service": service.service}
+        own = {"service": quoted(service.service)}
         if counts[service.service] > 1:
-            own["address"] = service.address
-        for family in _parse(service.exposition):
-            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            if merged.type != family.type:
+            own["address"] = quoted(service.address)
+        of_process, of_model = _Labelled(own), _Labelled({**own, "model_name": quoted(model_name)})
+        for family in parsed(service.exposition):
+            merged = families.setdefault(family.name, Family(family.name, family.kind, family.documentation))
+            if merged.kind != family.kind:
                 logger.warning(
                     "metric %s is a %s here and a %s at the %s: left out",
-                    family.name, merged.type, family.type, service.service,
+                    family.name, merged.kind, family.kind, service.service,
                 )  # fmt: skip
                 continue
-            labels = own if family.name.startswith(_OF_PROCESSES) else {**own, "model_name": model_name}
-            for sample in family.samples:
-                merged.samples.append(sample._replace(labels={**sample.labels, **labels}))
+            labelled = of_process if family.name.startswith(_OF_PROCESSES) else of_model
+            merged.samples += [one._replace(labels=labelled[one.labels]) for one in family.samples]
     return list(families.values())
 
 
-def _parse(exposition: str) -> Iterable[Metric]:
-    """Services tell of OpenMetrics; one that has not been replaced yet may have the older format."""
-    return (parse_openmetrics if exposition.endswith("# EOF\n") else parse_text)(exposition)
+class _Labelled(dict[str, str]):
+    """Labels with those of a service, by those without. Many samples have the same ones."""
+
+    def __init__(self, own: dict[str, str]) -> None:
+        super().__init__()
+        self._own = own
+
+    def __missing__(self, labels: str) -> str:
+        self[labels] = result = labels_text({**labels_of(labels), **self._own})
+        return result

@@ -3,11 +3,11 @@
 Names and meanings are those of vLLM 0.33, and those of earlier releases that dashboards still ask for.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable
 
-from prometheus_client import Metric
-from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from pagewire.gateway.exposition.text import Family, Sample, labels_of, labels_text
 
 # vLLM's name -> ours; types are the same.
 ALIASES = {
@@ -56,35 +56,38 @@ ALIASES = {
 _LABELS = {"executor": "engine", "route": "handler"}
 
 
-def vllm_families(families: Iterable[Metric]) -> list[Metric]:
+def vllm_families(families: Iterable[Family]) -> list[Family]:
     """Of all that has a name there."""
     present = {family.name: family for family in families}
     return [_renamed(present[ours], name) for name, ours in ALIASES.items() if ours in present]
 
 
-def _renamed(family: Metric, name: str) -> Metric:
-    result = Metric(name, family.documentation, family.type)
-    samples: Iterable[Sample] = (
-        one._replace(name=name + one.name.removeprefix(family.name), labels=_labels(name, one.labels))
-        for one in family.samples
-    )
-    result.samples = list(_summed(samples) if name == "http_requests" else samples)
-    return result
+def _renamed(family: Family, name: str) -> Family:
+    if name == "http_requests":
+        samples = _summed(family.samples)
+    else:
+        named = {labels: _labels(name, labels) for labels in {one.labels for one in family.samples}}
+        samples = [
+            Sample(name + one.name.removeprefix(family.name), named[one.labels], one.value, one.exemplar)
+            for one in family.samples
+        ]
+    return Family(name, family.kind, family.documentation, samples)
 
 
-def _labels(name: str, labels: dict[str, str]) -> dict[str, str]:
-    renamed = {_LABELS.get(label, label): value for label, value in labels.items()}
+def _labels(name: str, text: str) -> str:
+    labels = {_LABELS.get(label, label): value for label, value in labels_of(text).items()}
     if name.startswith("vllm:"):
         # What is measured in front of all executors is the first one's.
-        renamed["engine"] = renamed.get("engine", "0").removeprefix("executor-")
-    if name == "http_requests":
-        renamed["status"] = f"{renamed['status'][:1]}xx"
-    return renamed
+        labels["engine"] = labels.get("engine", '"0"').replace('"executor-', '"', 1)
+    return labels_text(labels)
 
 
-def _summed(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """One of each set of labels."""
-    ordered = sorted(samples, key=lambda one: sorted(one.labels.items()))
-    for _, group in groupby(ordered, key=lambda one: one.labels):
-        alike = list(group)
-        yield alike[0]._replace(value=sum(one.value for one in alike), exemplar=None)
+def _summed(requests: Iterable[Sample]) -> list[Sample]:
+    """One of each class of status."""
+    sums: dict[str, float] = {}
+    for one in requests:
+        labels = labels_of(_labels("", one.labels))
+        labels["status"] = f'{labels["status"][:2]}xx"'
+        text = labels_text(labels)
+        sums[text] = sums.get(text, 0.0) + float(one.value)
+    return [Sample("http_requests_total", labels, floatToGoString(value), "") for labels, value in sums.items()]

@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.schema.requests import GenerationParameters
+from pagewire.gateway.schema.sglang import OF_SGLANG
 from pagewire.gateway.schema.structured import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -31,6 +33,16 @@ def grammar_of(body: GenerationParameters) -> Grammar | None:
     if len(given) > 1:
         raise ApiError(400, f"{' and '.join(given)} each say what the output looks like: give one", param=[*given][-1])
     return next(iter(given.values()), None)
+
+
+def names_of(body: GenerationParameters) -> dict[str, str]:
+    """What the body calls that which the services know as the grammar: the parameter that says the form, else its
+    tools. And other parameters, if it has them by the names of SGLang's API."""
+    names = {ours: theirs for theirs, ours in OF_SGLANG.items() if getattr(body, theirs) is not None}
+    forms = [name for name in ("response_format", "structured_outputs", *_GUIDED) if getattr(body, name) is not None]
+    if forms and not isinstance(getattr(body, forms[0]), TextFormat):
+        return {**names, GRAMMAR: names.get(forms[0], forms[0])}
+    return {**names, GRAMMAR: TOOLS}
 
 
 def _from_response_format(value: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat) -> Grammar:

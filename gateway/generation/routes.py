@@ -10,11 +10,13 @@ from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.generation.answer import Answer
 from pagewire.gateway.generation.chat import ChatAnswer
 from pagewire.gateway.generation.completions import CompletionAnswer, prompt_texts
+from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.searches import is_search
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.generation.translate import chat_requests, completion_requests
 from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.kept import Kept
+from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.requests import ChatCompletionRequest, CompletionRequest, GenerationParameters
 from pagewire.gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from pagewire.v1 import inference_pb2
@@ -30,6 +32,9 @@ router = APIRouter(route_class=JsonRoute)
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
+    names = names_of(body)
+    # Where `logprobs` is a switch, the number is in the other one.
+    request_context(request.scope).names = names if body.logprobs is None else {**names, "logprobs": "top_logprobs"}
     kept = await gateway.keeper.open(request, body)
     answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
     return _generation(gateway, body, chat_requests(body), answer, kept)
@@ -43,6 +48,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
+    request_context(request.scope).names = names_of(body)
     kept = await gateway.keeper.open(request, body)
     requests, head = completion_requests(body), await head_of(request, body, "cmpl")
     # With log probabilities of the prompt its text comes along.

@@ -12,6 +12,7 @@ from pagewire import error_details, semconv, telemetry, tenants
 from pagewire.gateway import genai, metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.field_names import rename
 from pagewire.gateway.generation.answer import Answer, UsageTotal, fingerprint, finish_reason
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept import Kept, Line
@@ -186,6 +187,7 @@ class GenerationResponse(Response):
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not context.status:
                 raise api_error from error
+            rename(api_error, context.names)
             self._failure, self._failed_status = api_error.message, api_error.status
             last = []
             answer.error(last, api_error)

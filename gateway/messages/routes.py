@@ -11,7 +11,7 @@ from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.messages.answer import MessagesAnswer
 from pagewire.gateway.messages.requests import CountTokensRequest, MessagesRequest
 from pagewire.gateway.messages.responses import EVENTS, AnsweredMessage, TokenCount
-from pagewire.gateway.messages.translate import chat_request, tokenize_request
+from pagewire.gateway.messages.translate import chat_request, names_of, tokenize_request
 from pagewire.gateway.request_context import request_context
 
 router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.MESSAGES_ERROR_RESPONSES)
@@ -28,6 +28,7 @@ _ANSWER: openapi.Responses = {
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """The next turn of a conversation, as Anthropic's clients ask for it; with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
+    request_context(request.scope).names = names_of(body)
     chat = chat_request(body)
     kept = await gateway.keeper.open(request, chat)
     requests = translate.chat_requests(chat)

@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any, assert_never
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.messages.content import (
     Base64Source,
     Block,
@@ -62,6 +63,18 @@ def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
         response_format=_response_format(body),
         thinking_token_budget=getattr(body.thinking, "budget_tokens", None),
     )
+
+
+def names_of(body: MessagesRequest) -> dict[str, str]:
+    """Parameters of chats -> what this API calls them."""
+    form = "output_config.format" if body.output_config and body.output_config.format else "output_format"
+    return {
+        "stop": "stop_sequences",
+        "thinking_token_budget": "thinking.budget_tokens",
+        "response_format": form,
+        "reasoning_effort": "output_config.effort",
+        GRAMMAR: TOOLS if _response_format(body) is None else form,
+    }
 
 
 def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:

@@ -12,6 +12,7 @@ from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, json_response
 from pagewire.gateway.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses.answer import ResponseAnswer
 from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, InputTokens, ModelResponse
 from pagewire.gateway.responses.conversation import AnyItem, messages_of
@@ -20,7 +21,7 @@ from pagewire.gateway.responses.items import MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
 from pagewire.gateway.responses.requests import CreateResponse
 from pagewire.gateway.responses.stored import PREFIX, Stored, new_id, stored_input, stored_response
-from pagewire.gateway.responses.translate import generate_request, new_response
+from pagewire.gateway.responses.translate import generate_request, names_of, new_response
 from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.v1.inference_pb2 import GenerateRequest
@@ -35,6 +36,7 @@ _RESPONSE = openapi.event_responses(ModelResponse, EVENTS)
 async def create_response(request: Request, body: CreateResponse) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
     gateway = gateway_of(request)
+    request_context(request.scope).names = names_of(body)
     responses = gateway.responses
     kept = await gateway.keeper.open(request, body)
     own, generate = await _read(gateway, body)
@@ -67,6 +69,7 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
 async def count_input_tokens(request: Request, body: CreateResponse) -> InputTokens:
     """How many tokens the prompt of a response would have, without its images."""
     gateway = gateway_of(request)
+    request_context(request.scope).names = names_of(body)
     _, generate = await _read(gateway, body)
     return InputTokens(input_tokens=(await count_tokens(gateway, generate))[0])
 

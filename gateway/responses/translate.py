@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.generation.translate import chat_requests
 from pagewire.gateway.responses.bodies import FunctionSettings, ModelResponse, ReasoningSettings, TextSettings
 from pagewire.gateway.responses.requests import (
@@ -39,12 +40,24 @@ def generate_request(body: CreateResponse, messages: Sequence[Message]) -> Gener
     }
     # Only what is given, as every field costs; instances are taken as they are.
     chat = ChatCompletionRequest.model_validate({name: value for name, value in values.items() if value is not None})
-    try:
-        (request,) = chat_requests(chat)
-    except ApiError as error:
-        message = error.message.replace("response_format", "text.format")
-        raise ApiError(error.status, message, param=_own_name(error.param), code=error.code) from None
+    (request,) = chat_requests(chat)
     return request
+
+
+def names_of(body: CreateResponse) -> dict[str, str]:
+    """Parameters of chats -> what this API calls them."""
+    form = _response_format(body)
+    guided = next((name for name in SHARED if name.startswith("guided_") and getattr(body, name) is not None), TOOLS)
+    return {
+        "response_format": "text.format",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "logprobs": "top_logprobs",
+        "reasoning_effort": "reasoning.effort",
+        "tool_choice.function.name": "tool_choice.name",
+        GRAMMAR: guided if form is None or form.type == "text" else "text.format",
+    }
 
 
 def _tools(body: CreateResponse) -> tuple[list[Tool] | None, Any]:
@@ -70,12 +83,6 @@ def _response_format(body: CreateResponse) -> Any:
         return form
     schema = NamedSchema.model_construct(name=form.name, content=form.content, strict=form.strict)
     return JsonSchemaFormat.model_construct(type="json_schema", json_schema=schema)
-
-
-def _own_name(param: str | None) -> str | None:
-    """What chats call otherwise."""
-    names = {"response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
-    return None if param is None else names.get(param, param.replace(".function.", "."))
 
 
 def new_response(body: CreateResponse, id: str, created_at: int, model: str) -> ModelResponse:

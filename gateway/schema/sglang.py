@@ -9,7 +9,7 @@ from pagewire.gateway.schema.field import RequestId, field
 from pagewire.gateway.schema.structured import Schema
 
 # SGLang's name -> ours.
-_NAMES = {
+OF_SGLANG = {
     "rid": "request_id",
     "no_stop_trim": "include_stop_str_in_output",
     "json_schema": "guided_json",
@@ -31,7 +31,7 @@ class SglangParameters(BaseModel):
 
     @model_validator(mode="after")
     def _by_our_names(self) -> Any:
-        for name, ours in _NAMES.items():
+        for name, ours in OF_SGLANG.items():
             if (value := getattr(self, name)) is None:
                 continue
             if getattr(self, ours) is not None:

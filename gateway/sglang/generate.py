@@ -8,9 +8,11 @@ from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.encoding import DONE, event
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.field_names import GRAMMAR
 from pagewire.gateway.generation.answer import UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import MIN_LOGPROB
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.schema.sglang import OF_SGLANG
 from pagewire.gateway.sglang.schema import (
     MAX_NEW_TOKENS,
     NativeFinish,
@@ -41,6 +43,24 @@ def completion_body(body: NativeGenerateRequest) -> dict[str, Any]:
         "max_tokens": MAX_NEW_TOKENS,
     }
     return given | {_NAMES.get(name, name): value for name, value in params.items()}
+
+
+def names_of(body: NativeGenerateRequest) -> dict[str, str]:
+    """Parameters of completions -> what this API calls them."""
+    params = body.sampling_params
+    forms = ("json_schema", "regex", "ebnf", "structural_tag")
+    form = next((name for name in forms if getattr(params, name, None) is not None), "")
+    own = {
+        **{name: name for name in NativeSamplingParams.model_fields},
+        **{ours: name for name, ours in _NAMES.items()},
+        **{ours: name for name, ours in OF_SGLANG.items() if name in NativeSamplingParams.model_fields},
+        **({GRAMMAR: form} if form else {}),
+    }
+    return {
+        **{ours: f"sampling_params.{name}" for ours, name in own.items()},
+        "prompt": "input_ids" if body.text is None else "text",
+        "logprobs": "top_logprobs_num",
+    }
 
 
 class NativeAnswer:

@@ -10,7 +10,7 @@ from pagewire.gateway.generation.translate import completion_requests
 from pagewire.gateway.json_route import JsonRoute, parse
 from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.requests import CompletionRequest
-from pagewire.gateway.sglang.generate import NativeAnswer, completion_body
+from pagewire.gateway.sglang.generate import NativeAnswer, completion_body, names_of
 from pagewire.gateway.sglang.schema import NativeGenerateRequest, NativeOutput
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
@@ -19,9 +19,10 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 @router.post("/generate", responses=openapi.native_responses(NativeOutput))
 async def generate(request: Request, body: NativeGenerateRequest) -> Response:
     """SGLang's own API: what follows each prompt, an output or a list of them; with `stream: true` as events."""
+    context = request_context(request.scope)
+    context.names = names_of(body)
     gateway, completion = gateway_of(request), parse(CompletionRequest, completion_body(body))
     kept = await gateway.keeper.open(request, completion)
-    context = request_context(request.scope)
     if body.rid is not None and kept is None and "x-request-id" not in request.headers:
         context.request_id = body.rid
     answer = NativeAnswer(body, context.request_id)

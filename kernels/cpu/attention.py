@@ -56,6 +56,7 @@ def paged_attention(
     kv_scales: Tensor | None,
     sinks: Tensor | None,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """Bitwise independent of the rest of the batch at any split_size: keys are reduced in ranges of a fixed size."""
     _, num_heads, head_dim = query.shape

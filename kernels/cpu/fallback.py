@@ -115,6 +115,7 @@ def paged_attention(
     kv_scales: Tensor | None,
     sinks: Tensor | None,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """As `reference.paged_attention`, by torch's fused attention per request where that knows all that is asked for."""
     if soft_cap > 0 or kv_scales is not None or sinks is not None:
@@ -132,6 +133,7 @@ def paged_attention(
             kv_scales,
             sinks,
             split_size,
+            plan,
         )
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]

@@ -41,6 +41,7 @@ def latent_attention(
     scale: float,
     latent_dim: int,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """Bitwise independent of the rest of the batch at any split_size, as `paged_attention`."""
     num_tokens, num_heads, width = query.shape

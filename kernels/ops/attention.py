@@ -31,6 +31,7 @@ def paged_attention(
     kv_scales: Tensor | None,
     sinks: Tensor | None,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """Causal attention of a ragged batch over a paged KV cache.
 
@@ -48,6 +49,7 @@ def paged_attention(
     sinks            fp32 [num_heads]: a score per head, of a key without a value, which takes its share of the softmax
     split_size       tokens of context that one program reduces: fixed, the result of a request is bitwise independent
                      of the rest of the batch; 0 = chosen on the device from all lengths (no other effect)
+    plan             what `plan_attention` made of such tensors; None: the op plans by itself, if it has to
     returns          [num_tokens, num_heads, head_dim]; tokens of no request are undefined
 
     Query token i of a request stands at position p = seq_len - query_len + i and attends to positions

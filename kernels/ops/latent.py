@@ -28,6 +28,7 @@ def latent_attention(
     scale: float,
     latent_dim: int,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """`paged_attention` of heads that share one key, whose first latent_dim elements are the value.
 

@@ -25,8 +25,9 @@ def paged_attention(
     kv_scales: Tensor | None,
     sinks: Tensor | None,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
-    """Request after request; `split_size` and the longest and shortest query make no difference to what is computed."""
+    """Request after request; longest and shortest query, `split_size` and `plan` make no difference to the result."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads

@@ -20,6 +20,7 @@ def latent_attention(
     scale: float,
     latent_dim: int,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """As attention over one KV head, whose value is its key; the rest of the value's result does not count."""
     keys_values = kv_cache[:, None, None].expand(-1, 2, -1, -1, -1)
@@ -37,6 +38,7 @@ def latent_attention(
         None,
         None,
         split_size,
+        plan,
     )
     return output[..., :latent_dim].contiguous()
 

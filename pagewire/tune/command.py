@@ -1,6 +1,7 @@
 """`pagewire tune`."""
 
 import logging
+import math
 import os
 import shlex
 import sys
@@ -45,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
     requests, slo = trace.read(settings.trace), Slo.parse(settings.slo)
     serve = settings.part(config.ServeConfig)
     _check_writable(Path(settings.out))
+    _check_time(requests, settings)
     given = {name for name in vars(serve) if getattr(serve, name) != getattr(config.ServeConfig(), name)}
 
     def measured(changes: Mapping[str, Any]) -> Figures:
@@ -65,7 +67,11 @@ def main(argv: Sequence[str]) -> int:
         60 * settings.minutes,
         tell=lambda text: print(text, flush=True),
     )
-    found = search.run(may_help)
+    try:
+        found = search.run(may_help)
+    except KeyboardInterrupt:
+        print("stopped: nothing is written, as what was taken was not compared with the flags as they are")
+        raise
     print("\n".join(summary(found, settings)))
     if found.changes:
         shown = given - {name.removeprefix("PAGEWIRE_").lower() for name in flags.secrets(serve)}
@@ -75,17 +81,22 @@ def main(argv: Sequence[str]) -> int:
 
 def summary(found: Found, settings: TuneConfig) -> list[str]:
     lines = ["the time is over: not all was tried (--minutes)"] if found.is_out_of_time else []
-    if found.before is not None and found.after is not None:
-        lines.append(f"{'':<34}{'before':>10}{'after':>10}")
-        lines += [
-            f"{title:<34}{getattr(found.before, name):>10.1f}{getattr(found.after, name):>10.1f}"
-            for title, name in _SHOWN
-        ]
+    shown = [figures for figures in (found.before, found.after) if figures is not None]
+    lines.append(f"{'':<34}" + "".join(f"{title:>10}" for title in (["before", "after"] if shown[1:] else ["now"])))
+    for title, name in _SHOWN:
+        lines.append(f"{title:<34}" + "".join(f"{getattr(figures, name):>10.1f}" for figures in shown))
+    if found.spread > LEAST_GAIN:
+        lines.append(
+            f"the same flags differed by up to {found.spread:.0%} from one measurement to another: on a quieter "
+            "machine, or with more --rounds, smaller gains count"
+        )
+    if found.slo_broken:
+        lines.append(f"--slo is not kept, with or without what was tried: {found.slo_broken}")
     if found.changes:
         return [*lines, f"{settings.goal} is better by at least {found.gain:.0%} in each round: {settings.out}"]
     return [
         *lines,
-        f"nothing that was tried beats the flags as they are by {LEAST_GAIN:.0%} in each round: keep them. "
+        "nothing that was tried beats the flags as they are in each round: keep them. "
         "What else helps: weights in 4 bits (pagewire quantize), more devices; `pagewire doctor` looks at the machine",
     ]
 
@@ -94,6 +105,16 @@ def _check_writable(path: Path) -> None:
     """Before minutes of measuring. Raises StartupError."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise StartupError(f"--out {path}: no file can be written there; name another")
+
+
+def _check_time(requests: Sequence[trace.Request], settings: TuneConfig) -> None:
+    """Raises StartupError for a trace that would take longer than there is time."""
+    needed = trace.seconds(requests) * (1 + 4 * settings.rounds) / 60
+    if needed > settings.minutes:
+        raise StartupError(
+            f"--trace takes {trace.seconds(requests):.0f} s, so that trying one flag takes {needed:.0f} minutes: give "
+            f"--minutes {math.ceil(needed)} or more, fewer --rounds, or a shorter trace"
+        )
 
 
 def _write(path: Path, found: Found, argv: Sequence[str], given: set[str], serve: config.ServeConfig) -> None:

@@ -34,6 +34,6 @@ class TuneConfig(ServeConfig):
     )
     minutes: float = flag(10.0, "time to spend", group="tune", valid=Range(above=0))
     rounds: int = flag(
-        2, "how often flags and what they are compared with are measured, in turns", group="tune", valid=POSITIVE
+        3, "how often flags and what they are compared with are measured, in turns", group="tune", valid=POSITIVE
     )
     out: str = flag("tuned.yaml", "file for `pagewire serve --config`", group="tune")

@@ -16,11 +16,12 @@ import uvloop
 
 from pagewire.bench import load
 from pagewire.bench.config import BenchConfig
-from pagewire.bench.http import Connection
+from pagewire.bench.http import Connection, HttpError
 from pagewire.bench.report import percentile
 from pagewire.bench.request import Record, body, send
-from pagewire.config import ServeConfig
+from pagewire.config import WITHOUT_TLS, ServeConfig
 from pagewire.doctor.live import Sample, parse
+from pagewire.errors import StartupError
 from pagewire.own_stack import OwnStack
 from pagewire.tune.trace import Request
 
@@ -37,6 +38,7 @@ class Figures:
     tokens_per_s: float
     resident_mib: float
     failed: int = 0
+    error: str = ""  # of the first that failed
     prompt_tokens: float = 0.0  # of a request, on average
     cached: float = 0.0
     waited: float = 0.0
@@ -45,11 +47,14 @@ class Figures:
 
 def measure(config: ServeConfig, changes: Mapping[str, Any], requests: Sequence[Request], concurrency: int) -> Figures:
     """Of a server of its own. Raises StartupError if it cannot start so."""
-    serve = replace(config, port=0, grpc_port=0, log_level="warning", **changes)
+    serve = replace(config, **{**WITHOUT_TLS, "port": 0, "grpc_port": 0, "log_level": "warning", **changes})
     with closing(OwnStack(serve)) as stack:
         stack.await_ready()
         bench = BenchConfig(base_url=stack.rest, ignore_eos=True, api_key=config.own_key)
-        return uvloop.run(_drive(bench, requests, concurrency, stack.pid))
+        try:
+            return uvloop.run(_drive(bench, requests, concurrency, stack.pid))
+        except (OSError, EOFError, HttpError) as error:
+            raise StartupError(f"the server that was measured went away: {error or type(error).__name__}") from error
 
 
 async def _drive(bench: BenchConfig, requests: Sequence[Request], concurrency: int, pid: int) -> Figures:
@@ -82,6 +87,9 @@ async def _scrape(connection: Connection) -> Sample:
 
 def _figures(records: Sequence[Record], before: Sample, after: Sample, resident_mib: float) -> Figures:
     answered = [record for record in records if record.error is None]
+    errors = [record.error for record in records if record.error is not None]
+    if not answered:
+        raise StartupError(f"none of {len(records)} requests was answered: {errors[0]}")
     wall = max(one.end for one in records) - min(one.start for one in records)
     ttft = [one.ttft * 1e3 for one in answered if one.ttft is not None]
     tpot = [one.tpot * 1e3 for one in answered if one.tpot is not None]
@@ -98,7 +106,8 @@ def _figures(records: Sequence[Record], before: Sample, after: Sample, resident_
         tpot_p99_ms=percentile(tpot, 99) or 0.0,
         tokens_per_s=sum(one.completion_tokens for one in answered) / wall,
         resident_mib=resident_mib,
-        failed=len(records) - len(answered),
+        failed=len(errors),
+        error=errors[0] if errors else "",
         prompt_tokens=_mean(prompts),
         cached=grown("prefix_cache_hits_total") / max(1.0, grown("prefix_cache_queries_total")),
         waited=grown("request_queue_time_seconds_sum") / max(1e-9, in_all),

@@ -13,7 +13,7 @@ from pagewire.errors import StartupError
 from pagewire.tune.measure import Figures, median
 from pagewire.tune.tree import Candidate
 
-# A gain below this is not told from chance by a few rounds.
+# Least gain, however quiet the machine.
 LEAST_GAIN = 0.03
 # What another goal may lose for this one.
 _MAY_LOSE = {"ttft": 0.8, "tpot": 0.8, "throughput": 0.0, "memory": 0.8}
@@ -35,13 +35,19 @@ class Slo:
             match = _SLO.fullmatch(part)
             if match is None:
                 raise StartupError(f"--slo {text}: expected as ttft=500ms,tpot=50ms")
+            if f"{match[1]}_ms" in bounds:
+                raise StartupError(f"--slo {text}: {match[1]} is given twice")
             bounds[f"{match[1]}_ms"] = float(match[2]) * (1000 if match[3] == "s" else 1)
         return cls(**bounds)
 
-    def is_kept(self, figures: Figures) -> bool:
-        return (self.ttft_ms is None or figures.ttft_p99_ms <= self.ttft_ms) and (
-            self.tpot_ms is None or figures.tpot_p99_ms <= self.tpot_ms
-        )
+    def broken(self, figures: Figures) -> str:
+        """What is not kept, in words; nothing if all is."""
+        told = []
+        if self.ttft_ms is not None and figures.ttft_p99_ms > self.ttft_ms:
+            told.append(f"time to first token, p99, is {figures.ttft_p99_ms:.0f} ms and not {self.ttft_ms:g}")
+        if self.tpot_ms is not None and figures.tpot_p99_ms > self.tpot_ms:
+            told.append(f"time per output token, p99, is {figures.tpot_p99_ms:.0f} ms and not {self.tpot_ms:g}")
+        return ", ".join(told)
 
 
 def score(goal: str, figures: Figures) -> float:
@@ -60,7 +66,7 @@ class Trial:
     being taken, though it gains."""
 
     candidate: Candidate
-    gain: float = 0.0  # 0.1: a tenth better
+    gains: tuple[float, ...] = (0.0,)  # of each round, rising; 0.1: a tenth better
     is_taken: bool = False
     refused: str = ""
     loses: str = ""
@@ -76,6 +82,9 @@ class Found:
     after: Figures | None = None
     gain: float = 0.0
     is_out_of_time: bool = False
+    # How much the same flags differed from one measurement to another: 0.1: by a tenth.
+    spread: float = 0.0
+    slo_broken: str = ""  # what the best does not keep
 
 
 Measure = Callable[[Mapping[str, Any]], Figures]
@@ -86,16 +95,30 @@ class Search:
     goal: str
     measure: Measure
     slo: Slo = field(default_factory=Slo)
-    rounds: int = 2
+    rounds: int = 3
     seconds: float = 600.0
     clock: Callable[[], float] = time.monotonic
     tell: Callable[[str], None] = lambda text: None
+    # By flags: of all their measurements.
+    _scores: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> float:
+        """Of measurements of the same flags, as of now."""
+        return max((max(scores) / max(1e-9, min(scores)) - 1 for scores in self._scores.values()), default=0.0)
+
+    @property
+    def least_gain(self) -> float:
+        """In each round. What chance does once it seldom does in every round: the more there are, the less is asked."""
+        return max(LEAST_GAIN, self.spread / self.rounds)
 
     def run(self, candidates_of: Callable[[Figures], Sequence[Candidate]]) -> Found:
         """candidates_of: what may help, given what is seen without changes. The flags found are measured against none
         once more, so that chance, which had many tries, does not choose alone."""
         found, started = Found(), self.clock()
-        seen = self.measure({})
+        seen = self._measured({})
+        if seen.failed:
+            self.tell(f"{seen.failed} requests fail with the flags as they are: {seen.error}")
         one = self.clock() - started
         for candidate in candidates_of(seen):
             # The comparison at the end takes as long as that of a candidate.
@@ -108,11 +131,13 @@ class Search:
         if found.changes:
             before, after = self._in_turns({}, found.changes)
             found.before, found.after = median(before), median(after)
-            found.gain = self._gain(before, after)
-            if found.gain < LEAST_GAIN or self._loses(found.before, found.after):
+            found.gain = self._gains(before, after)[0]
+            if found.gain < self.least_gain or self._loses(found.before, found.after):
                 found.changes = {}
         else:
             found.before = seen
+        best = found.after if found.changes and found.after is not None else found.before
+        found.spread, found.slo_broken = self.spread, self.slo.broken(best)
         return found
 
     def _try(self, candidate: Candidate, changes: Mapping[str, Any]) -> Trial:
@@ -122,28 +147,33 @@ class Search:
         except StartupError as error:
             trial.refused = str(error).splitlines()[0]
         else:
-            trial.gain = self._gain(before, after)
-            if trial.gain >= LEAST_GAIN:
+            trial.gains = self._gains(before, after)
+            if trial.gains[0] >= self.least_gain:
                 trial.loses = self._loses(median(before), median(after))
                 trial.is_taken = not trial.loses
         self.tell(told(trial))
         return trial
 
     def _in_turns(self, these: Mapping[str, Any], those: Mapping[str, Any]) -> tuple[list[Figures], list[Figures]]:
-        pairs = [(self.measure(these), self.measure(those)) for _ in range(self.rounds)]
+        pairs = [(self._measured(these), self._measured(those)) for _ in range(self.rounds)]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
-    def _gain(self, before: Sequence[Figures], after: Sequence[Figures]) -> float:
-        """The smallest of all rounds: what helps does so each time."""
-        ratios = [score(self.goal, b) / score(self.goal, a) for a, b in zip(before, after, strict=True)]
-        return min(ratios) - 1
+    def _measured(self, changes: Mapping[str, Any]) -> Figures:
+        figures = self.measure(changes)
+        self._scores.setdefault(repr(sorted(changes.items())), []).append(score(self.goal, figures))
+        return figures
+
+    def _gains(self, before: Sequence[Figures], after: Sequence[Figures]) -> tuple[float, ...]:
+        """Of each round, rising. The smallest counts: what helps does so each time."""
+        pairs = zip(before, after, strict=True)
+        return tuple(sorted(score(self.goal, b) / score(self.goal, a) - 1 for a, b in pairs))
 
     def _loses(self, before: Figures, after: Figures) -> str:
         """What must not be lost for the goal, and is."""
         if after.failed > before.failed:
             return "requests fail"
-        if self.slo.is_kept(before) and not self.slo.is_kept(after):
-            return "it breaks --slo"
+        if self.slo.broken(after) and not self.slo.broken(before):
+            return f"it breaks --slo: {self.slo.broken(after)}"
         if after.tokens_per_s < _MAY_LOSE[self.goal] * before.tokens_per_s:
             return f"it costs {1 - after.tokens_per_s / before.tokens_per_s:.0%} of the tokens per second"
         return ""
@@ -152,8 +182,7 @@ class Search:
 def told(trial: Trial) -> str:
     said = " ".join(f"{flags.flag_name(name)} {value}" for name, value in trial.candidate.flags.items())
     if trial.refused:
-        return f"  refused   {said}: {trial.refused}"
+        return f"  {'':>12}  refused    {said}: {trial.refused}"
     verdict = "taken    " if trial.is_taken else "not taken"
-    return (
-        f"  {trial.gain:+6.0%}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"
-    )
+    gains = f"{trial.gains[0]:+.0%}" + (f" to {trial.gains[-1]:+.0%}" if len(trial.gains) > 1 else "")
+    return f"  {gains:>12}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"

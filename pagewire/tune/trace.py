@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagewire import json_object
 from pagewire.errors import StartupError
 
 _NUM_REQUESTS, _MOST_TOKENS = 24, 64
+_EXPECTED = 'expected {"prompt": "...", "max_tokens": N, "at": SECONDS}'
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")  # of surrogates: no text
 _WORDS = (Path(__file__).parents[1] / "bench" / "words.txt").read_text().split()
 
 
@@ -29,15 +32,12 @@ def read(path: str | None) -> list[Request]:
     if path is None:
         return _built_in()
     try:
-        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-        requests = [_request(row) for row in rows]
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise StartupError(f"--trace {path}: {error.strerror}") from error
-    except ValueError as error:
-        why = "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else error
-        raise StartupError(
-            f'--trace {path}: expected JSON lines {{"prompt": "...", "max_tokens": N, "at": SECONDS}} ({why})'
-        ) from error
+    except UnicodeDecodeError as error:
+        raise StartupError(f"--trace {path}: it is no text in UTF-8") from error
+    requests = [_request(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if len(requests) < 2:
         raise StartupError(f"--trace {path}: at least two requests are needed, better some dozens")
     if len({request.at is None for request in requests}) > 1:
@@ -45,14 +45,28 @@ def read(path: str | None) -> list[Request]:
     return sorted(requests, key=lambda request: request.at or 0.0)
 
 
-def _request(row: object) -> Request:
-    """Raises ValueError."""
-    if isinstance(row, dict):
-        prompt, max_tokens, at = row.get("prompt"), row.get("max_tokens", _MOST_TOKENS), row.get("at")
-        is_time = at is None or (type(at) in (int, float) and 0 <= at < math.inf)
-        if isinstance(prompt, str) and type(max_tokens) is int and max_tokens >= 1 and is_time:
-            return Request(prompt, max_tokens, None if at is None else float(at))
-    raise ValueError(f"in {row!s:.100}")
+def _request(line: str, where: str) -> Request:
+    """Raises StartupError."""
+    try:
+        row = json_object.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise StartupError(f"--trace {where}: no JSON: {error}; {_EXPECTED}") from error
+    if not isinstance(row, dict):
+        raise StartupError(f"--trace {where}: {_EXPECTED}")
+    prompt, max_tokens, at = row.get("prompt"), row.get("max_tokens", _MOST_TOKENS), row.get("at")
+    right = {
+        "prompt": isinstance(prompt, str) and bool(prompt) and not _HALF_PAIR.search(prompt),
+        "max_tokens": type(max_tokens) is int and max_tokens >= 1,
+        "at": at is None or (type(at) in (int, float) and 0 <= at < math.inf),
+    }
+    if wrong := [name for name in right if not right[name]]:
+        raise StartupError(f"--trace {where}: {wrong[0]} is {row.get(wrong[0])!r:.80}; {_EXPECTED}")
+    return Request(str(prompt), max_tokens, None if at is None else float(at))
+
+
+def seconds(requests: Sequence[Request]) -> float:
+    """From the first to the last, of a trace with times."""
+    return max((request.at or 0.0 for request in requests), default=0.0)
 
 
 def _built_in() -> list[Request]:

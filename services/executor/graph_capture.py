@@ -35,13 +35,13 @@ def capture_graphs(
     with prompts, of these numbers of tokens."""
     record = record or cuda_recorder()
     capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
-    runner.drafter.capture(runner.drafter.graph_shapes(sizes), progress, record)
+    runner.drafter.capture(runner.drafter.graph_shapes(sizes, prompts), progress, record)
 
 
 def num_graphs(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> int:
     """Shapes that `capture_graphs` captures."""
     shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts)
-    return len(shapes) + len(runner.drafter.graph_shapes(sizes))
+    return len(shapes) + len(runner.drafter.graph_shapes(sizes, prompts))
 
 
 def capture_shapes(
@@ -49,9 +49,11 @@ def capture_shapes(
     shapes: Sequence[BatchShape],
     progress: Progress,
     record: Record | None = None,
+    graphs: CudaGraphs | None = None,
 ) -> None:
-    """shapes: some of `graph_shapes`, falling: the largest makes the memory that the others fit into."""
-    record, graphs = record or cuda_recorder(), CudaGraphs()
+    """shapes: some of `graph_shapes`, falling: the largest makes the memory that the others fit into. graphs: to which
+    these come."""
+    record, graphs = record or cuda_recorder(), graphs or CudaGraphs()
     runner.use_graphs(graphs)
     for index, shape in enumerate(shapes):
         progress(index / len(shapes), f"CUDA graph of {shape.num_tokens} tokens")

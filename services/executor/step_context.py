@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -63,3 +64,10 @@ class StepContext:
     rope_table: Tensor | None = None  # fp32 [num_tokens, rotary_dim]: a rotary table for this step alone
     stream: Stream | None = None  # a stage but the first finds it here, and all but the last leave it here
     second_text_start: Tensor | None = None  # int64 [max_num_seqs], row -> position; beyond all where there is one text
+    plans: dict[Hashable, Tensor | None] = field(default_factory=dict)  # by layers that attend alike
+
+    def plan(self, key: Hashable, make: Callable[[], Tensor | None]) -> Tensor | None:
+        """Of the step's attention; the first of the layers with this key makes it."""
+        if key not in self.plans:
+            self.plans[key] = make()
+        return self.plans[key]

@@ -44,8 +44,8 @@ UNREAD_CANCELLATIONS = Counter(
     _P + "tokenizer_unread_cancellations", "Requests cancelled because their client did not read"
 )
 
-TIME_TO_FIRST_TOKEN = Histogram(
-    _P + "time_to_first_token_seconds", "Seconds from a request's arrival to its first token", buckets=LATENCY_BUCKETS
+TIME_TO_FIRST_TOKEN = LoopHistogram(
+    _P + "time_to_first_token_seconds", "Seconds from a request's arrival to its first token", LATENCY_BUCKETS
 )
 INTER_TOKEN_LATENCY = LoopHistogram(
     _P + "inter_token_latency_seconds", "Seconds between two deliveries of tokens to a request", LATENCY_BUCKETS
@@ -55,28 +55,28 @@ TIME_PER_OUTPUT_TOKEN = LoopHistogram(
     "Seconds per token of a request's output behind its first one, on average over the request",
     LATENCY_BUCKETS,
 )
-E2E_LATENCY = Histogram(
-    _P + "e2e_request_latency_seconds", "Seconds from a request's arrival to its end", buckets=LATENCY_BUCKETS
+E2E_LATENCY = LoopHistogram(
+    _P + "e2e_request_latency_seconds", "Seconds from a request's arrival to its end", LATENCY_BUCKETS
 )
 
 # OpenTelemetry's, for GenAI.
-GENAI_REQUEST_DURATION = Histogram(
+GENAI_REQUEST_DURATION = LoopHistogram(
     "gen_ai_server_request_duration_seconds",
     "Seconds from a generation's arrival to its last token, or to its failure",
+    GENAI_DURATION_BUCKETS,
     [*GENAI_LABELS, "error_type"],
-    buckets=GENAI_DURATION_BUCKETS,
 )
-GENAI_TIME_TO_FIRST_TOKEN = Histogram(
+GENAI_TIME_TO_FIRST_TOKEN = LoopHistogram(
     "gen_ai_server_time_to_first_token_seconds",
     "Seconds from a generation's arrival to its first token",
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     GENAI_LABELS,
-    buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
-GENAI_TIME_PER_OUTPUT_TOKEN = Histogram(
+GENAI_TIME_PER_OUTPUT_TOKEN = LoopHistogram(
     "gen_ai_server_time_per_output_token_seconds",
     "Seconds per token of a generation behind its first one, on average over the generation",
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     GENAI_LABELS,
-    buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 
 # For GetStatus.

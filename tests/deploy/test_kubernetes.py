@@ -1,6 +1,7 @@
 """The Helm chart and the overlays of kustomize: valid, and what they say fits together and fits the services."""
 
 import dataclasses
+import json
 import re
 import subprocess
 from typing import Any
@@ -9,6 +10,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from deploy import values_schema
 from deploy.kustomize import render
 from pagewire import flags
 from pagewire.terminal.models import PullConfig
@@ -88,6 +90,34 @@ def test_services_take_their_flags_and_find_their_neighbours(objects: tuple[mani
         assert pod["spec"]["terminationGracePeriodSeconds"] > drains
         # Variables like PAGEWIRE_GATEWAY_PORT, made of the names of services, are none of ours.
         assert pod["spec"]["enableServiceLinks"] is False
+
+
+def test_arguments_are_those_that_the_values_may_not_have(objects: tuple[manifests.Object, ...]) -> None:
+    for component, pod in manifests.pods(objects):
+        (container,) = pod["spec"]["containers"]
+        names = {argument.partition("=")[0].removeprefix("--") for argument in container["args"]}
+        assert names - {"distributed-executor-backend"} == values_schema.FIXED[component]
+
+
+def test_the_schema_of_values_is_that_of_the_flags() -> None:
+    """After a change: python -m deploy.values_schema > deploy/helm/pagewire/values.schema.json"""
+    assert json.loads((render.CHART / "values.schema.json").read_text()) == values_schema.schema()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "gateway.flags.max-num-seqs=4",  # of another service
+        "gateway.flags.port=80",  # the chart's own
+        "scheduler.flags.max-num-seq=4",
+        "model.flags.dtype=float16",  # the tokenizer has none
+        "executor.replica=2",
+    ],
+)
+def test_values_that_would_reach_nobody_are_refused(value: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        render.template(f"--set={value}")
+    assert f"Additional property {value.partition('=')[0].rpartition('.')[2]} is not allowed" in error.value.stderr
 
 
 def test_flags_of_the_values_arrive_as_they_are() -> None:

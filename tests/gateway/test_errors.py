@@ -304,7 +304,10 @@ async def test_api_key(fake: FakeTokenizer, address: str) -> None:
         ("sampling_params.top_p", "top_p"),
         ("token_ids.ids", "prompt"),
         ("chat.messages[2].parts[0].image.url", "messages"),
-        ("chat.tools", None),
+        ("chat.tools", "tools"),
+        ("chat.documents_json[0]", "documents[0]"),
+        ("sampling_params.logit_bias_ids", "logit_bias"),
+        ("beam_search.length_penalty", "length_penalty"),
         ("stop[1]", "stop[1]"),
     ],
 )
@@ -315,3 +318,43 @@ async def test_what_the_line_refuses_is_named_as_the_route_calls_it(
     response = await client.post("/v1/completions", json={"prompt": "p"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "zzz"}}}
+_FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "zzz"}}}
+_CLAUDE = {"max_tokens": 9, "messages": MESSAGES, "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "inner", "param", "message"),
+    [
+        (CHAT, {"logit_bias": {"1": 2}}, ("logit_bias_ids", "logit_bias_ids has 7"), "logit_bias", "logit_bias has 7"),
+        (CHAT, {"logprobs": True}, ("logprobs", "logprobs is 99"), "top_logprobs", "top_logprobs is 99"),
+        (CHAT, {"response_format": _FORM}, ("grammar", "json_schema: no"), "response_format",
+         "response_format: json_schema: no"),
+        (CHAT, {"guided_regex": "("}, ("grammar", "regex: ("), "guided_regex", "guided_regex: regex: ("),
+        (CHAT, {"regex": "("}, ("grammar", "regex: ("), "regex", "regex: ("),
+        (CHAT, {"tools": [_TOOL]}, ("grammar", "structural_tag at #/format/tags/0/json_schema/type: zzz"), "tools",
+         "tools: the schema of a tool's parameters, at #/type: zzz"),
+        ("/v1/responses", {"input": "hi"}, ("max_tokens", "max_tokens is 0"), "max_output_tokens",
+         "max_output_tokens is 0"),
+        ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}},
+         ("grammar", "json_schema: no"), "text.format", "text.format: json_schema: no"),
+        ("/v1/messages", _CLAUDE, ("stop", "stop has 2000 strings"), None, "stop_sequences has 2000 strings"),
+        ("/v1/messages", _CLAUDE, ("max_tokens", "max_tokens and stop"), None, "max_tokens and stop"),
+        ("/generate", {"text": "p", "sampling_params": {"regex": "("}}, ("grammar", "regex: ("),
+         "sampling_params.regex", "sampling_params.regex: regex: ("),
+        ("/generate", {"input_ids": [9]}, ("token_ids.ids", "token_ids.ids has 9"), "input_ids", "input_ids has 9"),
+    ],
+)  # fmt: skip
+async def test_fields_have_the_names_that_the_client_has_sent(
+    client: httpx.AsyncClient, fake: FakeTokenizer, path: str, body: Any, inner: Any, param: str | None, message: str
+) -> None:
+    field, said = inner
+    path_in_grpc = field if "." in field or field == "stop" else f"sampling_params.{field}"
+    fake.error = RpcError(grpc.StatusCode.INVALID_ARGUMENT, said, [(path_in_grpc, said)])
+    for stream in (False, True):
+        response = await client.post(path, json={"messages": MESSAGES, "stream": stream} | body if path == CHAT else
+                                     {"stream": stream} | body)  # fmt: skip
+        error = response.json()["error"]
+        assert (response.status_code, error.get("param"), error["message"]) == (400, param, message)

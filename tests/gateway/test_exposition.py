@@ -73,6 +73,34 @@ def test_every_metric_has_a_text_and_a_unit_that_scrapers_know(fresh: list[Servi
     assert {f.name for f in families} >= {"pagewire:tenant_generation_tokens", "vllm:e2e_request_latency_seconds"}
 
 
+def test_values_come_through_as_they_are(fresh: list[ServiceMetrics]) -> None:
+    """Whatever a label says, and with what trace; told as OpenMetrics and in the older format."""
+    odd = r"a}b,c=\"d\" \\ {e}"
+    told = "\n".join(
+        [
+            r"# HELP x A \"quoted\" text\nof two lines",
+            "# TYPE x histogram",
+            f'x_bucket{{a="{odd}",le="0.5"}} 2.0 # {{trace_id="ab",b="}} "}} 0.25 12.5',
+            f'x_bucket{{a="{odd}",le="+Inf"}} 3.0',
+            f'x_count{{a="{odd}"}} 3.0',
+            f'x_sum{{a="{odd}"}} 1.5',
+            "# EOF",
+            "",
+        ]
+    )
+    services = [ServiceMetrics(service=f"s{number}", exposition=told) for number in range(2)]
+    [given] = parse_openmetrics(told)
+    [new] = parse_openmetrics(expose(services, OPENMETRICS["accept"], 'm"', with_vllm_names=True).content.decode())
+    [older] = text_string_to_metric_families(expose(services, "", 'm"', with_vllm_names=True).content.decode())
+    for number in range(2):
+        own = {"service": f"s{number}", "model_name": 'm"'}
+        wanted = [one._replace(labels={**one.labels, **own}) for one in given.samples]
+        assert [one for one in new.samples if one.labels["service"] == f"s{number}"] == wanted
+        found = [one for one in older.samples if one.labels["service"] == f"s{number}"]
+        assert [(one.name, one.labels, one.value) for one in found] == [(w.name, w.labels, w.value) for w in wanted]
+    assert new.documentation == older.documentation == given.documentation
+
+
 async def test_scrapers_choose_the_format_and_probes_are_no_requests(
     client: httpx.AsyncClient, fake: FakeTokenizer
 ) -> None:

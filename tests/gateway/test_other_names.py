@@ -84,7 +84,7 @@ async def test_one_meaning_is_said_once(client: httpx.AsyncClient) -> None:
     for extra, param in (
         ({"rid": "a", "request_id": "b"}, "rid"),
         ({"regex": "a", "guided_regex": "b"}, "regex"),
-        ({"regex": "a", "ebnf": "b"}, "guided_grammar"),
+        ({"regex": "a", "ebnf": "b"}, "ebnf"),
     ):
         answer = await client.post(TEXT, json={"prompt": "p"} | extra)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -101,7 +101,11 @@ async def test_a_stop_string_is_named(client: httpx.AsyncClient) -> None:
         ({"text": "a", "input_ids": [1]}, "text"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"stop_regex": "a"}}, "stop_regex"),
-        ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "guided_grammar"),
+        ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "sampling_params.ebnf"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 9}},
+            "sampling_params.min_new_tokens",
+        ),
         ({"text": "a", "image_data": "x.png"}, "image_data"),
         ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
     ],

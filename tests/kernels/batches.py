@@ -74,6 +74,7 @@ class Batch:
             self.kv_scales,
             self.sinks,
             split_size,
+            None,
         )
 
     def left_behind(self, sliding_window: int) -> Batch:
@@ -214,7 +215,7 @@ class LatentBatch:
     def args(self, split_size: int = 0) -> tuple[Any, ...]:
         tables = (self.block_table, self.query_start_loc, self.seq_lens)
         lens = self.max_query_len, shortest_query(self.query_start_loc, self.seq_lens)
-        return (self.query, self.kv_cache, *tables, *lens, self.scale, self.latent_dim, split_size)
+        return (self.query, self.kv_cache, *tables, *lens, self.scale, self.latent_dim, split_size, None)
 
     def exact(self) -> LatentBatch:
         """The same values in fp32, NaN replaced."""

@@ -130,6 +130,7 @@ def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
         torch.ones(2, 1),
         None,
         0,
+        None,
     )
     expected = codes.view(torch.float8_e4m3fn).float()[:, None, None].expand(256, 1, 8)
     assert torch.equal(output.float().nan_to_num(1000), expected.nan_to_num(1000))

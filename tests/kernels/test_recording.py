@@ -172,10 +172,11 @@ def test_one_layer_of_a_group_s_cache(fp8: bool) -> None:
     last = batch.seq_lens.long() - 1
     slots = batch.block_table[torch.arange(2), last // 16].long() * 16 + last % 16
     key, value = torch.randn(2, 2, 2, 64).bfloat16()
+    arguments = batch.args()
 
     def function() -> Tensor:
         ops.store_kv(key, value, view, slots, batch.kv_scales)
-        return ops.paged_attention(*batch.args())
+        return ops.paged_attention(*arguments)
 
     with torch.inference_mode():
         recorded = record(function, Memory())

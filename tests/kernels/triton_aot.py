@@ -26,6 +26,7 @@ from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, SPLIT_ROWS, few_
 from benchmarks.kernels.specializations import (
     all_forms,
     attention,
+    attention_form,
     elementwise,
     encoder_forms,
     sampling_forms,
@@ -127,6 +128,18 @@ def _step_faults(form: Specialization, capability: int, most_scales: int) -> Ite
         yield f"{label}: {scales} loads of scales in each step, {most_scales} are enough"
 
 
+LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 1, "query_len": 4096}
+
+
+def overlap_faults() -> Iterator[str]:
+    """What of a tile of long queries makes the tensor cores wait, where two tiles are in flight on sm_90."""
+    loop = main_loop(attention_form("prefill_attention", 90, LONG_PROMPT), 90)
+    last_product = max(at for at, text in enumerate(loop) if text.startswith("HGMMA"))
+    first_weight = min(at for at, text in enumerate(loop) if text.startswith("MUFU.EX2"))
+    if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < last_product:
+        yield "prefill_attention sm_90: weights wait for the product with the values of the tile before"
+
+
 # (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes
 GROUPED_PRODUCTS = ((4, "bf16"), (4, "fp16"), (8, "bf16"))
 
@@ -146,13 +159,31 @@ def grouped_instruction_faults() -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
+def wide_faults() -> Iterator[str]:
+    """What products with grouped weights and many rows do on sm_90 that leaves the tensor cores without work."""
+    for form in grouped_products.wide_products(90):
+        loop = main_loop(form, 90)
+        found = {
+            "waits until all products are done": count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0"),
+            "stores, beyond one of scales": max(0, count(loop, "STS", "STL") - 1),
+            "integers converted": count(loop, "I2F"),
+            "barriers, beyond three a tile": max(0, count(loop, "BAR.SYNC") - 3),
+            # A product of 16 inputs and 64 outputs for each: of all planes of a tile.
+            "products of other sizes": 128 // 16 * form.constants["BLOCK_N"] // 64 // (form.num_warps // 4)
+            - count(loop, f"HGMMA.64x{form.constants['BLOCK_M']}x16"),
+        }
+        for what, times in found.items():
+            if times:
+                yield f"{form.variant} sm_90: {what}: {times}"
+
+
 def main() -> int:
     if "--all" in sys.argv[1:]:
         forms = [(capability, form) for capability in ARCHITECTURES for form in all_forms(capability).values()]
     else:
         forms = list(representatives())
     _, failed = compile_all(forms)
-    failed += [*instruction_faults(), *loop_faults(), *grouped_instruction_faults()]
+    failed += [*instruction_faults(), *loop_faults(), *overlap_faults(), *grouped_instruction_faults(), *wide_faults()]
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0

@@ -79,7 +79,9 @@ def split_on_the_device(min_split: int, num_programs: int) -> None:
     )  # fmt: skip
     out = torch.full_like(batch.query, float("nan"))
     config = {"block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_sm": num_programs, "min_split": min_split}
-    arguments: tuple[Any, ...] = (batch.query, batch.kv_cache, out, *batch.args()[2:], config)
+    _, _, *tables, max_query_len, _, scale, window, soft_cap, scales, sinks, split_size, _ = batch.args()
+    arguments: tuple[Any, ...] = (batch.query, batch.kv_cache, out, *tables, max_query_len, scale, window, soft_cap)
+    arguments += (scales, sinks, split_size, config)
     decode_attention.decode_attention(*arguments)
     check(out, batch)
 
@@ -166,6 +168,19 @@ CASES: dict[str, Callable[[], None]] = {
     "decode fp16, pages of 32": partial(case, [1, 1], [33, 16], (8, 2), 64, 32, torch.float16),
     "prompts": partial(case, [17, 65], [0, 0], (3, 1)),
     "prompts longer than a tile, on a context": partial(case, [150, 17], [37, 64], (2, 1), 16, dtype=torch.float16),
+    **{
+        # In fp16 the softmax of whole tiles overlaps the product of the tile before: none, one and several of them.
+        f"prompts on contexts, head_dim {head_dim}, pages of {block_size}": partial(
+            case, [20, 17, 0], [330, 90, 9], (3, 1), head_dim, block_size, torch.float16, *features, sinks=sinks
+        )
+        for head_dim, block_size, features, sinks in (
+            (64, 16, (0, 0.0), False),
+            (96, 32, (300, 0.0), False),
+            (128, 64, (0, 20.0), True),
+            (192, 128, (90, 0.0), False),
+            (256, 16, (260, 0.0), False),
+        )
+    },
     "mixed, empty requests": partial(case, *MIXED, (4, 4)),
     "padding": padding,
     **{

@@ -16,7 +16,7 @@ from pagewire.kernels.triton.experts import blocks, combine, grouped_linear, lin
 from pagewire.kernels.triton.products import grouped_layout
 from tests.kernels.grouped_weights import grouped_weight
 from tests.kernels.interpreted import run_cases
-from tests.kernels.triton_grouped import NF4
+from tests.kernels.triton_grouped import NF4, configured
 
 E2M1 = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0))
 F32, F16 = torch.float32, torch.float16
@@ -171,8 +171,9 @@ def grouped(
     bias: bool = False,
     codebook: Tensor | None = None,
     becomes_codes: bool = False,
+    **config: int,
 ) -> None:
-    """becomes_codes: the codebook does not outlive packing."""
+    """becomes_codes: the codebook does not outlive packing. config: of the table, in place of its values."""
     num_experts = 5
     x, *pairs = rows(num_tokens, inputs, dtype, num_experts, per_pair)
     weight = grouped_weight(num_experts * outputs, inputs, bits, group_size, form)
@@ -182,7 +183,8 @@ def grouped(
     expected = reference.grouped_experts_linear(x, weight, offset, *pairs)
     packed = grouped_layout.pack(weight)
     assert (packed.codebook is None) == (codebook is None or becomes_codes)
-    assert_close(multiply(x, packed, offset, *pairs), expected)
+    with configured(**config):
+        assert_close(multiply(x, packed, offset, *pairs), expected)
 
 
 CASES: dict[str, Callable[[], None]] = {
@@ -231,6 +233,7 @@ CASES: dict[str, Callable[[], None]] = {
     "grouped, fp32, a row per pair": partial(grouped, 4, 4, 64, "zeros", dtype=F32, per_pair=True),
     "grouped, padded": partial(grouped, 4, 4, 32, "zeros", outputs=192, inputs=208, bias=True),
     "grouped, many rows": partial(grouped, 90, 4, 128, "zeros", outputs=192),
+    "grouped, wide": partial(grouped, 30, 4, 128, "zeros", outputs=192, bias=True, wide=1, block_m=16, block_n=128),
     "grouped, nothing": partial(grouped, 0, 4, 32, "zeros"),
     "MXFP4": partial(grouped, 5, 4, 32, "fp32", codebook=E2M1, bias=True, becomes_codes=True),
     "a codebook of fractions": partial(grouped, 4, 4, 64, "symmetric", codebook=NF4),

@@ -235,6 +235,34 @@ def token_offsets(
 
 
 @triton.jit
+def weigh(
+    scores,  # fp32 [BLOCK_M, BLOCK_N], not scaled
+    maximum,  # fp32 [BLOCK_M], of the scores so far
+    keys,  # int32 [BLOCK_N]
+    position,  # int32 [BLOCK_M], of each row's token
+    scale,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,  # some row may not see some key of the tile
+):
+    """fp32 [BLOCK_M, BLOCK_N] the weights of a tile's keys, the new maximum, and what sums so far are multiplied by."""
+    factor = scale * LOG2E
+    if SOFT_CAP > 0:
+        # tanh(x) = 2 * sigmoid(2 * x) - 1
+        scores = SOFT_CAP * (2 * tl.sigmoid(scores * (scale * (2 / SOFT_CAP))) - 1)
+        factor = LOG2E
+    if MASKED:
+        visible = keys[None, :] <= position[:, None]
+        if WINDOW > 0:
+            visible &= keys[None, :] > position[:, None] - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
+    # The factor is positive, so it may come after the maximum: one multiply-add per score.
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
+    weights = tl.exp2(scores * factor - new_maximum[:, None])
+    return weights, new_maximum, tl.exp2(maximum - new_maximum)
+
+
+@triton.jit
 def attend(
     query,  # [BLOCK_M, DIMS]
     query_rest,  # [BLOCK_M, REST]
@@ -279,21 +307,7 @@ def attend(
     if REST > 0:
         key = load_keys(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
         scores = tl.dot(query_rest, tl.trans(key), scores, input_precision="ieee")
-
-    factor = scale * LOG2E
-    if SOFT_CAP > 0:
-        # tanh(x) = 2 * sigmoid(2 * x) - 1
-        scores = SOFT_CAP * (2 * tl.sigmoid(scores * (scale * (2 / SOFT_CAP))) - 1)
-        factor = LOG2E
-    if MASKED:
-        visible = keys[None, :] <= position[:, None]
-        if WINDOW > 0:
-            visible &= keys[None, :] > position[:, None] - WINDOW
-        scores = tl.where(visible, scores, float("-inf"))
-    # The factor is positive, so it may come after the maximum: one multiply-add per score.
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * factor)
-    weights = tl.exp2(scores * factor - new_maximum[:, None])
-    correction = tl.exp2(maximum - new_maximum)
+    weights, new_maximum, correction = weigh(scores, maximum, keys, position, scale, WINDOW, SOFT_CAP, MASKED)
     denominator = denominator * correction + tl.sum(weights, axis=1)
     weights = weights.to(query.dtype)
     acc = tl.dot(weights, value, acc * correction[:, None], input_precision="ieee")

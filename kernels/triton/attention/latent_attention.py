@@ -13,7 +13,10 @@ from pagewire.kernels.triton.attention.attention_tile import Specialization
 MOST_HEADS = 16
 
 # Of both kernels, as `tuning` has it for others. Not tuned: it fits the shared memory of all architectures.
-CONFIG = {"block_m": 16, "block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_sm": 2, "min_split": 256}
+CONFIG = {
+    "block_m": 16, "block_n": 32, "tiles_in_flight": 1, "num_warps": 4, "num_stages": 2, "programs_per_sm": 2,
+    "min_split": 256,
+}  # fmt: skip
 MOST_FP32 = 256  # latent_dim in fp32: beyond it registers spill by kilobytes
 
 
@@ -28,6 +31,7 @@ def latent_attention(
     scale: float,
     latent_dim: int,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """As `reference.latent_attention`; the heads of a token of query, and each block of kv_cache, are contiguous."""
     num_tokens, num_heads, width = query.shape
@@ -46,18 +50,40 @@ def latent_attention(
     assert width % 8 == 0 and latent_dim % 8 == 0, "sizes must be multiples of 8"
     assert query.stride(2) == 1 and query.stride(1) == width, "the heads of a token must be contiguous"
     assert block_table.dtype == query_start_loc.dtype == seq_lens.dtype == torch.int32, "tables must be int32"
-    groups = num_heads // group_size(num_heads)
-    latents = kv_cache[:, None, None].expand(-1, 2, groups, -1, -1)
+    latents = _as_heads(kv_cache, num_heads)
     if min_query_len <= SHORT_QUERY:
         decode_attention.decode_attention(
             query, latents, out, block_table, query_start_loc, seq_lens, max_query_len, scale, 0, 0.0, None, None,
-            split_size, CONFIG, latent_dim,
+            split_size, CONFIG, latent_dim, plan,
         )  # fmt: skip
     if max_query_len > SHORT_QUERY:
         prefill_attention.prefill_attention(
             query, latents, out, block_table, query_start_loc, seq_lens, scale, 0, 0.0, None, None, CONFIG, latent_dim
         )
     return out
+
+
+def plan(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    split_size: int,
+) -> Tensor | None:
+    """As `pagewire.kernels.ops.plan_latent_attention`."""
+    if query.shape[0] == 0 or seq_lens.shape[0] == 0:
+        return None
+    return decode_attention.plan_for(
+        query, _as_heads(kv_cache, query.shape[1]), block_table, query_start_loc, seq_lens, max_query_len, 0,
+        split_size, CONFIG,
+    )  # fmt: skip
+
+
+def _as_heads(kv_cache: Tensor, num_heads: int) -> Tensor:
+    """The cache of `paged_attention` that it is a view of."""
+    return kv_cache[:, None, None].expand(-1, 2, num_heads // group_size(num_heads), -1, -1)
 
 
 def group_size(num_heads: int) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from pagewire.kernels import tuning
 from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.kernels.triton.attention.attention_tile import as_stored
-from pagewire.kernels.triton.attention.decode_attention import decode_attention
+from pagewire.kernels.triton.attention.decode_attention import decode_attention, plan_for
 from pagewire.kernels.triton.attention.prefill_attention import prefill_attention
 
 # What a table is asked for in the mode of fixed splits, where no configuration may depend on the batch.
@@ -30,6 +32,7 @@ def paged_attention(
     kv_scales: Tensor | None,
     sinks: Tensor | None,
     split_size: int,
+    plan: Tensor | None,
 ) -> Tensor:
     """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
 
@@ -42,32 +45,63 @@ def paged_attention(
     if query.shape[0] == 0 or num_reqs == 0:
         return out
     _check(query, kv_cache, block_table, query_start_loc, seq_lens, kv_scales, sinks)
-    _, num_kv_heads, block_size, head_dim = kv_cache.shape[1:]
     stored = as_stored(kv_cache)
     capability = tuning.capability_of(query.device)
-    shape = {
-        "head_dim": head_dim,
-        "group": query.shape[1] // num_kv_heads,
-        "block_size": block_size,
-        "kv_bytes": stored.dtype.itemsize,
-        "batch": _FIXED_BATCH if split_size else _next_power_of_2(num_reqs),
-    }
     if min_query_len <= SHORT_QUERY:
-        # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
-        decode_len = 1 if split_size or max_query_len > SHORT_QUERY else max_query_len
-        config = tuning.lookup("decode_attention", capability, **shape, query_len=decode_len)
+        config = _decode_config(query, kv_cache, block_table, max_query_len, split_size)
         decode_attention(
             query, stored, out, block_table, query_start_loc, seq_lens, max_query_len, scale, sliding_window, soft_cap,
-            kv_scales, sinks, split_size, config,
+            kv_scales, sinks, split_size, config, plan=plan,
         )  # fmt: skip
     if max_query_len > SHORT_QUERY:
         query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
+        shape = _shape(query, kv_cache, num_reqs, split_size)
         config = tuning.lookup("prefill_attention", capability, **shape, query_len=query_len)
         prefill_attention(
             query, stored, out, block_table, query_start_loc, seq_lens, scale, sliding_window, soft_cap, kv_scales,
             sinks, config,
         )  # fmt: skip
     return out
+
+
+def plan(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    sliding_window: int,
+    split_size: int,
+) -> Tensor | None:
+    """As `pagewire.kernels.ops.plan_attention`."""
+    if query.shape[0] == 0 or seq_lens.shape[0] == 0:
+        return None
+    return plan_for(
+        query, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, sliding_window, split_size,
+        _decode_config(query, kv_cache, block_table, max_query_len, split_size),
+    )  # fmt: skip
+
+
+def _decode_config(
+    query: Tensor, kv_cache: Tensor, block_table: Tensor, max_query_len: int, split_size: int
+) -> Mapping[str, int]:
+    shape = _shape(query, kv_cache, block_table.shape[0], split_size)
+    # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
+    query_len = 1 if split_size or max_query_len > SHORT_QUERY else max_query_len
+    return tuning.lookup("decode_attention", tuning.capability_of(query.device), **shape, query_len=query_len)
+
+
+def _shape(query: Tensor, kv_cache: Tensor, num_reqs: int, split_size: int) -> dict[str, int]:
+    """What the tables of both kernels are asked for."""
+    num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
+    return {
+        "head_dim": head_dim,
+        "group": query.shape[1] // num_kv_heads,
+        "block_size": block_size,
+        "kv_bytes": kv_cache.dtype.itemsize,
+        "batch": _FIXED_BATCH if split_size else _next_power_of_2(num_reqs),
+    }
 
 
 def _next_power_of_2(n: int) -> int:

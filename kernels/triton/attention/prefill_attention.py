@@ -31,6 +31,7 @@ from pagewire.kernels.triton.attention.attention_tile import (
     with_sinks,
     zero_parts,
 )
+from pagewire.kernels.triton.attention.overlapped import attend_overlapped
 from pagewire.kernels.triton.products import fp8
 
 
@@ -62,6 +63,7 @@ def prefill_attention_kernel(
     SOFT_CAP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     LATENT_DIM: tl.constexpr,  # 0: keys and values are apart
+    TILES_IN_FLIGHT: tl.constexpr,  # 1, or 2 (see `overlapped`)
 ):
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -135,15 +137,21 @@ def prefill_attention_kernel(
                 "", NATIVE_FP8, LATENT_DIM, True,
             )  # fmt: skip
             blocks = following
-    blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
-    for tile_start in tl.range(entered, masked, BLOCK_N):
-        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
-        acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            "", NATIVE_FP8, LATENT_DIM, False,
+    if TILES_IN_FLIGHT == 2:
+        acc, acc_rest, maximum, denominator = attend_overlapped(
+            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, table_ptr, entered, masked, position,
+            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_M, BLOCK_N, SOFT_CAP, NATIVE_FP8,
         )  # fmt: skip
-        blocks = following
+    else:
+        blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
+        for tile_start in tl.range(entered, masked, BLOCK_N):
+            following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+            acc, acc_rest, maximum, denominator = attend(
+                query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
+                scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+                "", NATIVE_FP8, LATENT_DIM, False,
+            )  # fmt: skip
+            blocks = following
     blocks = masked_blocks
     for tile_start in tl.range(masked, end, BLOCK_N, num_stages=1):
         following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
@@ -166,7 +174,7 @@ def prefill_attention_kernel(
 @cache
 def _constants(
     head_dim: int, group: int, block_size: int, reqs: int, block_m: int, block_n: int, window: int, soft_cap: float,
-    fp8_cache: bool, native_fp8: bool, latent_dim: int,
+    fp8_cache: bool, native_fp8: bool, latent_dim: int, tiles_in_flight: int,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for."""
     dims, rest = head_parts(head_dim, fp8_cache, latent_dim)
@@ -185,6 +193,7 @@ def _constants(
         "SOFT_CAP": soft_cap,
         "NATIVE_FP8": native_fp8,
         "LATENT_DIM": latent_dim,
+        "TILES_IN_FLIGHT": tiles_in_flight,
     }
 
 
@@ -205,7 +214,8 @@ def prefill_attention(
 ) -> None:
     """The requests of more than SHORT_QUERY query tokens, to their places in out; arguments as in `paged_attention`.
 
-    config: block_m (rows of a tile), block_n (keys of a tile), num_warps, num_stages.
+    config: block_m (rows of a tile), block_n (keys of a tile), tiles_in_flight (2: see
+    `pagewire.kernels.triton.attention.overlapped`; in 16 bits only, and keys apart from values), num_warps, num_stages.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_reqs = seq_lens.shape[0]
@@ -213,7 +223,7 @@ def prefill_attention(
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, requests_padded(num_reqs), config["block_m"],
         config["block_n"], sliding_window, soft_cap, kv_scales is not None,
-        fp8.has_native_decode(query.device), latent_dim,
+        fp8.has_native_decode(query.device), latent_dim, config["tiles_in_flight"],
     )  # fmt: skip
     tiles = num_tokens // constants["BLOCK_Q"] + min(num_reqs, num_tokens // (SHORT_QUERY.value + 1))
     prefill_attention_kernel[(tiles, num_kv_heads)](
@@ -273,7 +283,7 @@ def specialization(
     types, none = argument_types(_TYPES, dtype, fp8_cache, sinks)
     constants = _constants(
         head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
-        soft_cap, fp8_cache, capability >= 89, latent_dim,
+        soft_cap, fp8_cache, capability >= 89, latent_dim, config["tiles_in_flight"],
     )  # fmt: skip
     constants |= none
     return Specialization(prefill_attention_kernel, types, constants, config["num_warps"], config["num_stages"])

@@ -1,6 +1,6 @@
-"""Split-KV: the cutting of contexts into splits of equal length on the device, and the merging of their results.
+"""Split-KV: the merging of what programs found in the splits of a context, and the counting of those that are done.
 
-`pagewire.kernels.triton.attention.decode_attention` says what for.
+`split_plan` cuts contexts, `decode_attention` says what for.
 """
 
 from __future__ import annotations
@@ -10,83 +10,60 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import NO_KEY, SHORT_QUERY
+from pagewire.kernels.triton.attention.attention_tile import NO_KEY
 
 # Columns that a row of a partial has behind its HEAD_DIM sums: maximum, denominator, and padding to 16 bytes.
 STATISTICS = tl.constexpr(4)
 
 
 @triton.jit
-def count_items(
-    query_start_loc_ptr, seq_lens_ptr, num_reqs, target_items, min_split,
-    BLOCK_Q: tl.constexpr, PAGE_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, REQS: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """The length of a split in tokens, and [REQS] the end of each request's items in the list of all.
-
-    There are no more than target_items + (query tiles of all requests) items.
-    """
-    request = tl.arange(0, REQS)
-    in_batch = request < num_reqs
-    seq_len = tl.load(seq_lens_ptr + request, mask=in_batch, other=0)
-    query_start = tl.load(query_start_loc_ptr + request, mask=in_batch, other=0)
-    query_len = tl.load(query_start_loc_ptr + request + 1, mask=in_batch, other=0) - query_start
-    tiles = tl.where((seq_len > 0) & (query_len <= SHORT_QUERY), tl.cdiv(query_len, BLOCK_Q), 0)
-    context = seq_len - first_key(seq_len, query_len, PAGE_TOKENS, WINDOW)
-    work = tl.sum(tiles.to(tl.int64) * context)
-    split = tl.maximum(min_split, tl.cdiv(work, target_items).to(tl.int32))
-    split = tl.cdiv(split, BLOCK_N) * BLOCK_N
-    return split, tl.cumsum(tiles * tl.cdiv(context, split))
-
-
-@triton.jit
-def first_key(seq_len, query_len, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Where a request's context begins for us: with the page of the first key that its first query token sees."""
-    if WINDOW == 0:
-        return seq_len * 0
-    return tl.maximum(seq_len - query_len - WINDOW + 1, 0) // PAGE_TOKENS * PAGE_TOKENS
-
-
-@triton.jit
 def merge(
-    rows_ptr,  # [BLOCK_M], the rows of the first partial
+    rows_ptr,  # [rows], those of the first partial
     split_stride,
     num_splits,
     in_rows,
-    acc,
-    acc_rest,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     REST: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
-    """acc, acc_rest, maximum and denominator of all splits, from their partials. The given acc only tell the shapes."""
-    acc = tl.zeros_like(acc)
-    acc_rest = tl.zeros_like(acc_rest)
-    maximum = tl.full(in_rows.shape, NO_KEY, dtype=tl.float32)
-    denominator = tl.zeros(in_rows.shape, dtype=tl.float32)
-    dims = tl.arange(0, DIMS)
-    # Pipelined, because the latency of a load is all that this loop costs; large tiles less deeply, for the sake of
-    # shared memory (16 KiB a stage from 4096 elements on). What other multiprocessors stored is seen because the
-    # caller's atomic acquires, which empties the L1 cache; ".cg" keeps out of it what is copied by 16 bytes.
-    TILE: tl.constexpr = in_rows.shape[0] * DIMS
-    STAGES: tl.constexpr = 4 if TILE <= 2048 else (3 if TILE <= 4096 else 2)
-    for split in tl.range(0, num_splits, num_stages=STAGES):
-        pointers = rows_ptr + split * split_stride
-        mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
-        part = tl.load(pointers[:, None] + dims[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-        part_maximum = tl.load(pointers + HEAD_DIM, mask=in_rows, other=NO_KEY, cache_modifier=".cg")
-        part_denominator = tl.load(pointers + HEAD_DIM + 1, mask=in_rows, other=0.0, cache_modifier=".cg")
-        new_maximum = tl.maximum(maximum, part_maximum)
+    """acc [rows, DIMS], acc_rest [rows, REST], maximum and denominator of all splits, from their partials."""
+    ROWS: tl.constexpr = in_rows.shape[0]
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    acc_rest = tl.zeros([ROWS, max(1, REST)], tl.float32)
+    maximum = tl.full([ROWS], NO_KEY, dtype=tl.float32)
+    denominator = tl.zeros([ROWS], dtype=tl.float32)
+    # The latency of loads is all that this loop costs. So MERGED splits are loaded together; where they are few, as
+    # tiles are large, the next ones are on their way too (16 KiB of shared memory a stage from 4096 elements on).
+    TILE: tl.constexpr = MERGED * ROWS * DIMS
+    STAGES: tl.constexpr = 1 if MERGED >= 8 else (4 if TILE <= 2048 else (3 if TILE <= 4096 else 2))
+    # What other multiprocessors stored is seen because the caller's atomic acquires, which empties the L1 cache; ".cg"
+    # keeps out of it what is copied by 16 bytes.
+    for first in tl.range(0, num_splits, MERGED, num_stages=STAGES):
+        split = first + tl.arange(0, MERGED)
+        mask = (split < num_splits)[:, None] & in_rows[None, :]
+        pointers = rows_ptr[None, :] + split.to(tl.int64)[:, None] * split_stride
+        maxima = tl.load(pointers + VALUE_DIM, mask=mask, other=NO_KEY, cache_modifier=".cg")
+        denominators = tl.load(pointers + VALUE_DIM + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        parts = _load_parts(pointers, mask, 0, DIMS, VALUE_DIM)
+        new_maximum = tl.maximum(maximum, tl.max(maxima, axis=0))
         old = tl.exp2(maximum - new_maximum)
-        new = tl.exp2(part_maximum - new_maximum)
-        acc = acc * old[:, None] + part * new[:, None]
+        new = tl.exp2(maxima - new_maximum[None, :])
+        acc = acc * old[:, None] + tl.sum(parts * new[:, :, None], axis=0)
         if REST > 0:
-            rest = DIMS + tl.arange(0, REST)
-            mask = in_rows[:, None] & (rest < HEAD_DIM)[None, :]
-            part = tl.load(pointers[:, None] + rest[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-            acc_rest = acc_rest * old[:, None] + part * new[:, None]
-        denominator = denominator * old + part_denominator * new
+            parts = _load_parts(pointers, mask, DIMS, REST, VALUE_DIM)
+            acc_rest = acc_rest * old[:, None] + tl.sum(parts * new[:, :, None], axis=0)
+        denominator = denominator * old + tl.sum(denominators * new, axis=0)
         maximum = new_maximum
     return acc, acc_rest, maximum, denominator
+
+
+@triton.jit
+def _load_parts(pointers, mask, FIRST: tl.constexpr, SIZE: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """fp32 [splits, rows, SIZE]"""
+    dims = FIRST + tl.arange(0, SIZE)
+    tile_mask = mask[:, :, None] & (dims < VALUE_DIM)[None, None, :]
+    return tl.load(pointers[:, :, None] + dims[None, None, :], mask=tile_mask, other=0.0, cache_modifier=".cg")
 
 
 # device -> zeros. Counters return to zero by the end of every launch, so one buffer serves all launches of a stream,

@@ -21,6 +21,7 @@ from pagewire.kernels.triton.products.grouped_dequantize import dequantize
 from pagewire.kernels.triton.products.grouped_gemm import has_words, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
 from pagewire.kernels.triton.products.grouped_tile import multiply_tiles
+from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 
 
 @triton.jit(do_not_specialize=["pairs_per_row", "row_blocks", "tiles_k"])
@@ -49,6 +50,7 @@ def grouped_experts_kernel(
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    WIDE: tl.constexpr,  # as of `grouped_gemm_kernel`
     INLINE_ASM: tl.constexpr,
 ):
     block, tile = tile_of_program(tl.program_id(0), row_blocks, tl.cdiv(output_stride, BLOCK_N))
@@ -65,11 +67,19 @@ def grouped_experts_kernel(
     source = expert_output + tl.minimum(outputs, output_stride - 1)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
 
-    acc = multiply_tiles(
-        x_ptr + (pairs // pairs_per_row).to(tl.int64) * x_stride, in_rows, codes_ptr, scales_ptr, minimums_ptr,
-        expert_output + first_output, source, num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT,
-        FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
-    )  # fmt: skip
+    x_rows = x_ptr + (pairs // pairs_per_row).to(tl.int64) * x_stride
+    if WIDE:
+        acc = multiply_wide_tiles(
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_output + first_output,
+            num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N,
+            BLOCK_M, dtype, INLINE_ASM,
+        )  # fmt: skip
+    else:
+        acc = multiply_tiles(
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_output + first_output, source,
+            num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N,
+            BLOCK_M, dtype, INLINE_ASM,
+        )  # fmt: skip
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + source).to(tl.float32)[:, None]
     mask = in_rows & (outputs < output_stride)[:, None]
@@ -135,6 +145,7 @@ def grouped_experts_linear(
         **weight_constants(bits, group_size, num_inputs, zero_point, scales.dim() == 3, offsets is not None),
         BLOCK_N=config["block_n"],
         BLOCK_M=config["block_m"],
+        WIDE=bool(config["wide"]),
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
@@ -182,6 +193,7 @@ def specialization(
     absent = {name: None for name, there in (("minimums_ptr", minimums), ("bias_ptr", bias)) if not there}
     constants: dict[str, Any] = {"NUM_EXPERTS": num_experts}
     constants |= weight_constants(bits, group_size, num_inputs, zero_point, zeros, minimums) | absent
-    constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "INLINE_ASM": True}
+    constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "WIDE": bool(config["wide"])}
+    constants |= {"INLINE_ASM": True}
     present = {name: kind for name, kind in types.items() if name not in absent}
     return Specialization(grouped_experts_kernel, present, constants, config["num_warps"], config["num_stages"])

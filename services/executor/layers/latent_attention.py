@@ -83,17 +83,21 @@ class PagedLatentAttention(PagedAttention):
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
         """query [num_tokens, num_heads, latent_dim + rotary_dim] -> [num_tokens, num_heads, latent_dim]"""
+        table = context.block_tables[self.group]
+        lengths = (context.query_start_loc, context.seq_lens, context.max_query_len, context.min_query_len)
+        plan = context.plan(
+            (self.group, query.shape[1]),
+            lambda: ops.plan_latent_attention(query, self.kv_cache, table, *lengths, context.split_size),
+        )
         return ops.latent_attention(
             query,
             self.kv_cache,
-            context.block_tables[self.group],
-            context.query_start_loc,
-            context.seq_lens,
-            context.max_query_len,
-            context.min_query_len,
+            table,
+            *lengths,
             self.scale,
             self.latent_dim,
             context.split_size,
+            plan,
         )
 
 

@@ -92,18 +92,22 @@ class PagedAttention:
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
         """As `__call__`, with keys and values already in the cache."""
+        table = context.block_tables[self.group]
+        lengths = (context.query_start_loc, context.seq_lens, context.max_query_len, context.min_query_len)
+        plan = context.plan(
+            (self.group, query.shape[1]),
+            lambda: ops.plan_attention(query, self.kv_cache, table, *lengths, self.window, context.split_size),
+        )
         return ops.paged_attention(
             query,
             self.kv_cache,
-            context.block_tables[self.group],
-            context.query_start_loc,
-            context.seq_lens,
-            context.max_query_len,
-            context.min_query_len,
+            table,
+            *lengths,
             self.scale,
             self.window,
             self.soft_cap,
             self.kv_scales,
             self.sinks,
             context.split_size,
+            plan,
         )

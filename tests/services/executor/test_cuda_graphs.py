@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewire.kernels import ops
 from pagewire.services.executor.capture_sizes import graph_shapes
@@ -176,3 +177,46 @@ def test_padded_shapes_hold_what_they_are_for(lens: list[int], data: st.DataObje
     assert padded.num_reqs > shape.num_reqs or padded.num_tokens == shape.num_tokens  # somebody has the padding
     assert padded.max_query_len >= shape.max_query_len and padded.min_query_len <= shape.min_query_len
     assert padded.num_sampled >= shape.num_sampled
+
+
+class Nothing(ReplayedFunction):
+    """Counts how often it is replayed, in the place of what it was recorded of."""
+
+    times = 0
+
+    def __init__(self, function: Function) -> None:
+        self.output = function()
+
+    def replay(self) -> None:
+        Nothing.times += 1
+
+
+class Called(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name().partition("::")[2])
+        return func(*args, **kwargs or {})
+
+
+def test_a_step_with_prompts_is_one_launch_and_what_samples(model: DecoderModel) -> None:
+    """Whatever the model's layers are."""
+    driver = Driver(ModelRunner(model, LIMITS, 64, CPU), 64)
+    capture_graphs(driver.runner, SIZES, lambda fraction, text: None, Nothing, PROMPTS)
+    driver.add(0, prompt(20))
+    driver.add(1, prompt(60, seed=1))
+    driver.launch({0: 20})
+    times = Nothing.times
+    with Called() as called:
+        driver.launch({0: 1, 1: 40})
+    assert Nothing.times == times + 1
+    kernels = [name for name in called.names if name in ops.DEFINITIONS]
+    assert kernels == ["linear", "sample_tokens"]  # of the output projection
+    assert len(called.names) < 20
+    called = Called()
+    with called:
+        driver.launch({1: 10})  # nobody is sampled
+    assert Nothing.times == times + 2
+    assert not set(called.names) & set(ops.DEFINITIONS) and len(called.names) < 10

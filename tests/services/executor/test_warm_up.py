@@ -12,6 +12,7 @@ from pagewire.kernels.triton.attention import (
     latent_attention,
     paged_attention,
     prefill_attention,
+    split_plan,
 )
 from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.warm_up import warm_up_steps
@@ -33,7 +34,12 @@ class Launched(list[str]):
 
 @pytest.mark.parametrize(
     ("query_lens", "kernels"),
-    [((1, 1), ["decode"]), ((16, 1), ["decode"]), ((17, 40), ["prefill"]), ((40, 1), ["decode", "prefill"])],
+    [
+        ((1, 1), ["plan", "decode"]),
+        ((16, 1), ["plan", "decode"]),
+        ((17, 40), ["prefill"]),
+        ((40, 1), ["plan", "decode", "prefill"]),
+    ],
     ids=str,
 )
 def test_kernels_without_a_query_are_not_launched(
@@ -41,18 +47,19 @@ def test_kernels_without_a_query_are_not_launched(
 ):
     launched = Launched()
     monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setattr(split_plan, "split_plan_kernel", launched.kernel("plan"))
     monkeypatch.setattr(decode_attention, "decode_attention_kernel", launched.kernel("decode"))
     monkeypatch.setattr(prefill_attention, "prefill_attention_kernel", launched.kernel("prefill"))
     table, start_loc, seq_lens = (torch.empty(size, dtype=torch.int32, device="meta") for size in ((2, 64), 3, 2))
     tables = (table, start_loc, seq_lens, max(query_lens), min(query_lens), 1.0)
     query = torch.empty(sum(query_lens), 32, 64, dtype=torch.bfloat16, device="meta")
     paged_attention.paged_attention(
-        query, torch.empty(1, 2, 8, 16, 64, dtype=query.dtype, device="meta"), *tables, 0, 0.0, None, None, 0
+        query, torch.empty(1, 2, 8, 16, 64, dtype=query.dtype, device="meta"), *tables, 0, 0.0, None, None, 0, None
     )
     assert launched == kernels
     launched.clear()
     latents = torch.empty(1, 16, 64, dtype=query.dtype, device="meta")
-    latent_attention.latent_attention(query, latents, *tables, 48, 0)
+    latent_attention.latent_attention(query, latents, *tables, 48, 0, None)
     assert launched == kernels
 
 
@@ -70,6 +77,7 @@ def test_warm_up_compiles_all_attention_kernels(
     compiled = Compiled()
     monkeypatch.setattr(tuning, "capability_of", lambda device: architecture)
     monkeypatch.setattr(decode_attention, "decode_attention_kernel", compiled)
+    monkeypatch.setattr(split_plan, "split_plan_kernel", compiled)
     monkeypatch.setattr(prefill_attention, "prefill_attention_kernel", compiled)
     head_dim = 64
 
@@ -79,7 +87,7 @@ def test_warm_up_compiles_all_attention_kernels(
         table = torch.empty(num_reqs, 64, dtype=torch.int32, device="meta")
         start_loc, seq_lens = (torch.empty(num_reqs + n, dtype=torch.int32, device="meta") for n in (1, 0))
         paged_attention.paged_attention(
-            query, kv_cache, table, start_loc, seq_lens, longest, 1, 1.0, 0, 0.0, None, None, 0
+            query, kv_cache, table, start_loc, seq_lens, longest, 1, 1.0, 0, 0.0, None, None, 0, None
         )
 
     limits = Limits(max_num_seqs, max_num_batched_tokens, 4096, 16)

@@ -661,13 +661,15 @@ async def test_a_prompt_that_nobody_waits_for_is_not_encoded(make_line, pool, mo
         await asyncio.wait_for(cancelled.wait(), 10)
 
 
-def test_the_latency_histogram_is_an_ordinary_one() -> None:
-    ours = stats.LoopHistogram("test:ours", "Both.", (0.1, 1.0, 2.5))
-    theirs = Histogram("test:theirs", "Both.", registry=CollectorRegistry(), buckets=(0.1, 1.0, 2.5))
+@pytest.mark.parametrize("labels", [{}, {"b": "x", "a": "y"}], ids=["plain", "labelled"])
+def test_the_latency_histogram_is_an_ordinary_one(labels: dict[str, str]) -> None:
+    buckets = (0.1, 1, 2.5, 1048576)
+    ours = stats.LoopHistogram("test:ours", "Both.", buckets, list(labels))
+    theirs = Histogram("test:theirs", "Both.", list(labels), registry=CollectorRegistry(), buckets=buckets)
     try:
         for value in (0.05, 0.1, 0.5, 2.5, 7.0):
-            ours.observe(value)
-            theirs.observe(value)
+            ours.labels(*labels.values()).observe(value)
+            (theirs.labels(*labels.values()) if labels else theirs).observe(value)
         (family,) = ours.collect()
         (expected,) = theirs.collect()
     finally:

@@ -1,0 +1,95 @@
+"""Metrics as text, taken apart no further than labels have to be added: parsing them with the client library takes ten
+times as long, while tokens wait for the interpreter."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families as parse_older
+
+from pagewire.telemetry import openmetrics
+
+_SAMPLE = re.compile(r'([^\s{]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (\S+)(.*)')
+_LABEL = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
+# In the older format a name says what OpenMetrics has in the type alone.
+_OLDER = {"counter": ("_total", "counter"), "info": ("_info", "gauge"), "stateset": ("", "gauge")}
+_OLDER |= {"unknown": ("", "untyped"), "gaugehistogram": ("", "histogram")}
+
+
+class Sample(NamedTuple):
+    name: str
+    labels: str  # as they are written, without the braces
+    value: str
+    exemplar: str  # with what separates it from the value; "" if there is none
+
+
+@dataclass
+class Family:
+    name: str
+    kind: str = "unknown"
+    documentation: str = ""  # as it is written
+    samples: list[Sample] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Families:
+    """What the library takes for a registry."""
+
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self.families)
+
+
+def parsed(exposition: str) -> list[Family]:
+    """Services tell of OpenMetrics; one that has not been replaced yet may have the older format. Raises ValueError."""
+    if not exposition.endswith("# EOF\n"):
+        exposition = openmetrics(_Families(parse_older(exposition))).decode()
+    families: dict[str, Family] = {}
+    family = Family("")
+    for line in filter(None, exposition.split("\n")):
+        if line.startswith("# "):
+            keyword, _, said = line.removeprefix("# ").partition(" ")
+            name, _, text = said.partition(" ")
+            if keyword in ("HELP", "TYPE"):
+                family = families.setdefault(name, Family(name))
+            if keyword == "HELP":
+                family.documentation = text
+            elif keyword == "TYPE":
+                family.kind = text
+        elif (match := _SAMPLE.fullmatch(line)) is not None:
+            name, labels, value, exemplar = match.groups()
+            family.samples.append(Sample(name, labels or "", value, exemplar))
+        else:
+            raise ValueError(f"no sample of a metric: {line!r}")
+    return list(families.values())
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """By name, each value as it is written, quotes included."""
+    return dict(_LABEL.findall(text))
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def quoted(value: str) -> str:
+    """A label's value as it is written."""
+    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return f'"{escaped}"'
+
+
+def written(families: Iterable[Family], *, as_openmetrics: bool) -> str:
+    """In the older format without exemplars."""
+    lines: list[str] = []
+    for one in families:
+        suffix, kind = ("", one.kind) if as_openmetrics else _OLDER.get(one.kind, ("", one.kind))
+        documentation = one.documentation if as_openmetrics else one.documentation.replace(r"\"", '"')
+        lines += (f"# HELP {one.name}{suffix} {documentation}", f"# TYPE {one.name}{suffix} {kind}")
+        for name, labels, value, exemplar in one.samples:
+            head = f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
+            lines.append(head + exemplar if as_openmetrics else head)
+    return "\n".join([*lines, *(["# EOF"] if as_openmetrics else []), ""])

@@ -1,0 +1,55 @@
+"""Plans of attention: what programs do, decided once in a step for all layers that attend alike.
+
+They are made on the device, of the lengths there. Only short queries in Triton need one: otherwise it is None.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pagewire.kernels.ops.attention import SHORT_QUERY
+
+
+def plan_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    min_query_len: int,
+    sliding_window: int,
+    split_size: int,
+) -> Tensor | None:
+    """For `paged_attention` of tensors of these shapes and dtypes, with this query_start_loc and these seq_lens."""
+    if min_query_len > SHORT_QUERY or not _is_planned(seq_lens):
+        return None
+    from pagewire.kernels.triton.attention.paged_attention import plan
+
+    return plan(query, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, sliding_window, split_size)
+
+
+def plan_latent_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    min_query_len: int,
+    split_size: int,
+) -> Tensor | None:
+    """For `latent_attention`, as `plan_attention`."""
+    if min_query_len > SHORT_QUERY or not _is_planned(seq_lens):
+        return None
+    from pagewire.kernels.triton.attention.latent_attention import plan
+
+    return plan(query, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, split_size)
+
+
+def _is_planned(tensor: Tensor) -> bool:
+    if tensor.device.type != "cpu":
+        return tensor.device.type == "cuda"
+    from pagewire.kernels import cpu
+
+    return cpu.backend() == "triton"

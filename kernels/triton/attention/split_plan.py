@@ -1,0 +1,274 @@
+"""Which program of decode attention reads which keys: a plan, made on the device once for all layers that it suits.
+
+Decode is the reading of the KV cache, so all of the GPU must read at once, whatever the batch: contexts are cut into
+splits. A work item is one (request, split, query tile); a program of attention does one item for one KV head, and reads
+from the plan what that is. Nothing is read back, the grid is fixed, and one captured graph suits every step.
+
+The length of a split is the same for all requests, in whole tiles of keys, and each request is cut evenly into as many
+as it needs. It is chosen by the time that the batch would take: programs start in waves of as many as the GPU holds
+(`slots`), full waves take as long as the mean program, the last one as long as the longest; each program costs
+something by itself, and so does each split when they are merged.
+
+Example, a split of 10 tiles of 64 keys, queries of one token, one KV head:
+
+    seq_lens   = [700, 0, 1280]
+    items      = [2, 0, 2]         per request
+    item 0     -> request 0, keys 0 .. 320        item 2 -> request 2, keys 0 .. 640
+    item 1     -> request 0, keys 320 .. 700      item 3 -> request 2, keys 640 .. 1280
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY
+
+# int64 of an item, two numbers each, the lower half first: request, tokens of the tile; its first token in the batch,
+# that one's position; first key, end of the keys; the item of the tile's first split, splits and (<< 24) query tiles of
+# the request. What has nothing to do is all zeros.
+WORDS = tl.constexpr(4)
+# Splits of a request, unless their length is fixed.
+MOST_SPLITS = tl.constexpr(64)
+# Waves that a batch may be cut into. Surplus programs of the grid end at once, but each has to be started.
+MOST_WAVES = 6
+# In the time of a tile: what a program costs by itself, and what it costs to merge a split.
+PROGRAM_COST = tl.constexpr(1.0)
+SPLIT_COST = tl.constexpr(1 / 16)
+# Requests and items that are looked at together.
+REQS, ITEMS = 128, 16
+NUM_WARPS = 8
+
+
+class Cut(NamedTuple):
+    """What the plan and the attention that follows it must agree on."""
+
+    block_m: int  # rows of a query tile
+    block_q: int  # query tokens of it
+    num_items: int  # at most
+    slots: int  # programs that the GPU holds at once
+    least: int  # tokens of a split, at least; with a fixed split its length
+
+
+@lru_cache(maxsize=4096)
+def cut(
+    block_n: int,
+    slots: int,
+    min_split: int,
+    group: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_tokens: int,
+    num_reqs: int,
+    num_tokens: int,
+    max_query_len: int,
+    split_size: int,
+) -> Cut:
+    """group: query heads of a KV head. max_tokens: of a context, as far as block tables reach."""
+    short = SHORT_QUERY.value
+    # Among long queries most short ones are decodes. A fixed split fixes the tile too, as rounding may depend on it.
+    any_len = max_query_len > short or split_size > 0
+    block_m, block_q = query_tile(head_dim, group, 0 if any_len else max_query_len)
+    least = -(-(split_size or min_split) // block_n) * block_n
+    tiles = min(num_reqs * -(-min(max_query_len, short) // block_q), num_tokens // block_q + num_reqs)
+    splits = -(-max_tokens // least)
+    if split_size > 0:
+        return Cut(block_m, block_q, tiles * splits, slots, least)
+    items = tiles + MOST_WAVES * -(-slots // num_kv_heads)
+    return Cut(block_m, block_q, min(items, tiles * min(splits, MOST_SPLITS.value)), slots, least)
+
+
+@cache
+def query_tile(head_dim: int, group: int, query_len: int) -> tuple[int, int]:
+    """(rows, tokens) of a tile that should hold query_len tokens, if as many rows fit in registers.
+
+    0: few, and as many as there is room for.
+    """
+    most_rows = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
+    block_m = max(16, triton.next_power_of_2(group), min(most_rows, triton.next_power_of_2(query_len * group)))
+    return block_m, 1 if query_len == 1 else min(block_m // group, SHORT_QUERY.value)
+
+
+@triton.jit
+def first_key(seq_len, query_len, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """Where a request's context begins for us: with the page of the first key that its first query token sees."""
+    if WINDOW == 0:
+        return seq_len * 0
+    return tl.maximum(seq_len - query_len - WINDOW + 1, 0) // PAGE_TOKENS * PAGE_TOKENS
+
+
+@triton.jit
+def _requests(
+    query_start_loc_ptr, seq_lens_ptr, first, num_reqs,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, REQS: tl.constexpr,
+):  # fmt: skip
+    """[REQS] of the requests from `first` on: first token, query_len, seq_len, first key, query tiles, tiles of keys.
+
+    There are no tiles of a request that is padding, or that the prefill kernel does.
+    """
+    request = first + tl.arange(0, REQS)
+    in_batch = request < num_reqs
+    seq_len = tl.load(seq_lens_ptr + request, mask=in_batch, other=0)
+    start = tl.load(query_start_loc_ptr + request, mask=in_batch, other=0)
+    query_len = tl.load(query_start_loc_ptr + request + 1, mask=in_batch, other=0) - start
+    context_start = first_key(seq_len, query_len, PAGE_TOKENS, WINDOW)
+    tiles = tl.where((seq_len > 0) & (query_len <= SHORT_QUERY), tl.cdiv(query_len, BLOCK_Q), 0)
+    keys = tl.where(tiles > 0, tl.cdiv(seq_len - context_start, BLOCK_N), 0)
+    return start, query_len, seq_len, context_start, tiles, keys
+
+
+@triton.jit
+def _split_length(
+    query_start_loc_ptr, seq_lens_ptr, num_reqs, num_items, num_kv_heads, slots, least,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, REQS: tl.constexpr,
+):  # fmt: skip
+    """In tiles of keys, the length that costs the least time: the longest request is cut into 1 .. MOST_SPLITS."""
+    longest = 0
+    work = 0
+    for first in range(0, num_reqs, REQS):
+        _, _, _, _, tiles, keys = _requests(
+            query_start_loc_ptr, seq_lens_ptr, first, num_reqs, BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS
+        )
+        longest = tl.maximum(longest, tl.max(keys))
+        work += tl.sum(tiles * keys)
+    splits = tl.arange(0, MOST_SPLITS) + 1
+    length = tl.maximum(tl.cdiv(longest, splits), 1)
+    items = tl.zeros([MOST_SPLITS], tl.int32)
+    for first in range(0, num_reqs, REQS):
+        _, _, _, _, tiles, keys = _requests(
+            query_start_loc_ptr, seq_lens_ptr, first, num_reqs, BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS
+        )
+        items += tl.sum(tiles[:, None] * tl.cdiv(keys[:, None], length[None, :]), axis=0)
+    full_waves = tl.maximum(items * num_kv_heads - 1, 0) // slots
+    mean = (work + tl.zeros([MOST_SPLITS], tl.int32)).to(tl.float32) / tl.maximum(items, 1).to(tl.float32)
+    cost = full_waves.to(tl.float32) * (mean + PROGRAM_COST) + length.to(tl.float32) + PROGRAM_COST
+    cost += tl.where(splits > 1, splits.to(tl.float32) * SPLIT_COST, 0.0)
+    possible = (splits == 1) | ((items <= num_items) & (length * BLOCK_N >= least))
+    best = tl.argmin(tl.where(possible, cost, float("inf")), axis=0)
+    return tl.maximum(tl.cdiv(longest, best + 1), 1)
+
+
+@triton.jit
+def _pair(low, high):
+    return (high.to(tl.int64) << 32) | low.to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["num_reqs", "num_items", "num_kv_heads", "slots", "least"])
+def split_plan_kernel(
+    query_start_loc_ptr,  # int32 [num_reqs + 1]
+    seq_lens_ptr,  # int32 [num_reqs]
+    plan_ptr,  # int64 [num_items, WORDS]
+    num_reqs,
+    num_items,
+    num_kv_heads,
+    slots,
+    least,
+    BLOCK_Q: tl.constexpr,  # query tokens of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
+    PAGE_TOKENS: tl.constexpr,  # of a page in a tile
+    WINDOW: tl.constexpr,
+    FIXED: tl.constexpr,  # `least` is the length of every split
+    REQS: tl.constexpr,
+    ITEMS: tl.constexpr,
+):
+    """One program."""
+    if FIXED:
+        length = least // BLOCK_N
+    else:
+        length = _split_length(
+            query_start_loc_ptr, seq_lens_ptr, num_reqs, num_items, num_kv_heads, slots, least,
+            BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS,
+        )  # fmt: skip
+    total = 0
+    for first in range(0, num_reqs, REQS):
+        start, query_len, seq_len, context_start, tiles, keys = _requests(
+            query_start_loc_ptr, seq_lens_ptr, first, num_reqs, BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS
+        )
+        splits = tl.cdiv(keys, length)
+        items = tiles * splits
+        first_item = total + tl.cumsum(items) - items
+        for begin in range(0, tl.max(items), ITEMS):
+            index = begin + tl.arange(0, ITEMS)[None, :]
+            # Query tiles of one split are neighbours: what the first reads from memory others find in the L2 cache.
+            some_tiles = tl.maximum(tiles, 1)[:, None]
+            tile = index % some_tiles
+            split = index // some_tiles
+            if FIXED:
+                from_tile = split * length
+                to_tile = from_tile + length
+            else:
+                some_splits = tl.maximum(splits, 1)[:, None]
+                from_tile = split * keys[:, None] // some_splits
+                to_tile = (split + 1) * keys[:, None] // some_splits
+            first_token = tile * BLOCK_Q
+            tokens = tl.minimum(query_len[:, None] - first_token, BLOCK_Q)
+            position = (seq_len - query_len)[:, None] + first_token
+            from_key = context_start[:, None] + from_tile * BLOCK_N
+            to_key = tl.minimum(context_start[:, None] + to_tile * BLOCK_N, position + tokens)
+            words = plan_ptr + (first_item[:, None] + index) * WORDS
+            mask = index < items[:, None]
+            request = (first + tl.arange(0, REQS))[:, None]
+            tl.store(words, _pair(request + tile * 0, tokens), mask=mask)
+            tl.store(words + 1, _pair(start[:, None] + first_token, position), mask=mask)
+            tl.store(words + 2, _pair(from_key, to_key), mask=mask)
+            counts = (splits + (tiles << 24))[:, None] + tile * 0
+            tl.store(words + 3, _pair(first_item[:, None] + tile, counts), mask=mask)
+        total += tl.sum(items)
+    for begin in range(total * WORDS, num_items * WORDS, REQS * WORDS):
+        word = begin + tl.arange(0, REQS * WORDS)
+        tl.store(plan_ptr + word, tl.zeros([REQS * WORDS], tl.int64), mask=word < num_items * WORDS)
+
+
+def split_plan(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    cut: Cut,
+    num_kv_heads: int,
+    block_n: int,
+    block_size: int,
+    sliding_window: int,
+    is_fixed: bool,
+) -> Tensor:
+    """The plan, int64 [cut.num_items, WORDS]."""
+    plan = torch.empty((cut.num_items, WORDS.value), dtype=torch.int64, device=seq_lens.device)
+    split_plan_kernel[(1,)](
+        query_start_loc,
+        seq_lens,
+        plan,
+        seq_lens.shape[0],
+        cut.num_items,
+        num_kv_heads,
+        cut.slots,
+        cut.least,
+        **_constants(cut.block_q, block_n, block_size, sliding_window, is_fixed),
+        num_warps=NUM_WARPS,
+    )
+    return plan
+
+
+@cache
+def _constants(block_q: int, block_n: int, block_size: int, sliding_window: int, is_fixed: bool) -> dict[str, Any]:
+    return {
+        "BLOCK_Q": block_q,
+        "BLOCK_N": block_n,
+        "PAGE_TOKENS": min(block_size, block_n),
+        "WINDOW": sliding_window,
+        "FIXED": is_fixed,
+        "REQS": REQS,
+        "ITEMS": ITEMS,
+    }
+
+
+def specialization(
+    block_q: int, block_n: int, block_size: int, sliding_window: int = 0, is_fixed: bool = False
+) -> tuple[Any, dict[str, str], dict[str, Any], int]:
+    """What `split_plan` compiles (kernel, argument types, constants, num_warps)."""
+    names = split_plan_kernel.arg_names
+    types = {name: "*i64" if name == "plan_ptr" else "*i32" for name in names if name.endswith("_ptr")}
+    types |= dict.fromkeys(("num_reqs", "num_items", "num_kv_heads", "slots", "least"), "i32")
+    return split_plan_kernel, types, _constants(block_q, block_n, block_size, sliding_window, is_fixed), NUM_WARPS
