@@ -22,6 +22,7 @@ import triton.language as tl
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8_linear import multiplies_fp8
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
 from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes, quantize_groups, quantize_tokens
@@ -61,6 +62,8 @@ def experts_linear_kernel(
     GROUP: tl.constexpr,
     CONVERT: tl.constexpr,  # weight-only: how (`fp8_weights.decode_weights`)
 ):
+    wait_for_inputs()
+    launch_dependents()
     block, tile = tile_of_program(tl.program_id(0), row_blocks, tl.cdiv(output_stride, BLOCK_N))
     expert, first, stop = block_of_expert(starts_ptr, block, NUM_EXPERTS, BLOCK_M)
     if first >= stop:
@@ -193,6 +196,7 @@ def _product(
         **constants,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(x.device),
     )
     return out
 
