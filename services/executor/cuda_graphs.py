@@ -120,6 +120,7 @@ class CudaGraphs:
                 step()
             finally:
                 self._capturing, self._record = None, None
+        assert _key("forward", shape) in self._graphs, f"the step that was to be captured is none of {shape}"
         bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
