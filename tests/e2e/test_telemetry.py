@@ -49,6 +49,7 @@ def test_one_trace_and_json_logs(tmp_path: Path, smollm2_gguf: Path) -> None:
     assert (pagewire["scheduler"], pagewire["tokenizer"]) in parents
     assert (pagewire["executor"], pagewire["scheduler"]) in parents
     assert {parent for _, parent in parents} <= {PARENT_ID, *pagewire.values()}
+    assert {span.trace_state for _, span in spans} == {"vendor=1"}
     server = trace_pb2.Span.SPAN_KIND_SERVER
     assert {service for service, span in spans if span.kind == server} == set(pagewire.values())
     stages = {"encode", "detokenize", "queue", "prefill", "prefill chunk", "decode"}
@@ -75,7 +76,8 @@ async def traced_request(line: Line, port: int) -> list[tuple[str, trace_pb2.Spa
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     body = {"model": "m", "prompt": "One, two,", "max_tokens": 5, "ignore_eos": True}
-    headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "X-Request-Id": "my-request"}
+    trace = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "vendor=1"}
+    headers = trace | {"X-Request-Id": "my-request"}
     async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{line.base_url}/v1/completions", json=body, headers=headers)
     assert response.status_code == 200

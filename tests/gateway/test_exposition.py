@@ -73,7 +73,7 @@ def test_every_metric_has_a_text_and_a_unit_that_scrapers_know(fresh: list[Servi
     assert {f.name for f in families} >= {"pagewire:tenant_generation_tokens", "vllm:e2e_request_latency_seconds"}
 
 
-def test_values_come_through_as_they_are(fresh: list[ServiceMetrics]) -> None:
+def test_values_come_through_as_they_are() -> None:
     """Whatever a label says, and with what trace; told as OpenMetrics and in the older format."""
     odd = r"a}b,c=\"d\" \\ {e}"
     told = "\n".join(

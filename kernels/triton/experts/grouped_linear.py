@@ -17,6 +17,7 @@ from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks
 from pagewire.kernels.triton.experts.linear import experts_linear
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
 from pagewire.kernels.triton.products.grouped_gemm import has_words, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
@@ -53,6 +54,8 @@ def grouped_experts_kernel(
     WIDE: tl.constexpr,  # as of `grouped_gemm_kernel`
     INLINE_ASM: tl.constexpr,
 ):
+    wait_for_inputs()
+    launch_dependents()
     # Blocks of one expert are neighbours: what one reads from memory the others find in the L2 cache.
     item = tl.program_id(0)
     expert, first, stop = block_of_expert(starts_ptr, item % row_blocks, NUM_EXPERTS, BLOCK_M)
@@ -150,6 +153,7 @@ def grouped_experts_linear(
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(x.device),
     )
     return out
 

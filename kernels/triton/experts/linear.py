@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
 from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes
 from pagewire.kernels.triton.products.scaled_product import check_operands
@@ -53,6 +54,8 @@ def experts_linear_kernel(
     GROUP: tl.constexpr,
     CONVERT: tl.constexpr,  # e4m3: how (`fp8_weights.decode_weights`)
 ):
+    wait_for_inputs()
+    launch_dependents()
     # Blocks of one expert are neighbours: what one reads from memory the others find in the L2 cache.
     item = tl.program_id(0)
     expert, first, stop = block_of_expert(starts_ptr, item % row_blocks, NUM_EXPERTS, BLOCK_M)
@@ -138,6 +141,7 @@ def _product(
         0 if scales is None else scales.stride(0),
         **constants,
         **options,
+        **dependent_launch(x.device),
     )
     return out
 

@@ -22,6 +22,7 @@ import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_layout import tile_inputs, tile_width
 from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
@@ -63,6 +64,8 @@ def grouped_gemm_kernel(
     WIDE: tl.constexpr,  # weights are rounded to x's dtype
     INLINE_ASM: tl.constexpr,
 ):
+    wait_for_inputs()
+    launch_dependents()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     # Blocks of the same weights are neighbours: what one reads from memory the others find in the L2 cache.
     blocks_m = tl.cdiv(num_tokens, BLOCK_M)
@@ -176,6 +179,7 @@ def grouped_gemm(
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(x.device),
     )
     return out
 
