@@ -41,6 +41,7 @@ from pagewire.kernels.ops.experts import (
 )
 from pagewire.kernels.ops.inputs import step_inputs
 from pagewire.kernels.ops.latent import MAX_LATENT_DIM, head_linear, latent_attention, rotary_store_latent
+from pagewire.kernels.ops.plans import plan_attention, plan_latent_attention
 from pagewire.kernels.ops.products import (
     fp8_linear,
     grouped_embedding,
@@ -122,6 +123,8 @@ __all__ = [
     "packed_experts_linear",
     "packed_linear",
     "paged_attention",
+    "plan_attention",
+    "plan_latent_attention",
     "rms_norm_",
     "rotary_store_kv",
     "rotary_store_latent",
