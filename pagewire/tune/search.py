@@ -168,6 +168,10 @@ class Search:
         pairs = zip(before, after, strict=True)
         return tuple(sorted(score(self.goal, b) / score(self.goal, a) - 1 for a, b in pairs))
 
+
+def _percent(gain: float) -> str:
+    return f"{round(gain, 2) + 0.0:+.0%}"  # and no -0%
+
     def _loses(self, before: Figures, after: Figures) -> str:
         """What must not be lost for the goal, and is."""
         if after.failed > before.failed:
@@ -184,5 +188,5 @@ def told(trial: Trial) -> str:
     if trial.refused:
         return f"  {'':>12}  refused    {said}: {trial.refused}"
     verdict = "taken    " if trial.is_taken else "not taken"
-    gains = f"{trial.gains[0]:+.0%}" + (f" to {trial.gains[-1]:+.0%}" if len(trial.gains) > 1 else "")
+    gains = " to ".join(map(_percent, (trial.gains[0], trial.gains[-1])[: len(trial.gains)]))
     return f"  {gains:>12}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"
