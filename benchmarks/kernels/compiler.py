@@ -92,6 +92,11 @@ def instructions(specialization: Specialization, capability: int) -> Counter[str
     return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", listing, re.MULTILINE))
 
 
+def ptx(specialization: Specialization, capability: int) -> str:
+    """What Triton gives the assembler."""
+    return str(_compile(specialization, capability).asm["ptx"])
+
+
 def _compile(specialization: Specialization, capability: int) -> Any:
     names = specialization.kernel.arg_names
     signature = {name: specialization.types.get(name, "constexpr") for name in names}

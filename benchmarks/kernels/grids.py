@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from pagewire.kernels.triton.products.grouped_layout import tile_inputs
+
 Config = Mapping[str, int]
 Grid = Mapping[str, tuple[int, ...]]
 
@@ -30,12 +32,14 @@ COMPILED: dict[str, Grid] = {
     "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "int8_product": _PRODUCT_TILES,
+    "experts": {**_PRODUCT_TILES, "num_warps": (2, 4, 8)},
     "grouped_gemm": {
-        "block_m": (8, 16, 32, 64, 128),
+        "block_m": (8, 16, 32, 64, 128, 256),
         "block_n": (64, 128, 256),
         "num_warps": (2, 4, 8),
         "num_stages": (3, 4),
         "library_rows": (ALWAYS_OURS,),
+        "wide": (0, 1),
     },
     "grouped_gemv": {
         "block_n": (64, 128, 256),
@@ -51,6 +55,7 @@ LAUNCHED: dict[str, Grid] = {
     "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
+    "experts": {},
     "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
     "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
 }
@@ -59,6 +64,8 @@ _INTERPRETED: Grid = {"block_n": (16,)}
 _MOST_SUMS, _LEAST_SUMS = 128, 4
 _MOST_PREFILL_SUMS = 192  # what compiles without spills, beside addresses
 _SHARED_BYTES = 227 * 1024  # of the largest architecture
+# Up to how many rows a group's sums are scaled, and in blocks of how many its weights are: between them both are tried.
+_MOST_NARROW_ROWS, _LEAST_WIDE_ROWS = 128, 64
 
 
 def variations(configs: Sequence[Config], grid: Grid) -> list[Config]:
@@ -95,8 +102,23 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
+    # Products of converted weights are a warp's, with few rows each; others take four warps together.
+    if kernel == "experts" and config["num_warps"] == (2 if shape["x_bytes"] == shape["weight_bytes"] else 8):
+        return False
     sums = config["block_m"] * config["block_n"] / threads
+    if kernel == "grouped_gemm" and not _grouped_can_win(shape, config, sums):
+        return False
     rows = 1 << max(0, shape["tokens"] - 1).bit_length()  # the power of two that holds them all
     least, most = min(COMPILED[kernel]["block_m"]), max(COMPILED[kernel]["block_m"])
     fitting = min(max(rows, least), most)
     return config["block_m"] in (fitting, max(least, fitting // 2)) and _LEAST_SUMS <= sums <= _MOST_SUMS
+
+
+def _grouped_can_win(shape: Mapping[str, int], config: Config, sums: float) -> bool:
+    """As `can_win`, of what only these products have."""
+    if not config["wide"]:  # which has sums of a group beside those of all
+        return sums <= _MOST_SUMS / 2 and shape["tokens"] <= _MOST_NARROW_ROWS
+    inputs = tile_inputs(shape["bits"], shape["group"])
+    staged = (2 * inputs * config["block_m"] + inputs * shape["bits"] // 8 * config["block_n"]) * config["num_stages"]
+    warps_fit = config["block_n"] >= 16 * config["num_warps"] >= 64  # whole groups of four, each with 64 outputs
+    return config["block_m"] >= _LEAST_WIDE_ROWS and warps_fit and sums >= 32 and staged <= _SHARED_BYTES

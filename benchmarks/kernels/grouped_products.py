@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ def grouped_products(capability: int) -> Iterator[Specialization]:
     for entry in tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability)):
         if (entry.shape["bits"], entry.shape["group"]) == (4, 128):
             yield _gemm("bf16", "fp16", 4, 128, entry.config, **_ZEROS)
+    yield from wide_products(capability)
     yield from largest_products(capability)
     for (bits, group), weights in _WEIGHTS.items():
         for scale_type, form in weights:
@@ -59,12 +61,28 @@ def few_tokens(
 
 
 def largest_products(capability: int) -> Iterator[Specialization]:
-    """Of each format the form that needs most registers."""
+    """Of each format, and each way to multiply, the form that needs most registers."""
     table = tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability))
     for (bits, group), (*_, (scale_type, form)) in _WEIGHTS.items():
         configs = [entry.config for entry in table if (entry.shape["bits"], entry.shape["group"]) == (bits, group)]
-        largest = max(configs, key=lambda config: config["block_m"] * config["block_n"] / config["num_warps"])
-        yield _gemm("bf16", scale_type, bits, group, largest, **form)
+        for wide in sorted({config["wide"] for config in configs}):
+            largest = max(
+                (config for config in configs if config["wide"] == wide),
+                key=lambda config: config["block_m"] * config["block_n"] / config["num_warps"],
+            )
+            yield _gemm("bf16", scale_type, bits, group, largest, **form)
+
+
+def wide_products(capability: int) -> Iterator[Specialization]:
+    """The products of AWQ and GPTQ weights with many rows, in every configuration of the table."""
+    table = tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability))
+    configs = {
+        tuple(entry.config.values()): entry.config
+        for entry in table
+        if entry.config["wide"] and (entry.shape["bits"], entry.shape["group"]) == (4, 128)
+    }
+    for config, form in itertools.product(configs.values(), (_ZEROS, _SYMMETRIC)):
+        yield _gemm("bf16", "fp16", 4, 128, config, **form)
 
 
 def _gemvs(capability: int) -> Iterator[Specialization]:

@@ -51,6 +51,7 @@ _ATTENTION_BOUNDS = ("head_dim", "kv_bytes", "block_size")  # kv_bytes: of one s
 _ATTENTION_DISTANCES = ("group", "batch", "query_len")  # query_len: the longest of the batch
 _PRODUCT_DISTANCES = ("tokens", "outputs", "inputs")  # of x [tokens, inputs] @ weight [outputs, inputs].T
 _PRODUCT_CONFIG = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "programs_per_sm")
+_SWITCHES = ("wide",)  # of a configuration: 0 or 1
 KERNELS = {
     "decode_attention": Keys(
         _ATTENTION_BOUNDS,
@@ -70,7 +71,14 @@ KERNELS = {
     "grouped_gemm": Keys(
         ("bits", "tokens"),
         ("group", "outputs", "inputs"),
-        ("block_m", "block_n", "num_warps", "num_stages", "programs_per_sm", "library_rows"),
+        # wide: 1 where weights are rounded before they are multiplied (`products.grouped_wide`), else 0.
+        ("block_m", "block_n", "num_warps", "num_stages", "programs_per_sm", "library_rows", "wide"),
+    ),
+    # Products with experts' weights. tokens: of an expert on average; x_bytes: of an element, 1 where x is quantized.
+    "experts": Keys(
+        ("x_bytes", "weight_bytes", "tokens"),
+        ("outputs", "inputs"),
+        ("block_m", "block_n", "block_k", "num_warps", "num_stages"),
     ),
     # gemm_rows: from how many tokens on tensor cores are faster.
     "grouped_gemv": Keys(
@@ -171,5 +179,5 @@ def _parse(kernel: str, architecture: int, table: Any) -> tuple[Entry, ...]:
 def _check(values: dict[str, int], keys: tuple[str, ...]) -> None:
     if set(values) != set(keys):
         raise ValueError(f"{values} should have the keys {', '.join(keys)}")
-    if not all(type(value) is int and value > 0 for value in values.values()):
+    if not all(type(value) is int and value >= (key not in _SWITCHES) for key, value in values.items()):
         raise ValueError(f"{values} should have positive integers")

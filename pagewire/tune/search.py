@@ -168,10 +168,6 @@ class Search:
         pairs = zip(before, after, strict=True)
         return tuple(sorted(score(self.goal, b) / score(self.goal, a) - 1 for a, b in pairs))
 
-
-def _percent(gain: float) -> str:
-    return f"{round(gain, 2) + 0.0:+.0%}"  # and no -0%
-
     def _loses(self, before: Figures, after: Figures) -> str:
         """What must not be lost for the goal, and is."""
         if after.failed > before.failed:
@@ -181,6 +177,10 @@ def _percent(gain: float) -> str:
         if after.tokens_per_s < _MAY_LOSE[self.goal] * before.tokens_per_s:
             return f"it costs {1 - after.tokens_per_s / before.tokens_per_s:.0%} of the tokens per second"
         return ""
+
+
+def _percent(gain: float) -> str:
+    return f"{round(gain, 2) + 0.0:+.0%}"  # and no -0%
 
 
 def told(trial: Trial) -> str:

@@ -80,12 +80,13 @@ def _prompt_shapes(sizes: Sequence[int], limits: Limits) -> Iterator[BatchShape]
             yield BatchShape(num_reqs, size, 0, size, SHORT_QUERY + 1)
 
 
-def drafter_shapes(sizes: Sequence[int], limits: Limits, longest: int) -> list[BatchShape]:
+def drafter_shapes(sizes: Sequence[int], limits: Limits, longest: int, prompts: Sequence[int] = ()) -> list[BatchShape]:
     """Likewise of a model that drafts: rounds of one token each, and what it has left out, at most `longest` tokens of
-    each request, of which one has the next."""
+    each request, of which one has the next; prompts: beside them of these numbers of tokens."""
     shapes = [BatchShape.uniform(size) for size in sizes]
     for num_tokens in draft_sizes(sizes, longest - 1, limits.max_num_batched_tokens):
         shapes.append(_by_tokens(num_tokens, min(num_tokens - 1, limits.max_num_seqs), longest, limits))
+    shapes += _prompt_shapes([size for size in prompts if size > longest], limits)
     return sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
 
 

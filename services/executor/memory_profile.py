@@ -24,7 +24,7 @@ from pagewire.kernels import ops as kernel_ops
 from pagewire.models import cache_directory
 from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.capture_sizes import graph_shapes
-from pagewire.services.executor.cuda_graphs import Record, cuda_recorder
+from pagewire.services.executor.cuda_graphs import CudaGraphs, Record, cuda_recorder
 from pagewire.services.executor.graph_capture import capture_shapes, fill, num_graphs
 from pagewire.services.executor.input_batch import BatchShape
 from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
@@ -126,14 +126,14 @@ def measure(
     peak = meter.peak()
     library_bytes = max(0, meter.now().outside_torch - before.outside_torch)
     shapes, taken = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), []
-    record = recorder() if shapes else None
+    record, graphs = recorder() if shapes else None, CudaGraphs()
     for shape in shapes[:2]:
         fill(runner, shape)  # what this reserves is not the graphs'
     for shape in shapes[:2]:
         # Capturing releases what torch keeps of earlier steps: before it, that would look like the graphs' memory.
         meter.release()
         free = meter.now().free
-        capture_shapes(runner, [shape], lambda fraction, text: None, record)
+        capture_shapes(runner, [shape], lambda fraction, text: None, record, graphs)
         meter.release()
         taken.append(free - meter.now().free)
     largest, second = (*taken, 0, 0)[:2]

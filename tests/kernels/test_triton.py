@@ -81,6 +81,10 @@ def test_ahead_of_time_compilation() -> None:
     run_module("triton_aot", TRITON_INTERPRET="0")
 
 
+def test_kernels_that_begin_early_wait_for_their_inputs() -> None:
+    run_module("triton_launch", TRITON_INTERPRET="0")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_ahead_of_time_compilation_of_every_form() -> None:

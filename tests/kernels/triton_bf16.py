@@ -44,6 +44,9 @@ CASES: dict[str, Callable[[], None]] = {
     "prefill": partial(bf16, [40, 20], [0, 30], (4, 2)),
     "mixed fp8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), fp8=True, head_dim=80),
     "grouped_linear": partial(triton_grouped.product_case, "gemm", 3, (40, 200), 4, 32, "minimums", torch.bfloat16),
+    "grouped_linear, wide": partial(
+        triton_grouped.product_case, "gemm", 3, (40, 200), 4, 128, "zeros", torch.bfloat16, wide=1
+    ),
     "grouped_linear, one row": partial(
         triton_grouped.product_case, "gemv", 1, (40, 200), 8, 64, "zeros", torch.bfloat16
     ),

@@ -103,7 +103,7 @@ def product_case(
         assert_close(multiply(x, grouped_layout.pack(weight), offset), expected)
 
 
-def split_case(path: str) -> None:
+def split_case(path: str, **config: int) -> None:
     """The same bits whoever comes last; and as without splits, but for rounding."""
     weight = grouped_weight(40, 1024, 4, 128, "zeros")
     packed, x = grouped_layout.pack(weight), torch.randn(2, 1024)
@@ -113,7 +113,7 @@ def split_case(path: str) -> None:
         with (
             mock.patch.object(grouped_gemm, "tiles_of_split", lambda *_, tiles=tiles: tiles),
             mock.patch("pagewire.kernels.triton.products.grouped_gemv.tiles_of_split", lambda *_, tiles=tiles: tiles),
-            configured(**PATHS[path]),
+            configured(**PATHS[path], **config),
         ):
             results.append(multiply(x, packed, None))
             assert torch.equal(multiply(x, packed, None), results[-1])
@@ -123,12 +123,13 @@ def split_case(path: str) -> None:
 
 def exact_case() -> None:
     """Where every sum is exact, so are the products: activations of small integers, scales of powers of two."""
+    wide = PATHS["gemm"] | {"wide": 1}
     for bits, form in ((4, "zeros"), (8, "symmetric")):
         weight = grouped_weight(66, 160, bits, 32, form)
         weight = replace(weight, scales=torch.full_like(weight.scales, 2.0**-6))
         x = torch.randint(-2, 3, (3, 160)).half()
         expected = reference.grouped_linear(x.float(), weight, None).half()
-        for path in PATHS.values():
+        for path in (*PATHS.values(), wide):
             with configured(**path):
                 assert torch.equal(multiply(x, grouped_layout.pack(weight), None), expected)
 
@@ -181,6 +182,40 @@ CASES: dict[str, Callable[[], None]] = {
             ("fp32 zeros", 32, 8),
         )
     },
+    **{
+        f"wide {form}, groups of {group}, {bits} bits": partial(
+            product_case, "gemm", 3, (70, 200), bits, group, form, wide=1, block_n=128
+        )
+        for form, group, bits in (
+            ("symmetric", 128, 4),
+            ("zeros", 128, 4),
+            ("zeros", 32, 4),
+            ("fp32 zeros", 64, 4),
+            ("super minimums", 32, 4),
+            ("minimums", 1000, 4),
+            ("super minimums", 16, 2),
+            ("symmetric", 128, 8),
+            ("fp32 zeros", 32, 8),
+            ("supers", 16, 6),
+        )
+    },
+    "wide, act-order, bias, several blocks": partial(
+        product_case,
+        "gemm",
+        37,
+        (200, 256),
+        4,
+        64,
+        "zeros",
+        permuted=True,
+        bias=True,
+        wide=1,
+        block_m=16,
+        block_n=128,
+    ),
+    "wide fp32, narrow blocks": partial(
+        product_case, "gemm", 20, (150, 130), 4, 32, "symmetric", F32, wide=1, block_m=16, block_n=32
+    ),
     "gemm fp32": partial(product_case, "gemm", 5, (64, 256), 4, 64, "zeros", F32, bias=True),
     "gemm, permuted, bias": partial(product_case, "gemm", 9, (96, 256), 4, 64, "zeros", permuted=True, bias=True),
     "gemm, several blocks": partial(product_case, "gemm", 37, (200, 128), 4, 128, "zeros", block_m=16, block_n=128),
@@ -205,6 +240,7 @@ CASES: dict[str, Callable[[], None]] = {
     "dense minimums": partial(product_case, "dense", 4, (70, 200), 3, 16, "super minimums", F32),
     "a codebook of fractions": partial(product_case, "gemm", 4, (70, 200), 4, 64, "symmetric", codebook=NF4),
     "splits": partial(split_case, "gemm"),
+    "splits, wide": partial(split_case, "gemm", wide=1),
     "splits, gemv": partial(split_case, "gemv"),
     "exact": exact_case,
     "groups that do not fit": fitting_case,
@@ -232,6 +268,7 @@ def random_case(seed: int) -> None:
         bias=random.random() < 0.5,
         block_n=random.choice([32, 64, 128]),
         block_m=random.choice([8, 16, 32]),
+        wide=random.choice([0, 1]),
         programs_per_sm=random.choice([1, 4, 16]),
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8 import e4m3_from_fp32, has_native_encode
 
 # Elements of one program. From MANY_TOKENS on there are programs enough to fill a GPU with larger ones.
@@ -68,6 +69,8 @@ def store_kv_kernel(
     What there is once per token or head is loaded as such and spread afterwards: a load of spread pointers would be
     repeated for every element.
     """
+    wait_for_inputs()
+    launch_dependents()
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     slots = tl.load(slot_mapping_ptr + tokens, mask=tokens < num_tokens, other=-1)[:, None, None]
     tokens = tokens[:, None, None]
@@ -114,6 +117,7 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
         kv_cache.stride(0),
         **constants,
         num_warps=num_warps,
+        **dependent_launch(key.device),
     )
 
 

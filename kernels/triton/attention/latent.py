@@ -10,6 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # Query heads of a program; the first program of a token also stores its latent vector.
 HEADS = 16
@@ -55,6 +56,8 @@ def rotary_store_latent_kernel(
     HEADS: tl.constexpr,
 ):
     """Program (token, tile of heads)."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     angles = cos_sin_ptr + tl.load(positions_ptr + token) * (2 * HALF) + dims
@@ -122,6 +125,7 @@ def rotary_store_latent(
         latent.stride(0),
         kv_cache.stride(0),
         **constants,
+        **dependent_launch(q.device),
     )
 
 

@@ -22,6 +22,7 @@ from pagewire.kernels.triton.attention.kv_cache import (
     tile_tokens,
     to_cache,
 )
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8 import has_native_encode
 
 
@@ -174,6 +175,8 @@ def rotary_store_kv_kernel(
 
     Tiles are [TOKENS, heads, dims]. cos and sin are loaded once for all heads of a tile.
     """
+    wait_for_inputs()
+    launch_dependents()
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_tokens = tokens < num_tokens
     # Loaded as [TOKENS] and spread afterwards: a load of spread pointers would be repeated for every element.
@@ -270,6 +273,7 @@ def rotary_store_kv(
         eps,
         **constants,
         num_warps=num_warps,
+        **dependent_launch(qkv.device),
     )
 
 

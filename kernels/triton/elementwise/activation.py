@@ -9,6 +9,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # One 16-byte load of gate and one of up per thread of 4 warps, for 2-byte elements.
 MAX_TILE = 1024
@@ -30,6 +31,8 @@ def gated_kernel(
     GELU: tl.constexpr,
 ):
     """Program (token, i): elements i * TILE .. of one token."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = offsets < SIZE
@@ -51,6 +54,8 @@ def gelu_kernel(
     TANH: tl.constexpr,  # the approximation
 ):
     """Program (token, i): elements i * TILE .. of one token."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = offsets < SIZE
@@ -70,6 +75,8 @@ def clamped_swiglu_kernel(
     TILE: tl.constexpr,
 ):
     """Program (token, i): elements i * TILE .. of one token."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = offsets < SIZE
@@ -101,7 +108,7 @@ def _launch(x: Tensor, gelu: bool) -> Tensor:
         return out
     constants, num_warps = _constants(size, GELU=gelu)
     grid = (num_tokens, triton.cdiv(size, constants["TILE"]))
-    gated_kernel[grid](x, out, x.stride(0), **constants, num_warps=num_warps)
+    gated_kernel[grid](x, out, x.stride(0), **constants, num_warps=num_warps, **dependent_launch(x.device))
     return out
 
 
@@ -115,7 +122,9 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
         return out
     constants, num_warps = _constants(width // 2)
     grid = (num_tokens, triton.cdiv(width // 2, constants["TILE"]))
-    clamped_swiglu_kernel[grid](x, out, x.stride(0), alpha, limit, **constants, num_warps=num_warps)
+    clamped_swiglu_kernel[grid](
+        x, out, x.stride(0), alpha, limit, **constants, num_warps=num_warps, **dependent_launch(x.device)
+    )
     return out
 
 
@@ -137,7 +146,7 @@ def _launch_plain(x: Tensor, tanh: bool) -> Tensor:
         return out
     constants, num_warps = _constants(size, TANH=tanh)
     grid = (num_tokens, triton.cdiv(size, constants["TILE"]))
-    gelu_kernel[grid](x, out, x.stride(0), **constants, num_warps=num_warps)
+    gelu_kernel[grid](x, out, x.stride(0), **constants, num_warps=num_warps, **dependent_launch(x.device))
     return out
 
 

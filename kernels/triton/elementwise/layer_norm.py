@@ -9,6 +9,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.elementwise.norm import MANY_ROWS, MAX_SIZE, row_constants
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 
 @triton.jit
@@ -27,9 +28,10 @@ def layer_norm_kernel(
     offsets = tl.arange(0, triton.next_power_of_2(SIZE))
     mask = offsets < SIZE
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    row = tl.load(x_ptr + token * x_token_stride + offsets, mask=mask, other=0.0).to(tl.float32)
-    # Before the reductions, so that the loads do not wait for them.
     weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    wait_for_inputs()
+    launch_dependents()
+    row = tl.load(x_ptr + token * x_token_stride + offsets, mask=mask, other=0.0).to(tl.float32)
     if residual_ptr is not None:
         residual = residual_ptr + token * SIZE + offsets
         rounded = (tl.load(residual, mask=mask, other=0.0).to(tl.float32) + row).to(dtype)
@@ -66,7 +68,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | N
     if num_tokens == 0:
         return out
     constants, num_warps = row_constants(size, num_tokens >= MANY_ROWS)
-    layer_norm_kernel[(num_tokens,)](x, residual, weight, bias, out, x.stride(0), eps, **constants, num_warps=num_warps)
+    layer_norm_kernel[(num_tokens,)](
+        x, residual, weight, bias, out, x.stride(0), eps, **constants, num_warps=num_warps, **dependent_launch(x.device)
+    )
     return out
 
 

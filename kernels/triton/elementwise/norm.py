@@ -10,6 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # Below this, rows do not fill a GPU: each gets as many threads as can load 16 bytes, for the shortest time of one.
 # Above, fewer threads with more loads each let more rows be in flight between the reductions' barriers.
@@ -40,13 +41,14 @@ def add_rms_norm_kernel(
     offsets = tl.arange(0, triton.next_power_of_2(SIZE))
     mask = offsets < SIZE
     dtype: tl.constexpr = out_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    weight_dtype: tl.constexpr = weight_ptr.dtype.element_ty
+    wait_for_inputs()
+    launch_dependents()
     residual = residual_ptr + token * SIZE + offsets
     # x is not read again: evicted first, it leaves the L2 cache to what the next kernels read.
     x = tl.load(x_ptr + token * x_token_stride + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
     before = tl.load(residual, mask=mask, other=0.0).to(tl.float32)
-    # Before the reductions, so that the load does not wait for them.
-    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    weight_dtype: tl.constexpr = weight_ptr.dtype.element_ty
     if x_weight_ptr is not None:
         x_weight = tl.load(x_weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         x = _normed(x.to(tl.float32), x_weight, eps, SIZE, weight_dtype).to(dtype)
@@ -85,7 +87,16 @@ def _launch(x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor
         return out
     constants, num_warps = row_constants(size, num_tokens >= MANY_ROWS)
     add_rms_norm_kernel[(num_tokens,)](
-        x, residual, x_weight, weight, out, x.stride(0), eps, **constants, num_warps=num_warps
+        x,
+        residual,
+        x_weight,
+        weight,
+        out,
+        x.stride(0),
+        eps,
+        **constants,
+        num_warps=num_warps,
+        **dependent_launch(x.device),
     )
     return out
 
@@ -101,10 +112,12 @@ def rms_norm_kernel(
     """One program per token, in place."""
     offsets = tl.arange(0, triton.next_power_of_2(SIZE))
     mask = offsets < SIZE
+    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    wait_for_inputs()
+    launch_dependents()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = x_ptr + tl.program_id(0).to(tl.int64) * x_token_stride + offsets
     x = tl.load(row, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     tl.store(row, _normed(x, weight, eps, SIZE, weight_ptr.dtype.element_ty).to(dtype), mask=mask)
 
 
@@ -118,7 +131,9 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     if num_tokens == 0:
         return
     constants, num_warps = row_constants(size, num_tokens >= MANY_ROWS)
-    rms_norm_kernel[(num_tokens,)](x, weight, x.stride(0), eps, **constants, num_warps=num_warps)
+    rms_norm_kernel[(num_tokens,)](
+        x, weight, x.stride(0), eps, **constants, num_warps=num_warps, **dependent_launch(x.device)
+    )
 
 
 @lru_cache

@@ -7,6 +7,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 _TILE = 1024  # columns
 
@@ -21,6 +22,8 @@ def combine_experts_kernel(
     TILE: tl.constexpr,
 ):
     """Program (token, tile of columns)."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = columns < row_stride
@@ -42,7 +45,9 @@ def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
     out = y.new_empty(num_tokens, size)
     if num_tokens > 0:
         grid = (num_tokens, triton.cdiv(size, _TILE))
-        combine_experts_kernel[grid](y, weights, out, size, TOP_K=top_k, TILE=_TILE, num_warps=4)
+        combine_experts_kernel[grid](
+            y, weights, out, size, TOP_K=top_k, TILE=_TILE, num_warps=4, **dependent_launch(y.device)
+        )
     return out
 
 

@@ -15,12 +15,14 @@ import triton
 import triton.language as tl
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks
+from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
 from pagewire.kernels.triton.experts.linear import experts_linear
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
 from pagewire.kernels.triton.products.grouped_gemm import has_words, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
 from pagewire.kernels.triton.products.grouped_tile import multiply_tiles
+from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 
 
 @triton.jit(do_not_specialize=["pairs_per_row", "row_blocks", "tiles_k"])
@@ -49,32 +51,42 @@ def grouped_experts_kernel(
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    WIDE: tl.constexpr,  # as of `grouped_gemm_kernel`
     INLINE_ASM: tl.constexpr,
 ):
-    # Blocks of one expert are neighbours: what one reads from memory the others find in the L2 cache.
-    item = tl.program_id(0)
-    expert, first, stop = block_of_expert(starts_ptr, item % row_blocks, NUM_EXPERTS, BLOCK_M)
+    wait_for_inputs()
+    launch_dependents()
+    block, tile = tile_of_program(tl.program_id(0), row_blocks, tl.cdiv(output_stride, BLOCK_N))
+    expert, first, stop = block_of_expert(starts_ptr, block, NUM_EXPERTS, BLOCK_M)
     if first >= stop:
         return
     places = first + tl.arange(0, BLOCK_M)
     in_rows = (places < stop)[None, :]
-    pairs = tl.load(order_ptr + places, mask=places < stop, other=0).to(tl.int64)[None, :]
-    first_output = item // row_blocks * BLOCK_N
+    pairs = tl.load(order_ptr + places, mask=places < stop, other=0)[None, :]
+    first_output = tile * BLOCK_N
     outputs = first_output + tl.arange(0, BLOCK_N)
     expert_output = expert * output_stride
     # A block may have more outputs than the expert: these read its last one's.
     source = expert_output + tl.minimum(outputs, output_stride - 1)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
 
-    acc = multiply_tiles(
-        x_ptr + pairs // pairs_per_row * x_stride, in_rows, codes_ptr, scales_ptr, minimums_ptr,
-        expert_output + first_output, source, num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT,
-        FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
-    )  # fmt: skip
+    x_rows = x_ptr + (pairs // pairs_per_row).to(tl.int64) * x_stride
+    if WIDE:
+        acc = multiply_wide_tiles(
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_output + first_output,
+            num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N,
+            BLOCK_M, dtype, INLINE_ASM,
+        )  # fmt: skip
+    else:
+        acc = multiply_tiles(
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_output + first_output, source,
+            num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N,
+            BLOCK_M, dtype, INLINE_ASM,
+        )  # fmt: skip
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + source).to(tl.float32)[:, None]
     mask = in_rows & (outputs < output_stride)[:, None]
-    tl.store(out_ptr + pairs * output_stride + outputs[:, None], acc.to(dtype), mask=mask)
+    tl.store(out_ptr + pairs.to(tl.int64) * output_stride + outputs[:, None], acc.to(dtype), mask=mask)
 
 
 def grouped_experts_linear(
@@ -136,9 +148,11 @@ def grouped_experts_linear(
         **weight_constants(bits, group_size, num_inputs, zero_point, scales.dim() == 3, offsets is not None),
         BLOCK_N=config["block_n"],
         BLOCK_M=config["block_m"],
+        WIDE=bool(config["wide"]),
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(x.device),
     )
     return out
 
@@ -183,6 +197,7 @@ def specialization(
     absent = {name: None for name, there in (("minimums_ptr", minimums), ("bias_ptr", bias)) if not there}
     constants: dict[str, Any] = {"NUM_EXPERTS": num_experts}
     constants |= weight_constants(bits, group_size, num_inputs, zero_point, zeros, minimums) | absent
-    constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "INLINE_ASM": True}
+    constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "WIDE": bool(config["wide"])}
+    constants |= {"INLINE_ASM": True}
     present = {name: kind for name, kind in types.items() if name not in absent}
     return Specialization(grouped_experts_kernel, present, constants, config["num_warps"], config["num_stages"])

@@ -11,6 +11,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.sampling.token_groups import from_ordered, to_ordered
 
 _SCORING = ("softmax", "sigmoid", "softmax_of_chosen")
@@ -67,6 +68,8 @@ def route_experts_kernel(
     GROUP_BEST: tl.constexpr,
 ):
     """One program per token, which takes one expert after the other."""
+    wait_for_inputs()
+    launch_dependents()
     EXPERTS: tl.constexpr = NUM_GROUPS * GROUP_SIZE
     token = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, triton.next_power_of_2(NUM_GROUPS))[:, None]
@@ -131,7 +134,15 @@ def route_experts(
     if num_tokens > 0:
         constants = _constants(num_experts, top_k, scoring, normalize, num_groups, topk_groups, group_best)
         route_experts_kernel[(num_tokens,)](
-            logits, correction_bias, ids, weights, scale, logits.stride(0), **constants, num_warps=_WARPS
+            logits,
+            correction_bias,
+            ids,
+            weights,
+            scale,
+            logits.stride(0),
+            **constants,
+            num_warps=_WARPS,
+            **dependent_launch(logits.device),
         )
     return ids, weights
 

@@ -8,6 +8,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # Pairs that a program reads at a time: of a decode step, and of longer ones. (elements, warps)
 _TILES = ((256, 2), (2048, 8))
@@ -23,6 +24,8 @@ def sort_by_expert_kernel(
 ):
     """One program per expert: it counts pairs of lower experts, then lists its own. Ids are small and stay in the L2
     cache, so that all programs may read all of them, instead of several launches that sort."""
+    wait_for_inputs()
+    launch_dependents()
     expert = tl.program_id(0)
     pairs = tl.arange(0, TILE)
     lower = tl.zeros([TILE], dtype=tl.int32)
@@ -46,7 +49,9 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     assert ids.is_contiguous(), "ids must be contiguous"
     order, starts = ids.new_empty(ids.numel()), ids.new_empty(num_experts + 1)
     tile, warps = _tile(ids.numel())
-    sort_by_expert_kernel[(num_experts,)](ids, order, starts, ids.numel(), TILE=tile, num_warps=warps)
+    sort_by_expert_kernel[(num_experts,)](
+        ids, order, starts, ids.numel(), TILE=tile, num_warps=warps, **dependent_launch(ids.device)
+    )
     return order, starts
 
 

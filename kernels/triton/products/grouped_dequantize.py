@@ -13,6 +13,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, tile_width
 
 _TILE_N = tl.constexpr(TILE_N)
@@ -108,6 +109,8 @@ def grouped_embedding_kernel(
     TILES: tl.constexpr,  # of inputs, of a program
 ):
     """Programs: (token, TILES tiles of a row)."""
+    wait_for_inputs()
+    launch_dependents()
     TILE_K: tl.constexpr = WIDTH * (16 // BITS)
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(token_ids_ptr + token)
@@ -138,6 +141,8 @@ def gather_columns_kernel(
     TILE: tl.constexpr,
 ):
     """Programs: (token, TILE columns)."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = offsets < size
@@ -206,6 +211,7 @@ def embed(
         **_constants(bits, group_size, scales.dim() == 3),
         TILES=_EMBEDDING_TILES,
         num_warps=2,
+        **dependent_launch(token_ids.device),
     )
     return out
 
@@ -215,7 +221,7 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
     num_tokens, size = x.shape
     out = x.new_empty(num_tokens, size)
     gather_columns_kernel[(num_tokens, -(-size // _GATHER_TILE))](
-        x, columns, out, size, x.stride(0), TILE=_GATHER_TILE, num_warps=4
+        x, columns, out, size, x.stride(0), TILE=_GATHER_TILE, num_warps=4, **dependent_launch(x.device)
     )
     return out
 

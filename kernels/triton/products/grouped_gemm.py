@@ -22,11 +22,17 @@ import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_layout import tile_inputs, tile_width
 from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles
+from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 
 # What it costs a program to begin and to end, in tiles of inputs.
 _FIXED_TILES = 2
+# What a split adds to that where rows are many: sums in fp32 are written by two programs and read by one, at what the
+# L2 cache gives a multiprocessor (some 40 bytes per clock on an H100), while a tile of inputs takes a sixteenth of a
+# clock for each sum.
+_WIDE_SPLIT_TILES = 5
 
 
 @triton.jit(do_not_specialize=["num_tokens", "tiles_k", "split_tiles", "num_splits"])
@@ -40,7 +46,7 @@ def grouped_gemm_kernel(
     partials_ptr,  # fp32 [blocks, num_splits, BLOCK_M, BLOCK_N]
     arrived_ptr,  # int32 [blocks], zeros before and after
     num_tokens,
-    num_outputs,
+    output_stride,  # N
     num_inputs,
     x_stride,
     group_stride,  # outputs, padded
@@ -55,8 +61,11 @@ def grouped_gemm_kernel(
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    WIDE: tl.constexpr,  # weights are rounded to x's dtype
     INLINE_ASM: tl.constexpr,
 ):
+    wait_for_inputs()
+    launch_dependents()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     # Blocks of the same weights are neighbours: what one reads from memory the others find in the L2 cache.
     blocks_m = tl.cdiv(num_tokens, BLOCK_M)
@@ -75,11 +84,18 @@ def grouped_gemm_kernel(
     in_rows = (token < num_tokens)[None, :]
     x_rows = x_ptr + token.to(tl.int64)[None, :] * x_stride
 
-    acc = multiply_tiles(
-        x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, block_n * BLOCK_N, source,
-        num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
-        BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
-    )  # fmt: skip
+    if WIDE:
+        acc = multiply_wide_tiles(
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, block_n * BLOCK_N,
+            num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
+            BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
+        )  # fmt: skip
+    else:
+        acc = multiply_tiles(
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, block_n * BLOCK_N, source,
+            num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
+            BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
+        )  # fmt: skip
 
     if num_splits > 1:
         block = block_n * blocks_m + block_m
@@ -90,17 +106,26 @@ def grouped_gemm_kernel(
         if tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
             return
         tl.store(arrived_ptr + block, 0)  # for the next launch: all of the block's programs have counted
-        acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+        total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
         # Pipelined, because the latency of a load is all that this loop costs; large tiles less deeply, for the sake of
         # shared memory.
-        STAGES: tl.constexpr = 4 if BLOCK_N * BLOCK_M <= 2048 else 2
+        STAGES: tl.constexpr = 4 if BLOCK_N * BLOCK_M <= 2048 else 2 if BLOCK_N * BLOCK_M <= 16384 else 1
         for other in tl.range(0, num_splits, num_stages=STAGES):
-            acc += tl.load(block_ptrs + other * (BLOCK_N * BLOCK_M), mask=in_rows, other=0.0, cache_modifier=".cg")
-    in_outputs = output < num_outputs
+            total += tl.load(block_ptrs + other * (BLOCK_N * BLOCK_M), mask=in_rows, other=0.0, cache_modifier=".cg")
+        _store_block(total, bias_ptr, out_ptr, token, in_rows, output, output_stride)
+    else:
+        # Not of one variable with the sum above: registers that are written to otherwise, too, would make ptxas wait
+        # for each product before the next.
+        _store_block(acc, bias_ptr, out_ptr, token, in_rows, output, output_stride)
+
+
+@triton.jit
+def _store_block(block, bias_ptr, out_ptr, token, in_rows, output, output_stride):
+    in_outputs = output < output_stride
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + output, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
-    out_ptrs = out_ptr + token.to(tl.int64)[None, :] * num_outputs + output[:, None]
-    tl.store(out_ptrs, acc.to(dtype), mask=in_rows & in_outputs[:, None])
+        block += tl.load(bias_ptr + output, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
+    out_ptrs = out_ptr + token.to(tl.int64)[None, :] * output_stride + output[:, None]
+    tl.store(out_ptrs, block.to(out_ptr.dtype.element_ty), mask=in_rows & in_outputs[:, None])
 
 
 def grouped_gemm(
@@ -118,14 +143,16 @@ def grouped_gemm(
     """As `grouped_linear`, without a permutation or a codebook; x in fp16 or bf16 (in the interpreter also fp32).
 
     config: block_m (rows of x; a power of two from 8), block_n (outputs; a power of two from 16), num_warps,
-    num_stages, programs_per_sm (that the splits should make).
+    num_stages, programs_per_sm (that the splits should make), wide (1: as `grouped_wide` multiplies, 0: exactly).
     """
     num_tokens, num_inputs = x.shape
     out = x.new_empty(num_tokens, out_features)
-    block_m, block_n = config["block_m"], config["block_n"]
+    block_m, block_n, wide = config["block_m"], config["block_n"], bool(config["wide"])
     tiles_k = codes.shape[1]
     blocks = -(-out_features // block_n) * -(-num_tokens // block_m)
-    split_tiles = tiles_of_split(blocks, tiles_k, num_multiprocessors(x.device), config["programs_per_sm"])
+    split_tiles = tiles_of_split(
+        blocks, tiles_k, num_multiprocessors(x.device), config["programs_per_sm"], _WIDE_SPLIT_TILES if wide else 0
+    )
     num_splits = -(-tiles_k // split_tiles)
     partial_size = blocks * num_splits * block_n * block_m if num_splits > 1 else 0
     grouped_gemm_kernel[(blocks * num_splits,)](
@@ -148,20 +175,28 @@ def grouped_gemm(
         **weight_constants(bits, group_size, num_inputs, zero_point, scales.dim() == 3, minimums is not None),
         BLOCK_N=block_n,
         BLOCK_M=block_m,
+        WIDE=wide,
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(x.device),
     )
     return out
 
 
 @lru_cache(maxsize=4096)
-def tiles_of_split(blocks: int, tiles_k: int, multiprocessors: int, programs_per_sm: int) -> int:
-    """Tiles of inputs that one program should do, so that all multiprocessors have equal work and enough programs."""
+def tiles_of_split(
+    blocks: int, tiles_k: int, multiprocessors: int, programs_per_sm: int, added_by_split: int = 0
+) -> int:
+    """Tiles of inputs that one program should do, so that all multiprocessors have equal work and enough programs.
+
+    added_by_split: what it costs a program if there are several splits, in tiles of inputs.
+    """
 
     def cost(tiles: int) -> tuple[float, int]:
         programs = blocks * -(-tiles_k // tiles)
-        busiest = -(-programs // multiprocessors) * (tiles + _FIXED_TILES)
+        fixed = _FIXED_TILES + (added_by_split if tiles < tiles_k else 0)
+        busiest = -(-programs // multiprocessors) * (tiles + fixed)
         return busiest * max(1.0, multiprocessors * programs_per_sm / programs), -tiles
 
     return min(range(1, tiles_k + 1), key=cost)
@@ -195,7 +230,7 @@ _TYPES = {
     "partials_ptr": "*fp32",
     "arrived_ptr": "*i32",
     "num_tokens": "i32",
-    "num_outputs": "i32",
+    "output_stride": "i32",
     "num_inputs": "i32",
     "x_stride": "i32",
     "group_stride": "i32",
@@ -224,6 +259,7 @@ def specialization(
     types["minimums_ptr"], types["bias_ptr"] = f"*{scale_dtype}", f"*{dtype}"
     absent = {name: None for name, there in (("minimums_ptr", minimums), ("bias_ptr", bias)) if not there}
     constants = weight_constants(bits, group_size, num_inputs, zero_point, zeros, minimums) | absent
-    constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "INLINE_ASM": True}
+    constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "WIDE": bool(config["wide"])}
+    constants |= {"INLINE_ASM": True}
     present = {name: kind for name, kind in types.items() if name not in absent}
     return Specialization(grouped_gemm_kernel, present, constants, config["num_warps"], config["num_stages"])

@@ -17,6 +17,7 @@ import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_gemm import tiles_of_split, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
 from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, ZEROS, group_of_tile
@@ -92,6 +93,8 @@ def grouped_gemv_kernel(
     STAGES: tl.constexpr,
     INLINE_ASM: tl.constexpr,
 ):
+    wait_for_inputs()
+    launch_dependents()
     PLANES: tl.constexpr = 16 // BITS
     TILE_K: tl.constexpr = WIDTH * PLANES
     GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1
@@ -220,6 +223,7 @@ def grouped_gemv(
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(x.device),
     )
     return out
 

@@ -161,7 +161,7 @@ def multiply_tiles(
         minimum_ptrs = minimums_ptr + source
         minimums = load_groups(minimum_ptrs + group * group_stride, group_stride, GROUPS)
     for tile in tl.range(first_tile, last_tile):
-        codes = tl.load(codes_ptrs, eviction_policy="evict_first")
+        codes = tl.load(codes_ptrs)
         codes_ptrs += _TILE_N * WIDTH
         group = group_of_tile(tile, TILE_K, GROUP)
         following = group_of_tile(tl.minimum(tile + 1, tiles_k - 1), TILE_K, GROUP)

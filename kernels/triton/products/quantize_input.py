@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from pagewire.kernels.quantized import FP8_BLOCK
 from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8 import e4m3_from_fp32, has_native_encode
 
 GROUP = FP8_BLOCK  # inputs that share a scale where weights have scales per block
@@ -67,6 +68,8 @@ def quantize_tokens_kernel(
     NATIVE_FP8: tl.constexpr,
 ):
     """One program per token."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, TILE)
     source = x_ptr + token * x_token_stride + offsets
@@ -104,6 +107,8 @@ def quantize_groups_kernel(
     NATIVE_FP8: tl.constexpr,
 ):
     """Program (token, i): groups i * GROUPS .. of one token."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     offsets = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -129,7 +134,14 @@ def quantize_tokens(x: Tensor, input_scale: Tensor | None, dtype: torch.dtype) -
     if num_tokens > 0:
         constants, num_warps = _token_constants(size, dtype, has_native_encode(x.device))
         quantize_tokens_kernel[(num_tokens,)](
-            x, input_scale, as_bytes(codes), scales, x.stride(0), **constants, num_warps=num_warps
+            x,
+            input_scale,
+            as_bytes(codes),
+            scales,
+            x.stride(0),
+            **constants,
+            num_warps=num_warps,
+            **dependent_launch(x.device),
         )
     return codes, scales
 
@@ -146,7 +158,14 @@ def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
         constants, num_warps = _group_constants(size, has_native_encode(x.device))
         grid = (num_tokens, triton.cdiv(num_groups, constants["GROUPS"]))
         quantize_groups_kernel[grid](
-            x, as_bytes(codes), scales, num_tokens, x.stride(0), **constants, num_warps=num_warps
+            x,
+            as_bytes(codes),
+            scales,
+            num_tokens,
+            x.stride(0),
+            **constants,
+            num_warps=num_warps,
+            **dependent_launch(x.device),
         )
     return codes, scales
 

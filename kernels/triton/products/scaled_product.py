@@ -26,6 +26,7 @@ import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
 from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes
 
@@ -41,7 +42,7 @@ def step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, bloc
     """
     scale = tl.load(weight_scales + block)
     if x_scales_ptr is not None:
-        scale *= tl.load(x_scales_ptr + block.to(tl.int64) * x_scales_group_stride + columns)
+        scale *= tl.load(x_scales_ptr + tl.cast(block, tl.int64) * x_scales_group_stride + columns)
     return scale
 
 
@@ -74,6 +75,8 @@ def scaled_product_kernel(
     CONVERT: tl.constexpr,  # weight-only: how (`fp8_weights.decode_weights`)
     TOKENS_FIRST: tl.constexpr,  # tiles are multiplied as [tokens, outputs]
 ):
+    wait_for_inputs()
+    launch_dependents()
     tiles_m = tl.cdiv(num_tokens, BLOCK_M)
     tiles_n = tl.cdiv(output_stride, BLOCK_N)
     # Programs that run together share rows of x and of the weight: 8 tiles of tokens, for one of outputs after another.
@@ -215,6 +218,7 @@ def scaled_product(
         **constants,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(x.device),
     )
     return out
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 _TILE = 32  # drafts of one loop iteration: there are rarely more
 _WARPS = 1
@@ -27,6 +28,8 @@ def accept_tokens_kernel(
     TILE: tl.constexpr,
 ):
     """Grid (num_reqs,)."""
+    wait_for_inputs()
+    launch_dependents()
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + request).to(tl.int64)
     start = tl.load(sample_start_loc_ptr + request)
@@ -82,6 +85,7 @@ def accept_tokens(
         token_ids.stride(0),
         TILE=_TILE,
         num_warps=_WARPS,
+        **dependent_launch(rows.device),
     )
 
 

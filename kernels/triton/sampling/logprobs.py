@@ -14,6 +14,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.sampling.token_groups import (
     ROW_WARPS,
     TRITON_TYPES,
@@ -52,6 +53,8 @@ def token_logprobs_kernel(
     TILE: tl.constexpr,
 ):
     """Grid (L,)."""
+    wait_for_inputs()
+    launch_dependents()
     index = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + index * logits_stride
     top_ids = top_ids_ptr + index * (1 + num_top)
@@ -123,6 +126,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
         num_top,
         **row_constants(vocab_size),
         num_warps=ROW_WARPS,
+        **dependent_launch(logits.device),
     )
     return top_ids, logprobs, ranks
 

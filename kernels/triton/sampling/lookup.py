@@ -9,6 +9,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 _TILE = 1024  # places of one loop iteration
 _DRAFTS = 16
@@ -29,6 +30,8 @@ def look_up_drafts_kernel(
     DRAFTS: tl.constexpr,
 ):
     """Grid (R,)."""
+    wait_for_inputs()
+    launch_dependents()
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     text = token_ids_ptr + row * token_ids_stride
@@ -88,6 +91,7 @@ def look_up_drafts(
         TILE=_TILE,
         DRAFTS=_DRAFTS,
         num_warps=_WARPS,
+        **dependent_launch(rows.device),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 _WARPS = 4
 _TILE = 512  # tokens that a program looks at at a time
@@ -33,6 +34,8 @@ def count_tokens_kernel(
     SPLITS: tl.constexpr,
 ):
     """Grid (SPLITS, P)."""
+    wait_for_inputs()
+    launch_dependents()
     index = tl.program_id(1).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     num_tokens = tl.load(num_tokens_ptr + row).to(tl.int32)
@@ -68,6 +71,8 @@ def apply_penalties_kernel(
     SPLITS: tl.constexpr,
 ):
     """Grid (SPLITS, P)."""
+    wait_for_inputs()
+    launch_dependents()
     index = tl.program_id(1).to(tl.int64)
     row = tl.load(rows_ptr + index).to(tl.int64)
     num_tokens = tl.load(num_tokens_ptr + row).to(tl.int32)
@@ -119,7 +124,16 @@ def apply_penalties(
     counts = torch.zeros((num_penalised, vocab_size), dtype=torch.int32, device=logits.device)
     grid, constants = (_SPLITS, num_penalised), {"TILE": _TILE, "SPLITS": _SPLITS, "num_warps": _WARPS}
     count_tokens_kernel[grid](
-        rows, token_ids, num_tokens, num_prompt_tokens, offsets, counts, vocab_size, token_ids.stride(0), **constants
+        rows,
+        token_ids,
+        num_tokens,
+        num_prompt_tokens,
+        offsets,
+        counts,
+        vocab_size,
+        token_ids.stride(0),
+        **constants,
+        **dependent_launch(logits.device),
     )
     apply_penalties_kernel[grid](
         logits,
@@ -136,6 +150,7 @@ def apply_penalties(
         logits.stride(0),
         token_ids.stride(0),
         **constants,
+        **dependent_launch(logits.device),
     )
 
 

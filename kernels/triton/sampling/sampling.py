@@ -15,6 +15,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.sampling.token_groups import (
     ROW_WARPS,
     TRITON_TYPES,
@@ -188,6 +189,8 @@ def choose_token_kernel(
     TILE: tl.constexpr,
 ):
     """Grid (S,): chooses a token and, unless there are drafts, appends it to its row."""
+    wait_for_inputs()
+    launch_dependents()
     batch_index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + batch_index).to(tl.int64)
     if row < 0:
@@ -278,6 +281,7 @@ def sample_tokens(
         token_ids.stride(0),
         **row_constants(vocab_size),
         num_warps=ROW_WARPS,
+        **dependent_launch(logits.device),
     )
     return sampled
 

@@ -18,6 +18,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -55,6 +56,8 @@ def group_statistics_kernel(
     TILE: tl.constexpr,  # groups per program
 ):
     """Grid (groups / TILE, S). Of logits / temperature; of the logits as they are where the temperature is 0."""
+    wait_for_inputs()
+    launch_dependents()
     batch_index = tl.program_id(1).to(tl.int64)
     scale = 1.0
     if rows_ptr is not None:
@@ -141,6 +144,7 @@ def group_statistics(logits: Tensor, rows: Tensor | None, temperature: Tensor | 
         logits.stride(0),
         TILE=tile,
         num_warps=_WARPS,
+        **dependent_launch(logits.device),
     )
     return maxima, scores
 

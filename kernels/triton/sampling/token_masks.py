@@ -9,6 +9,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 _WARPS = 4
 _TILE = 4096  # tokens of a program
@@ -25,6 +26,8 @@ def mask_tokens_kernel(
     TILE: tl.constexpr,
 ):
     """Grid (tiles of the vocabulary, n)."""
+    wait_for_inputs()
+    launch_dependents()
     index = tl.program_id(1).to(tl.int64)
     logits = logits_ptr + tl.load(batch_indices_ptr + index).to(tl.int64) * logits_stride
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -44,7 +47,15 @@ def mask_tokens(logits: Tensor, batch_indices: Tensor, masks: Tensor) -> None:
     if num_masks == 0:
         return
     mask_tokens_kernel[(triton.cdiv(vocab_size, _TILE), num_masks)](
-        logits, batch_indices, masks, vocab_size, masks.shape[1], logits.stride(0), TILE=_TILE, num_warps=_WARPS
+        logits,
+        batch_indices,
+        masks,
+        vocab_size,
+        masks.shape[1],
+        logits.stride(0),
+        TILE=_TILE,
+        num_warps=_WARPS,
+        **dependent_launch(logits.device),
     )
 
 

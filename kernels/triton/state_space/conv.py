@@ -10,6 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # Of a program: tokens of one request (a decode step has one of each) and channels.
 MAX_TOKENS = 16
@@ -37,6 +38,8 @@ def causal_conv_kernel(
 ):
     """Program (request, tile of its tokens, tile of channels). The first tile's also writes the states, as nobody else
     reads what was there before."""
+    wait_for_inputs()
+    launch_dependents()
     request = tl.program_id(0)
     seq_len = tl.load(seq_lens_ptr + request)
     first = tl.load(query_start_loc_ptr + request)
@@ -125,6 +128,7 @@ def causal_conv(
         block_table.stride(0),
         state_tokens,
         **constants,
+        **dependent_launch(x.device),
     )
     return out
 

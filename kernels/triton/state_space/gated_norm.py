@@ -9,6 +9,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.elementwise.norm import MANY_ROWS, row_constants
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 
 @triton.jit(do_not_specialize=["eps"])
@@ -24,6 +25,8 @@ def gated_rms_norm_kernel(
     GROUPS: tl.constexpr,
 ):
     """Program (token, group)."""
+    wait_for_inputs()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, triton.next_power_of_2(SIZE))
     mask = offsets < SIZE
@@ -49,7 +52,17 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_si
     groups = size // group_size
     constants, num_warps = row_constants(group_size, num_tokens * groups >= MANY_ROWS)
     gated_rms_norm_kernel[(num_tokens, groups)](
-        x, gate, weight, out, x.stride(0), gate.stride(0), eps, **constants, GROUPS=groups, num_warps=num_warps
+        x,
+        gate,
+        weight,
+        out,
+        x.stride(0),
+        gate.stride(0),
+        eps,
+        **constants,
+        GROUPS=groups,
+        num_warps=num_warps,
+        **dependent_launch(x.device),
     )
     return out
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.state_space import tiled_scan
 from pagewire.kernels.triton.state_space.softplus import softplus
 
@@ -62,6 +63,8 @@ def state_scan_kernel(
 ):
     """Program (request, head, tile of its elements), for requests of at most FEW tokens: token by token, the next one's
     inputs on their way."""
+    wait_for_inputs()
+    launch_dependents()
     request, head = tl.program_id(0), tl.program_id(1)
     seq_len = tl.load(seq_lens_ptr + request)
     first = tl.load(query_start_loc_ptr + request).to(tl.int64)
@@ -138,7 +141,9 @@ def state_scan(
     )
     sizes = (FEW, num_heads, groups, head_dim, size)
     tile = _constants(*sizes)
-    state_scan_kernel[(seq_lens.shape[0], num_heads, triton.cdiv(head_dim, tile["ELEMENTS"]))](*arguments, **tile)
+    state_scan_kernel[(seq_lens.shape[0], num_heads, triton.cdiv(head_dim, tile["ELEMENTS"]))](
+        *arguments, **tile, **dependent_launch(x.device)
+    )
     if max_query_len > FEW:
         tile = tiled_scan.constants(*sizes)
         grid = (seq_lens.shape[0], num_heads, triton.cdiv(head_dim, tile["ELEMENTS"]))

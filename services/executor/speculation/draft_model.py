@@ -120,8 +120,8 @@ class DraftModel(ModelProposer):
         groups = np.tile(np.arange(block_tables.num_groups), len(step.num_new_blocks))
         return step.new_block_ids[np.repeat(groups, step.num_new_blocks.ravel()) == self._group]
 
-    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
-        return drafter_shapes(sizes, self._target.limits, MOST_CAPTURED)
+    def graph_shapes(self, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
+        return drafter_shapes(sizes, self._target.limits, MOST_CAPTURED, prompts)
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         self._filled.rows[rows] = np.minimum(self._filled.rows[rows], num_tokens)

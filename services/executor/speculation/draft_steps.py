@@ -81,7 +81,7 @@ class DraftSteps:
 
         def nobodys_step(shape: BatchShape) -> None:
             self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
-            self._run(shape)
+            self._run(shape, samples=shape.num_sampled > 0)
 
         for index, shape in enumerate(shapes):
             progress(index / len(shapes), f"CUDA graph of {shape.num_tokens} tokens, drafting")

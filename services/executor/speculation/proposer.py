@@ -55,8 +55,9 @@ class Proposer:
         """As of `ModelRunner`, of a step of this model."""
         return False
 
-    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
-        """Of its steps beside those of so many requests, falling in tokens."""
+    def graph_shapes(self, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
+        """Of its steps beside those of so many requests, and those with prompts of so many tokens, falling in
+        tokens."""
         return []
 
     def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:

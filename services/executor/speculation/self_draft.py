@@ -49,7 +49,7 @@ class SelfDraft(ModelProposer):
         self._steps.start()
         self._steps.draft(step, batch, step.num_draft_tokens)
 
-    def graph_shapes(self, sizes: Sequence[int]) -> list[BatchShape]:
+    def graph_shapes(self, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
         return drafter_shapes(sizes, self._target.limits, 1)
 
     def on_other_weights(self) -> None:

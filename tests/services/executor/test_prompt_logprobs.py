@@ -8,6 +8,7 @@ import torch
 
 from pagewire.services.executor import prompt_logprobs
 from pagewire.services.executor.convert import result_to_proto
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.logprobs import LogprobsMode
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
@@ -29,6 +30,7 @@ from tests.services.executor.stepping import (
     sampling_params,
     tiny_llama,
 )
+from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
 SCORED = changed(GREEDY, prompt_logprobs=3)
 PROMPT = prompt(21)
@@ -87,6 +89,12 @@ def test_recorded_steps_tell_the_same(model: DecoderModel):
     driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
     for _ in range(2):  # recorded, then replayed
         check_equal(score(driver, PROMPT, [13, 8]), expected)
+
+
+def test_graphs_tell_the_same(model: DecoderModel):
+    runner = ModelRunner(model, LIMITS, 64, CPU)
+    capture_graphs(runner, (1,), lambda fraction, text: None, ReplayedFunction, prompts=(8, 24))
+    check_equal(score(Driver(runner, 64), PROMPT, [13, 8]), sampled_lines(model, PROMPT, 3))
 
 
 def test_steps_that_look_like_decoding_tell_the_same(model: DecoderModel):

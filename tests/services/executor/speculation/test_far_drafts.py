@@ -51,7 +51,7 @@ def test_all_that_a_drafter_computes_is_replayed(tmp_path: Path, method: str) ->
     with far_memory():
         model, proposer = make(tmp_path, method)
         runner = ModelRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=proposer)
-        capture_graphs(runner, (1, 2, 4), lambda fraction, text: None, record)
+        capture_graphs(runner, (1, 2, 4), lambda fraction, text: None, record, prompts=(24, 40))
         driver = Driver(runner, NUM_BLOCKS)
         for request_id in range(2):
             driver.add(request_id, prompt(6, seed=request_id))
@@ -60,5 +60,11 @@ def test_all_that_a_drafter_computes_is_replayed(tmp_path: Path, method: str) ->
         both_in_flight = [driver.launch({0: 1 + NUM_DRAFTS, 1: 2}, {0: NUM_DRAFTS, 1: 1}) for _ in range(2)]
         for output in both_in_flight:
             driver.collect(output)
-    of_drafter = 0 if method == "ngram" else NUM_DRAFTS
-    assert replays == 2 * 2 * (1 + of_drafter), "of the model's and of each round: the forward pass, and the sampling"
+        models = 1 if method == "ngram" else 1 + NUM_DRAFTS
+        assert replays == 2 * 2 * models, "of the model's and of each round: the forward pass, and the sampling"
+        driver.add(2, prompt(35, seed=2))
+        replays = 0
+        driver.step({0: 1, 2: 35})
+        driver.step({0: 1, 2: 1})
+    reads_prompts = method in ("draft_model", "eagle3")
+    assert replays == 3 + reads_prompts, "two forward passes and a sampling; the prompt in the drafter's cache"

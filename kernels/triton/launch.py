@@ -1,0 +1,71 @@
+"""Programmatic dependent launch: a kernel begins while the one before it ends, and waits inside for what that writes.
+
+A launch costs a GPU some microseconds in which nothing is read: the last programs of a kernel end, then those of the
+next one are set up. On compute capability 9.0 and above the next one is set up meanwhile, if both agree to it:
+
+- `**dependent_launch(device)` among the launch's options lets a kernel begin early. CUDA graphs record it.
+- `wait_for_inputs()` in its body returns when all kernels before it have ended and what they wrote can be seen.
+- `launch_dependents()`, behind it, lets the kernel after it begin as soon as all programs here have begun.
+
+Three rules keep it right:
+
+- Every program waits, on every path that it can take, also where it finds nothing to do. A kernel that ended without
+  having waited could end before the one before it, and the next one, which waits for it alone, would begin too early.
+- Before it waits, it only reads what no step writes: weights. It writes nothing, as earlier kernels may still read, and
+  counts nothing.
+- `launch_dependents()` comes behind the wait. So no more than two kernels are under way at once, and memory that torch
+  uses again for the next result but one is free.
+
+Kernels without any of this (cuBLAS, copies) begin when all before them have ended, as ever. Elsewhere than on such GPUs
+the calls are nothing at all. Weights are replaced by copies, behind which no kernel begins early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from triton.language.extra import cuda
+
+_CAPABILITY = 90
+_EARLY: Mapping[str, Any] = MappingProxyType({"launch_pdl": True})
+_IN_TURN: Mapping[str, Any] = MappingProxyType({})
+
+# To measure what it is worth; graphs keep what they were recorded with.
+enabled = True
+
+
+def dependent_launch(device: torch.device) -> Mapping[str, Any]:
+    """Options of a kernel that waits for its inputs by itself."""
+    return _EARLY if enabled and _launches_early(device) else _IN_TURN
+
+
+@cache
+def _launches_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] * 10 >= _CAPABILITY
+
+
+def wait_for_inputs(_semantic: Any = None) -> None:
+    """In a kernel: returns when everything that was launched before has ended and is visible."""
+    if _has_instructions(_semantic):
+        cuda.gdc_wait(_semantic=_semantic)
+
+
+def launch_dependents(_semantic: Any = None) -> None:
+    """In a kernel: the next one may begin once all programs have come here, or ended."""
+    if _has_instructions(_semantic):
+        cuda.gdc_launch_dependents(_semantic=_semantic)
+
+
+def _has_instructions(semantic: Any) -> bool:
+    """By what is compiled for, which need not be the machine's own GPU. The interpreter has no `semantic`."""
+    return semantic is not None and int(semantic.builder.options.arch.removeprefix("sm")) >= _CAPABILITY
+
+
+# What marks a function that the compiler calls, as those of triton.language are.
+for _function in (wait_for_inputs, launch_dependents):
+    _function.__triton_builtin__ = True  # type: ignore[attr-defined]
