@@ -87,7 +87,7 @@ def wire_result_of(step: ScheduledStep) -> executor_pb2.StepResult:
 
 
 def step_to_wire(step: ScheduledStep) -> bytes:
-    return convert.from_step(step, []).SerializeToString()
+    return convert.from_step(step).SerializeToString()
 
 
 def output_message(outputs: Outputs) -> bytes:

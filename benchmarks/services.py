@@ -147,7 +147,7 @@ def plan(config: ServicesConfig, info: ExecutorInfo, num_streams: int, first_id:
         scheduler.add_request(Request(number, prompt, params))
     steps = []
     while (step := scheduler.schedule(replica)) is not None:
-        steps.append(executor_convert.step_from_proto(convert.from_step(step, [""] * len(step.new_requests))))
+        steps.append(executor_convert.step_from_proto(convert.from_step(step)))
         ids = [request.request_id for request in step.sampled]
         scheduler.update(replica, StepResult(step.step_id, ids, [1] * len(ids), [1] * len(ids)))
     return steps

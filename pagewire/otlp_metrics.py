@@ -3,7 +3,6 @@
 There is one registry for both, so nothing is measured twice and the values agree.
 """
 
-import logging
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from opentelemetry.sdk.metrics.export import (
     HistogramDataPoint,
     Metric,
     MetricExporter,
+    MetricExportResult,
     MetricsData,
     NumberDataPoint,
     ResourceMetrics,
@@ -30,8 +30,7 @@ from prometheus_client.samples import Sample
 
 from pagewire import __version__, otlp, semconv
 from pagewire.errors import StartupError
-
-logger = logging.getLogger(__name__)
+from pagewire.otlp_delivery import Delivery
 
 _STARTED_NS = time.time_ns()
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
@@ -67,6 +66,7 @@ class Push:
     def __init__(self, service: str, target: otlp.Target, environ: Mapping[str, str] = os.environ) -> None:
         """Raises StartupError for an interval that is none."""
         self._exporter = _exporter(target)
+        self._delivery = Delivery("metrics", target.endpoint)
         self._resource = otlp.resource(service)
         self._interval = _interval(environ)
         self._ended = threading.Event()
@@ -74,7 +74,7 @@ class Push:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends what there is, a last time."""
+        """Sends what there is, a last time, unless that has been in vain."""
         self._ended.set()
         self._thread.join(timeout=10)
 
@@ -82,10 +82,8 @@ class Push:
         is_last = False
         while not is_last:
             is_last = self._ended.wait(self._interval)
-            try:
-                self._exporter.export(self._data())
-            except Exception:
-                logger.exception("metrics could not be sent by OTLP")
+            if not (is_last and self._delivery.is_failing):
+                self._delivery.send(lambda: self._exporter.export(self._data()), MetricExportResult.SUCCESS)
         self._exporter.shutdown()
 
     def _data(self) -> MetricsData:

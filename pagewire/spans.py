@@ -5,11 +5,12 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pagewire import __version__, otlp
+from pagewire.otlp_delivery import DeliveredSpans, SpanBatches
 from pagewire.trace import Trace
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -18,7 +19,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 def provider(service: str, target: otlp.Target) -> TracerProvider:
     """Sends spans to an OTLP endpoint. What OTEL_TRACES_SAMPLER and OTEL_BSP_* say holds."""
     result = TracerProvider(resource=otlp.resource(service))
-    result.add_span_processor(BatchSpanProcessor(_exporter(target)))
+    result.add_span_processor(SpanBatches(DeliveredSpans(_exporter(target), target)))
     return result
 
 

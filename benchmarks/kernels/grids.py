@@ -32,6 +32,7 @@ COMPILED: dict[str, Grid] = {
     "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "int8_product": _PRODUCT_TILES,
+    "experts": {**_PRODUCT_TILES, "num_warps": (2, 4, 8)},
     "grouped_gemm": {
         "block_m": (8, 16, 32, 64, 128, 256),
         "block_n": (64, 128, 256),
@@ -54,6 +55,7 @@ LAUNCHED: dict[str, Grid] = {
     "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
+    "experts": {},
     "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
     "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
 }
@@ -102,6 +104,9 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
+    # Products of converted weights are a warp's, with few rows each; others take four warps together.
+    if kernel == "experts" and config["num_warps"] == (2 if shape["x_bytes"] == shape["weight_bytes"] else 8):
+        return False
     sums = config["block_m"] * config["block_n"] / threads
     if kernel == "grouped_gemm" and not _grouped_can_win(shape, config, sums):
         return False

@@ -61,11 +61,11 @@ def fp8_linear(
     """
     x32 = x.float()
     if quantize_input:
-        x32 = _as_fp8(x32, input_scale, FP8_BLOCK if scales.dim() == 2 else x.shape[-1])
+        x32 = as_fp8(x32, input_scale, FP8_BLOCK if scales.dim() == 2 else x.shape[-1])
     return _product(x32, Fp8Weight(weight, scales).dequantize(), bias).to(x.dtype)
 
 
-def _as_fp8(x: Tensor, input_scale: Tensor | None, group_size: int) -> Tensor:
+def as_fp8(x: Tensor, input_scale: Tensor | None, group_size: int) -> Tensor:
     """x [num_tokens, K] as it is after a conversion to e4m3 and back."""
     if input_scale is not None:
         return (x / input_scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float() * input_scale

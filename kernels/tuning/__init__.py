@@ -74,6 +74,12 @@ KERNELS = {
         # wide: 1 where weights are rounded before they are multiplied (`products.grouped_wide`), else 0.
         ("block_m", "block_n", "num_warps", "num_stages", "programs_per_sm", "library_rows", "wide"),
     ),
+    # Products with experts' weights. tokens: of an expert on average; x_bytes: of an element, 1 where x is quantized.
+    "experts": Keys(
+        ("x_bytes", "weight_bytes", "tokens"),
+        ("outputs", "inputs"),
+        ("block_m", "block_n", "block_k", "num_warps", "num_stages"),
+    ),
     # gemm_rows: from how many tokens on tensor cores are faster.
     "grouped_gemv": Keys(
         ("bits",),

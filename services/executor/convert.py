@@ -25,6 +25,7 @@ from pagewire.services.executor.step import (
     Step,
     StepOutput,
 )
+from pagewire.trace import Trace
 from pagewire.v1 import common_pb2, executor_pb2
 
 _KINDS = {
@@ -49,9 +50,7 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
             f"step {message.step_id}: {num_reqs} request_ids, {len(message.num_scheduled_tokens)} "
             f"num_scheduled_tokens and {len(message.num_new_blocks)} num_new_blocks"
         )
-    traceparents = message.traceparents or [""] * len(message.new_requests)
-    if len(traceparents) != len(message.new_requests):
-        raise InvalidStep(f"step {message.step_id}: traceparents are not parallel to new_requests")
+    traces = _traces(message)
     if len(message.num_draft_tokens) not in (0, num_reqs):
         raise InvalidStep(f"step {message.step_id}: num_draft_tokens are not parallel to request_ids")
     return Step(
@@ -62,11 +61,20 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
         new_block_ids=np.array(message.new_block_ids, dtype=np.int32),
         finished_request_ids=list(message.finished_request_ids),
         new_requests=[
-            _new_request(request, traceparent, vocab_size)
-            for request, traceparent in zip(message.new_requests, traceparents, strict=True)
+            _new_request(request, trace, vocab_size)
+            for request, trace in zip(message.new_requests, traces, strict=True)
         ],
         num_draft_tokens=np.array(message.num_draft_tokens, dtype=np.int64) if message.num_draft_tokens else None,
     )
+
+
+def _traces(message: executor_pb2.StepRequest) -> Sequence[Trace]:
+    """Of its new requests. Raises InvalidStep."""
+    num_new = len(message.new_requests)
+    parents, states = message.traceparents or [""] * num_new, message.tracestates or [""] * num_new
+    if len(parents) != num_new or len(states) != num_new:
+        raise InvalidStep(f"step {message.step_id}: traceparents or tracestates are not parallel to new_requests")
+    return [Trace(*one) for one in zip(parents, states, strict=True)]
 
 
 def step_to_proto(step: Step) -> executor_pb2.StepRequest:
@@ -111,7 +119,7 @@ def _new_request_to_proto(request: NewRequest) -> executor_pb2.NewRequest:
     )
 
 
-def _new_request(message: executor_pb2.NewRequest, traceparent: str, vocab_size: int) -> NewRequest:
+def _new_request(message: executor_pb2.NewRequest, trace: Trace, vocab_size: int) -> NewRequest:
     images, failure = _images(message.images)
     token_ids = np.array(message.token_ids, dtype=np.int32)
     if len(token_ids) and int(token_ids.view(np.uint32).max()) >= vocab_size:
@@ -125,7 +133,7 @@ def _new_request(message: executor_pb2.NewRequest, traceparent: str, vocab_size:
         num_computed_tokens=message.num_computed_tokens,
         blocks=[Blocks(blocks.first, np.array(blocks.ids, dtype=np.int32)) for blocks in message.blocks],
         sampling=_sampling(_NO_SAMPLING if message.yields_vector else message.sampling_params, message.request_id),
-        traceparent=traceparent,
+        trace=trace,
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
         draft_domain=message.draft_domain,

@@ -10,7 +10,6 @@ from prometheus_client import Counter, Gauge, Histogram
 from pagewire import semconv, telemetry
 from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.step import HostTokens, Step
-from pagewire.trace import Trace
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(
@@ -182,8 +181,8 @@ class RequestSpans:
                 if (span := self._open.pop(request_id, None)) is not None:
                     span.end(_attributes(request_id, "OK"))
         for request in step.new_requests:
-            if request.traceparent and telemetry.tracing():
-                self._open[request.request_id] = telemetry.Span("execute", Trace(request.traceparent), serves=True)
+            if request.trace.traceparent and telemetry.tracing():
+                self._open[request.request_id] = telemetry.Span("execute", request.trace, serves=True)
 
     def end_all(self, reason: str) -> None:
         """The stream is gone, and all rows with it."""

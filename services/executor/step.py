@@ -12,6 +12,7 @@ from pagewire.services.executor.clock import StageTimes
 from pagewire.services.executor.failures import Failure, find_failures
 from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.prompt_lines import PromptLines, PromptPart, take_lines
+from pagewire.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Most alternatives that a request may ask log probabilities of.
@@ -52,7 +53,7 @@ class NewRequest:
     num_computed_tokens: int
     blocks: Sequence[Blocks]  # by group [G]
     sampling: SamplingParams  # with defaults
-    traceparent: str = ""
+    trace: Trace = NO_TRACE
     yields_vector: bool = False  # what its tokens are pooled to, instead of more tokens
     second_text_start: int = 0  # of a pair of texts, in token_ids; 0 = there is only one
     images: Sequence[Image] = ()  # in the order of the prompt

@@ -8,6 +8,7 @@ from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutput
 from pagewire.services.scheduler.step import NewRequest, ScheduledStep, StepClock, StepResult
+from pagewire.trace import Trace
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_pb2
 
 # -- clients ---------------------------------------------------------------------------------------------------------
@@ -195,8 +196,8 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
     )
 
 
-def from_step(step: ScheduledStep, traceparents: Sequence[str]) -> executor_pb2.StepRequest:
-    """traceparents: parallel to step.new_requests."""
+def from_step(step: ScheduledStep, traces: Sequence[Trace] = ()) -> executor_pb2.StepRequest:
+    """traces: parallel to step.new_requests; none: none of them is traced."""
     return executor_pb2.StepRequest(
         step_id=step.step_id,
         finished_request_ids=step.finished_request_ids,
@@ -205,7 +206,8 @@ def from_step(step: ScheduledStep, traceparents: Sequence[str]) -> executor_pb2.
         num_scheduled_tokens=step.num_scheduled_tokens,
         num_new_blocks=step.num_new_blocks,
         new_block_ids=step.new_block_ids,
-        traceparents=traceparents if any(traceparents) else (),
+        traceparents=[one.traceparent for one in traces] if any(one.traceparent for one in traces) else (),
+        tracestates=[one.tracestate for one in traces] if any(one.tracestate for one in traces) else (),
         num_draft_tokens=step.num_draft_tokens,
     )
 

@@ -18,6 +18,7 @@ from pagewire.services.scheduler.request import FinishReason, Request
 from pagewire.services.scheduler.request_output import MAX_UNREAD_OF_STREAM, RequestOutput
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.timeline import DECODE
+from pagewire.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +42,23 @@ class Delivery:
         self._wake = wake
         self._undelivered: Outputs | None = None  # of the latest result, not told yet
         self.live: dict[int, LiveRequest] = {}
-        self.accounts = Accounts()
+        self.accounts = Accounts(self.live.values)
 
     def add(self, live: LiveRequest) -> None:
         self.live[live.request.request_id] = live
 
-    def on_admitted(self, requests: Sequence[Request]) -> list[str]:
-        """Notes whose turn has come; returns their trace contexts."""
+    def on_admitted(self, requests: Sequence[Request]) -> list[Trace]:
+        """Notes whose turn has come; returns their traces."""
         now = time.monotonic()
-        traceparents = []
+        traces = []
         for request in requests:
             live = self.live[request.request_id]
             if live.first_step_time is None:
                 live.first_step_time = now
                 stats.on_first_step(request, now - live.arrival_time, live.span.exemplar)
                 self._entrance.on_first_step(live, now)
-            traceparents.append(live.span.trace.traceparent)
-        return traceparents
+            traces.append(live.span.trace)
+        return traces
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
@@ -154,7 +155,4 @@ class Delivery:
         code = error.code.name if error else "CANCELLED" if request.finish_reason is FinishReason.ABORT else "OK"
         timeline.tell(live.span, request, live.timeline, code, error.message if error else None)
         if live.external_id:
-            trace_id = live.span.trace.trace_id
-            first_token = live.first_token_time
-            told = timeline.account(live.external_id, request, live.timeline, trace_id, first_token)
-            self.accounts.add(request.tenant, told)
+            self.accounts.add(request.tenant, live.account(has_ended=True))

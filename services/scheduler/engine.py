@@ -205,7 +205,7 @@ class Engine:
         self._tracking.on_decision(replica)
         self._wake(self._wakes.after_decision(replica, step))
 
-    def on_step(self, replica: Replica, step: ScheduledStep) -> list[str]:
+    def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
         self._tracking.on_step(replica, step)
         return self._delivery.on_admitted(step.admitted)
 

@@ -12,6 +12,7 @@ from pagewire.services.scheduler import convert
 from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.streams import Link, Pings
+from pagewire.trace import Trace
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.common_pb2 import Grammar
 
@@ -78,9 +79,9 @@ class ExecutorClient:
     async def run(self) -> None:
         await self._link.run()
 
-    async def send(self, step: ScheduledStep, traceparents: Sequence[str]) -> None:
-        """Sends in call order; traceparents are parallel to step.new_requests."""
-        await self._link.send(convert.from_step(step, traceparents))
+    async def send(self, step: ScheduledStep, traces: Sequence[Trace]) -> None:
+        """Sends in call order; traces are parallel to step.new_requests."""
+        await self._link.send(convert.from_step(step, traces))
 
     async def compile(self, grammar: Grammar) -> None:
         """Raises grpc.aio.AioRpcError; INVALID_ARGUMENT says what is wrong with it."""

@@ -13,6 +13,7 @@ from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.replica import Replica
 from pagewire.services.scheduler.scheduler import Scheduler
 from pagewire.services.scheduler.step import ScheduledStep, StepClock, StepResult
+from pagewire.trace import Trace
 from pagewire.v1.common_pb2 import Grammar
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ class ReplicaListener(Protocol):
     def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
         """A replica has looked who waits, and may have left some to others."""
 
-    def on_step(self, replica: Replica, step: ScheduledStep) -> list[str]:
-        """A step is about to be sent; returns the trace contexts of those it admits."""
+    def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
+        """A step is about to be sent; returns the traces of those it admits."""
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
         """seconds: from the result before, or from when it was sent if that was later. Raises InvalidResult."""

@@ -112,7 +112,7 @@ class Line:
             kept.append(convert.first_logprobs(lines, outputs.num_tokens[index]))
 
     def _execute(self, step: convert.ScheduledStep) -> StepResult:
-        output = self._runner.execute(self._prepare(step_from_proto(convert.from_step(step, []))))
+        output = self._runner.execute(self._prepare(step_from_proto(convert.from_step(step))))
         return convert.to_step_result(result_to_proto(output, output.wait(), 1, 1, None))
 
 

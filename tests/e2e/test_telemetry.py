@@ -49,6 +49,7 @@ def test_one_trace_and_json_logs(tmp_path: Path, smollm2_gguf: Path) -> None:
     assert (pagewire["scheduler"], pagewire["tokenizer"]) in parents
     assert (pagewire["executor"], pagewire["scheduler"]) in parents
     assert {parent for _, parent in parents} <= {PARENT_ID, *pagewire.values()}
+    assert {span.trace_state for _, span in spans} == {"vendor=1"}
     server = trace_pb2.Span.SPAN_KIND_SERVER
     assert {service for service, span in spans if span.kind == server} == set(pagewire.values())
     stages = {"encode", "detokenize", "queue", "prefill", "prefill chunk", "decode"}
@@ -75,7 +76,8 @@ async def traced_request(line: Line, port: int) -> list[tuple[str, trace_pb2.Spa
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     body = {"model": "m", "prompt": "One, two,", "max_tokens": 5, "ignore_eos": True}
-    headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "X-Request-Id": "my-request"}
+    trace = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "vendor=1"}
+    headers = trace | {"X-Request-Id": "my-request"}
     async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{line.base_url}/v1/completions", json=body, headers=headers)
     assert response.status_code == 200
@@ -122,5 +124,28 @@ async def test_where_a_requests_time_went(line: Line) -> None:
         assert sum(phase["share"] for phase in output["phases"]) == pytest.approx(1, rel=0.01)
         assert output["output_tokens"] == 5 and output["finish_reason"] == "length"
         assert 0 < output["first_token_seconds"] < output["seconds"] == told["seconds"]
+        assert 0 < output["detokenize_seconds"] < output["seconds"]
     assert text == told["text"] and "prefill" in text
+    assert not told["is_running"] and told["silent"] == []
     assert unknown.status_code == 404 and "nobody" in unknown.json()["error"]["message"]
+
+
+async def test_where_a_requests_time_goes_that_has_not_ended(line: Line) -> None:
+    body = {"model": "m", "prompt": "One, two,", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    headers = {"X-Request-Id": "not-ended"}
+    async with httpx.AsyncClient(base_url=line.base_url, timeout=60) as http:
+        async with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            chunks = response.aiter_raw()
+            await anext(chunks)
+            told = (await http.get("/v1/requests/not-ended/explain")).json()
+        assert told["is_running"] and "so far" in told["text"] and "not ended" in told["text"]
+        [output] = told["outputs"]
+        assert output["phases"][-2]["name"] == "decode" and output["finish_reason"] is None
+        assert 0 < output["output_tokens"] < 400
+        assert sum(phase["seconds"] for phase in output["phases"]) == pytest.approx(output["seconds"], rel=0.01)
+        for _ in range(100):  # its client has gone
+            told = (await http.get("/v1/requests/not-ended/explain")).json()
+            if not told["is_running"]:
+                break
+            await asyncio.sleep(0.05)
+        assert told["outputs"][0]["finish_reason"] == "abort"

@@ -170,7 +170,7 @@ class NewRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Blocks, _Mapping]]] = ..., draft_domain: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("step_id", "finished_request_ids", "new_requests", "request_ids", "num_scheduled_tokens", "num_new_blocks", "new_block_ids", "traceparents", "num_draft_tokens", "term")
+    __slots__ = ("step_id", "finished_request_ids", "new_requests", "request_ids", "num_scheduled_tokens", "num_new_blocks", "new_block_ids", "traceparents", "num_draft_tokens", "term", "tracestates")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NEW_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class StepRequest(_message.Message):
     TRACEPARENTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATES_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     finished_request_ids: _containers.RepeatedScalarFieldContainer[int]
     new_requests: _containers.RepeatedCompositeFieldContainer[NewRequest]
@@ -191,7 +192,8 @@ class StepRequest(_message.Message):
     traceparents: _containers.RepeatedScalarFieldContainer[str]
     num_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     term: int
-    def __init__(self, step_id: _Optional[int] = ..., finished_request_ids: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ...) -> None: ...
+    tracestates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step_id: _Optional[int] = ..., finished_request_ids: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ..., tracestates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns", "idle_ns", "vectors", "errors", "prompt_logprobs", "num_drafted")

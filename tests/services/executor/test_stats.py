@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from pagewire import telemetry
 from pagewire.services.executor.stats import RequestSpans, record_drafts, step_kind
 from pagewire.services.executor.step import HostTokens, NewRequest, Step
+from pagewire.trace import Trace
 from tests.services.executor.stepping import GREEDY
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -63,7 +64,9 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def new_request(request_id: int, traceparent: str) -> NewRequest:
-    return NewRequest(request_id, np.empty(0, dtype=np.int32), 1, 0, [], GREEDY, traceparent)
+    return NewRequest(
+        request_id, np.empty(0, dtype=np.int32), 1, 0, [], GREEDY, Trace(traceparent, "vendor=1" if traceparent else "")
+    )
 
 
 def test_a_traced_request_has_one_span_from_its_first_step_to_its_end(exporter: InMemorySpanExporter):
@@ -75,6 +78,7 @@ def test_a_traced_request_has_one_span_from_its_first_step_to_its_end(exporter: 
     spans.update(replace(step_of(), finished_request_ids=[3, 4]))
     (span,) = exporter.get_finished_spans()
     assert span.name == "execute" and f"{span.context.trace_id:032x}" == TRACE_ID
+    assert span.context.trace_state.get("vendor") == "1"
     assert span.attributes is not None
     assert span.attributes["pagewire.request_id"] == 3 and span.attributes["rpc.response.status_code"] == "OK"
     assert span.status.is_ok
