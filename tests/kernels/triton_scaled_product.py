@@ -27,14 +27,19 @@ from tests.kernels.triton_quantize_input import F16, F32, FP8, INT8, NAN, fp8_we
 
 # Of the largest number of a result: a sum's rounding in fp32, and then the result's.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+# Tensor cores add products of e4m3 with 13 bits behind the first, and truncate; 1,300 inputs as here come to 0.0014.
+TENSOR_CORE_TOLERANCE = 4e-3
 INFINITY = float("inf")
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual: Tensor, expected: Tensor, *, by_fp8: bool = False) -> None:
+    """by_fp8: of products of e4m3 with e4m3."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     largest = float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 0.0
     tolerance = TOLERANCES[expected.dtype]
+    if by_fp8 and actual.is_cuda:
+        tolerance = max(tolerance, TENSOR_CORE_TOLERANCE)
     torch.testing.assert_close(actual, expected, atol=tolerance * largest, rtol=tolerance, equal_nan=True)
 
 
@@ -82,7 +87,8 @@ def not_finite_case() -> None:
         weight, scales = fp8_weight(40, 300, blocks)
         for input_scale in (None, torch.tensor([0.05])):
             actual = fp8_linear.quantized_linear(x, weight, scales, input_scale, None)
-            assert_close(actual, reference.fp8_linear(x, weight, scales, input_scale, None, quantize_input=True))
+            expected = reference.fp8_linear(x, weight, scales, input_scale, None, quantize_input=True)
+            assert_close(actual, expected, by_fp8=True)
         actual = fp8_linear.weight_only_linear(x, weight, scales, None)
         assert_close(actual[ok], reference.fp8_linear(x, weight, scales, None, None)[ok])
         assert not actual[~ok].isfinite().any()
@@ -136,7 +142,7 @@ def fp8_case(
     with count_splits(split):
         actual = product()
     expected = reference.fp8_linear(x, weight, scales, input_scale, added, quantize_input=quantized)
-    assert_close(actual, expected)
+    assert_close(actual, expected, by_fp8=quantized)
 
 
 weight_only = partial(fp8_case, quantized=False)
@@ -183,11 +189,11 @@ def choice_case() -> None:
         reference.fp8_linear(x, weight, scales, None, None, quantize_input=quantize) for quantize in (False, True)
     )
     assert not torch.allclose(full, quantized, rtol=1e-3)
-    assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None), quantized)
+    assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None), quantized, by_fp8=True)
     few = slice(1, None)
     assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None), full[few])
     with mock.patch.object(fp8_linear, "WEIGHT_ONLY_BYTES", 20 * 64 - 1):
-        assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None), quantized[few])
+        assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None), quantized[few], by_fp8=True)
     with mock.patch.object(fp8_linear, "multiplies_fp8", lambda device: False):
         assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None), full)
 
@@ -223,7 +229,7 @@ def huge_strides_case() -> None:
     expected = reference.fp8_linear(x, weight, scales, None, None)
     assert_close(fp8_linear.weight_only_linear(x, weight, scales, None), expected)
     expected = reference.fp8_linear(x, weight, scales, None, None, quantize_input=True)
-    assert_close(fp8_linear.quantized_linear(x, weight, scales, None, None), expected)
+    assert_close(fp8_linear.quantized_linear(x, weight, scales, None, None), expected, by_fp8=True)
 
 
 def no_tokens_case() -> None:
