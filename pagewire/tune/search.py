@@ -179,10 +179,14 @@ class Search:
         return ""
 
 
+def _percent(gain: float) -> str:
+    return f"{round(gain, 2) + 0.0:+.0%}"  # and no -0%
+
+
 def told(trial: Trial) -> str:
     said = " ".join(f"{flags.flag_name(name)} {value}" for name, value in trial.candidate.flags.items())
     if trial.refused:
         return f"  {'':>12}  refused    {said}: {trial.refused}"
     verdict = "taken    " if trial.is_taken else "not taken"
-    gains = f"{trial.gains[0]:+.0%}" + (f" to {trial.gains[-1]:+.0%}" if len(trial.gains) > 1 else "")
+    gains = " to ".join(map(_percent, (trial.gains[0], trial.gains[-1])[: len(trial.gains)]))
     return f"  {gains:>12}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"
