@@ -158,27 +158,36 @@ def library_case(blocks: bool) -> None:
     assert_close(actual, reference.fp8_linear(x, weight, scales, None, bias))
 
 
-def fast_accumulation_case() -> None:
-    """torch's product is asked to add as the tensor cores do."""
-    x = tokens_of(4, 64)
-    weight, scales = fp8_weight(16, 64, blocks=False)
-    asked: list[bool] = []
+def library_product_case(blocks: bool) -> None:
+    """torch's product adds as the tensor cores do, but with scales per block, and then gets quadruples of tokens."""
+    x = tokens_of(6, 512)
+    weight, scales = fp8_weight(128, 512, blocks)
+    asked: list[tuple[int, bool]] = []
 
     def product(
         codes: Tensor, weight: Tensor, x_scales: Tensor, scales: Tensor, bias: None, *, out_dtype: torch.dtype,
-        use_fast_accum: bool,
+        use_fast_accum: bool = False,
     ) -> Tensor:  # fmt: skip
-        asked.append(use_fast_accum)
+        asked.append((len(codes), use_fast_accum))
+        if blocks:
+            assert x_scales.shape == (8, 4) and x_scales.stride() == (1, 8) and scales.shape == (4, 1)
+            x_scales, scales = x_scales.repeat_interleave(128, 1), scales.repeat_interleave(128, 0)
+            return ((codes.float() * x_scales) @ (weight.float() * scales)).to(out_dtype)
         return (codes.float() @ weight.float() * x_scales * scales).to(out_dtype)
 
     with (
-        configured(library_rows=1),
+        configured(library_rows=1, block_library_rows=1),
         mock.patch.object(fp8_linear, "_refusal", lambda *_: None),
         mock.patch.object(torch, "_scaled_mm", product),
     ):
         actual = fp8_linear.quantized_linear(x, weight, scales, None, None)
-    assert asked == [True]
-    assert_close(actual, reference.fp8_linear(x, weight, scales, None, None, quantize_input=True))
+        assert asked == [(8 if blocks else 6, not blocks)]
+        # It has no blocks with a scale for all of the input.
+        fixed = fp8_linear.quantized_linear(x, weight, scales, torch.tensor([0.01]), None)
+    assert len(asked) == (1 if blocks else 2)
+    assert_close(actual, reference.fp8_linear(x, weight, scales, None, None, quantize_input=True), by_fp8=True)
+    expected = reference.fp8_linear(x, weight, scales, torch.tensor([0.01]), None, quantize_input=True)
+    assert_close(fixed, expected, by_fp8=True)
 
 
 def choice_case() -> None:
@@ -210,6 +219,10 @@ def refusals_case() -> None:
         assert "multiples of 16, not a weight of 40 x 32" in refusal(bf16, 40, 32)
         assert "multiples of 16" in refusal(bf16, 32, 40)
         assert "gives bfloat16, not torch.float16" in refusal(F16, 48, 32)
+        assert refusal(bf16, 128, 512, True) == "none"
+        assert "whole blocks" in refusal(bf16, 128, 384, True)
+    with mock.patch.object(tuning, "capability_of", lambda device: 89):
+        assert "no blocks on compute capability 8.9" in refusal(bf16, 128, 512, True)
     with mock.patch.object(tuning, "capability_of", lambda device: 120):
         assert "compute capability 12.0" in refusal(bf16, 48, 32)
     with mock.patch.object(fp8_linear.logger, "warning") as warning, configured(library_rows=1):
@@ -282,7 +295,8 @@ CASES: dict[str, Callable[[], None]] = {
     "weight-only fp16 blocks, splits": partial(weight_only, (1, 131, 1300), F16, blocks=True, split=True),
     "weight-only by the library": partial(library_case, False),
     "weight-only by the library, blocks": partial(library_case, True),
-    "fast accumulation": fast_accumulation_case,
+    "torch's product": partial(library_product_case, False),
+    "torch's product of blocks": partial(library_product_case, True),
     "choice of a product": choice_case,
     "refusals of the library": refusals_case,
     "huge strides": huge_strides_case,
