@@ -86,7 +86,9 @@ def forms_of(kernel: str, shape: Mapping[str, int], present: Config, interpreted
 
 def launches_of(kernel: str, finalists: Sequence[Config], interpreted: bool = False) -> list[Config]:
     grid = LAUNCHED[kernel]
-    return variations(finalists, {key: values[:1] for key, values in grid.items()} if interpreted else grid)
+    found = variations(finalists, {key: values[:1] for key, values in grid.items()} if interpreted else grid)
+    # Wide products are not split for the sake of more programs.
+    return [config for config in found if not config.get("wide") or config["programs_per_sm"] == 1]
 
 
 def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
-from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, SPLIT_ROWS, few_tokens, largest_product, quantizations
@@ -33,7 +33,8 @@ from benchmarks.kernels.specializations import (
     state_forms,
 )
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.products import scaled_product
+from pagewire.kernels.triton.elementwise import activation, norm
+from pagewire.kernels.triton.products import grouped_dequantize, scaled_product
 
 
 def largest_tiles(capability: int) -> Iterator[Specialization]:
@@ -177,6 +178,21 @@ def wide_faults() -> Iterator[str]:
                 yield f"{form.variant} sm_90: {what}: {times}"
 
 
+def eviction_faults() -> Iterator[str]:
+    """Kernels whose loads say what the L2 cache need not keep, and do not get it: Triton drops it when it pipelines."""
+    yielding = (
+        norm.specialization("bf16", 4096, many_rows=True),
+        activation.specialization("bf16", 14336),
+        grouped_dequantize.specialization(
+            grouped_dequantize.grouped_dequantize_kernel, "bf16", "fp16", 4, 128, zeros=True
+        ),
+    )
+    for form in (Specialization(*arguments) for arguments in yielding):
+        ptx = _compile(form, 90).asm["ptx"]
+        if "createpolicy.fractional.L2::evict_first" not in ptx or "L1::evict_first.L2::cache_hint" not in ptx:
+            yield f"{form.name} sm_90: no load is evicted first"
+
+
 def main() -> int:
     if "--all" in sys.argv[1:]:
         forms = [(capability, form) for capability in ARCHITECTURES for form in all_forms(capability).values()]
@@ -184,6 +200,7 @@ def main() -> int:
         forms = list(representatives())
     _, failed = compile_all(forms)
     failed += [*instruction_faults(), *loop_faults(), *overlap_faults(), *grouped_instruction_faults(), *wide_faults()]
+    failed += eviction_faults()
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0
