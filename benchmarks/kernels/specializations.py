@@ -12,6 +12,7 @@ from benchmarks.kernels.compiler import Specialization
 from benchmarks.kernels.expert_forms import expert_forms
 from benchmarks.kernels.grouped_products import grouped_products
 from benchmarks.kernels.scaled_products import scaled_products
+from benchmarks.kernels.skinny_forms import skinny_forms
 from pagewire.kernels import tuning
 from pagewire.kernels.triton import step_inputs
 from pagewire.kernels.triton.attention import (
@@ -77,6 +78,7 @@ def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
         *sampling_forms(),
         *scaled_products(capability),
         *grouped_products(capability),
+        *skinny_forms(capability),
         *expert_forms(capability),
     )
     return {(form.name, form.variant): form for form in forms}

@@ -64,6 +64,7 @@ def run_module(module: str, *arguments: str, timeout: float = 280, **environment
         "triton_experts",
         "triton_latent",
         "triton_quantize_input",
+        "triton_skinny",
         "triton_state_space",
     ],
 )
