@@ -37,17 +37,12 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _FLAGS = {
     "executor": [
         *("--max-model-len", "2048", "--num-gpu-blocks-override", "72", "--hang-timeout", "0"),
-        *("--fault-injection", f"{_POISON}:raise,{_POISON + 1}:nan"),
+        *("--fault-injection", f"{_POISON}:raise,{_POISON + 1}:nan", "--spec-method", "ngram"),
     ],
+    # Steps that are long enough for the next decision to be held back: late ones are those that were.
     "scheduler": [
-        "--max-num-seqs",
-        "8",
-        "--max-waiting-requests",
-        "24",
-        "--max-queue-time",
-        "0",
-        "--hang-timeout",
-        "0",
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--target-itl-ms", "0"),
+        *("--max-waiting-requests", "24", "--max-queue-time", "0", "--hang-timeout", "0"),
     ],
     "tokenizer": ["--tokenizer-pool-size", "1", "--tokenizer-pool-type", "process"],
 }
@@ -219,8 +214,8 @@ class Drill:
 
     async def paused_scheduler(self) -> None:
         """As on a machine that has no core for it."""
-        async with self.load(8, words=300, max_tokens=2):
-            waiting = asyncio.create_task(self.fires("PagewireLateSteps", within=60))
+        async with self.load(8, words=100, max_tokens=1):
+            waiting = asyncio.create_task(self.fires("PagewireLateSteps", within=90))
             while not waiting.done():
                 os.kill(self.line.pid("scheduler"), signal.SIGSTOP)
                 await asyncio.sleep(0.3)
