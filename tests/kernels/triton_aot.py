@@ -23,6 +23,7 @@ from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile,
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, SPLIT_ROWS, few_tokens, largest_product, quantizations
+from benchmarks.kernels.skinny_forms import skinny_forms
 from benchmarks.kernels.specializations import (
     all_forms,
     attention,
@@ -60,7 +61,14 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
         for form in (*grouped_products.largest_products(capability), *largest_expert_products(capability)):
             yield capability, form
     seen = set()
-    others = (*sampling_forms(), *quantizations(90), *expert_forms(90), *encoder_forms(), *state_forms())
+    others = (
+        *sampling_forms(),
+        *quantizations(90),
+        *expert_forms(90),
+        *encoder_forms(),
+        *state_forms(),
+        *skinny_forms(90),
+    )
     for form in (*elementwise(90), *others):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
         if (form.name, present) not in seen:
