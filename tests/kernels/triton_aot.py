@@ -19,10 +19,11 @@ from collections.abc import Iterator
 
 from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
-from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, SPLIT_ROWS, few_tokens, largest_product, quantizations
+from benchmarks.kernels.skinny_forms import skinny_forms
 from benchmarks.kernels.specializations import (
     all_forms,
     attention,
@@ -33,7 +34,8 @@ from benchmarks.kernels.specializations import (
     state_forms,
 )
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.products import scaled_product
+from pagewire.kernels.triton.elementwise import activation, norm
+from pagewire.kernels.triton.products import grouped_dequantize, scaled_product
 
 
 def largest_tiles(capability: int) -> Iterator[Specialization]:
@@ -59,7 +61,14 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
         for form in (*grouped_products.largest_products(capability), *largest_expert_products(capability)):
             yield capability, form
     seen = set()
-    others = (*sampling_forms(), *quantizations(90), *expert_forms(90), *encoder_forms(), *state_forms())
+    others = (
+        *sampling_forms(),
+        *quantizations(90),
+        *expert_forms(90),
+        *encoder_forms(),
+        *state_forms(),
+        *skinny_forms(90),
+    )
     for form in (*elementwise(90), *others):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
         if (form.name, present) not in seen:
@@ -161,7 +170,8 @@ def grouped_instruction_faults() -> Iterator[str]:
 
 def wide_faults() -> Iterator[str]:
     """What products with grouped weights and many rows do on sm_90 that leaves the tensor cores without work."""
-    for form in grouped_products.wide_products(90):
+    experts = (form for form in expert_forms(90) if form.constants.get("WIDE"))
+    for form in (*grouped_products.wide_products(90), *experts):
         loop = main_loop(form, 90)
         found = {
             "waits until all products are done": count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0"),
@@ -169,12 +179,31 @@ def wide_faults() -> Iterator[str]:
             "integers converted": count(loop, "I2F"),
             "barriers, beyond three a tile": max(0, count(loop, "BAR.SYNC") - 3),
             # A product of 16 inputs and 64 outputs for each: of all planes of a tile.
-            "products of other sizes": 128 // 16 * form.constants["BLOCK_N"] // 64 // (form.num_warps // 4)
+            "products of other sizes": 16
+            // form.constants["BITS"]
+            * form.constants["WIDTH"]
+            // 16
+            * (form.constants["BLOCK_N"] // 64 // (form.num_warps // 4))
             - count(loop, f"HGMMA.64x{form.constants['BLOCK_M']}x16"),
         }
         for what, times in found.items():
             if times:
                 yield f"{form.variant} sm_90: {what}: {times}"
+
+
+def eviction_faults() -> Iterator[str]:
+    """Kernels whose loads say what the L2 cache need not keep, and do not get it: Triton drops it when it pipelines."""
+    yielding = (
+        norm.specialization("bf16", 4096, many_rows=True),
+        activation.specialization("bf16", 14336),
+        grouped_dequantize.specialization(
+            grouped_dequantize.grouped_dequantize_kernel, "bf16", "fp16", 4, 128, zeros=True
+        ),
+    )
+    for form in (Specialization(*arguments) for arguments in yielding):
+        ptx = _compile(form, 90).asm["ptx"]
+        if "createpolicy.fractional.L2::evict_first" not in ptx or "L1::evict_first.L2::cache_hint" not in ptx:
+            yield f"{form.name} sm_90: no load is evicted first"
 
 
 def main() -> int:
@@ -184,6 +213,7 @@ def main() -> int:
         forms = list(representatives())
     _, failed = compile_all(forms)
     failed += [*instruction_faults(), *loop_faults(), *overlap_faults(), *grouped_instruction_faults(), *wide_faults()]
+    failed += eviction_faults()
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0
