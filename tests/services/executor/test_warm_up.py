@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.warm_up import warm_up_steps
 
 
-class Compiled(set[tuple[object, ...]]):
+class Compiled(set[tuple[Any, ...]]):
     """In a Triton kernel's place: which constants it would be compiled for."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -76,7 +77,7 @@ def test_tiles_of_a_prompt_are_the_same_beside_decodes_and_padding(monkeypatch: 
         paged_attention.paged_attention(
             query, kv_cache, *tables, longest, SHORT_QUERY + 1, 1.0, 0, 0.0, None, None, 0, None
         )
-    assert len({dict(constants)["BLOCK_M"] for constants in compiled}) == 1  # type: ignore[arg-type, misc]
+    assert len({dict(constants)["BLOCK_M"] for constants in compiled}) == 1
 
 
 @pytest.mark.parametrize("architecture", [80, 89, 90])
