@@ -11,11 +11,28 @@ from torch.nn import functional as F
 
 from pagewire.kernels.quantized.weights import FP8_BLOCK, Fp8Weight, GroupedWeight, Int8Weight
 from pagewire.kernels.reference.attention import FP8_MAX
+from pagewire.kernels.reference.elementwise import add_rms_norm, silu_and_mul
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
     return F.linear(x, weight, bias)
+
+
+def normed_linear(
+    x: Tensor,
+    residual: Tensor,
+    updated: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+) -> Tensor:
+    """add_rms_norm, linear and, where gated, silu_and_mul."""
+    normed = add_rms_norm(x, updated.copy_(residual), norm_weight, eps)
+    product = linear(normed, weight, bias)
+    return silu_and_mul(product) if gated else product
 
 
 def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Tensor:

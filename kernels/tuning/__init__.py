@@ -66,6 +66,17 @@ KERNELS = {
     # library_rows: from how many tokens on a library's product is faster; block_library_rows: with scales per block.
     "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows", "block_library_rows")),
     "fp8_weight_only": Keys(("x_bytes",), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
+    "skinny_product": Keys(
+        (),
+        _PRODUCT_DISTANCES,
+        ("block_n", "block_k", "num_warps", "num_stages", "programs_per_sm", "library_rows"),
+    ),
+    # apart_rows: from how many tokens on norm, product and activation in three launches are faster.
+    "grouped_skinny": Keys(
+        ("bits",),
+        ("group", *_PRODUCT_DISTANCES),
+        ("block_n", "num_warps", "num_stages", "programs_per_sm", "apart_rows"),
+    ),
     "int8_product": Keys((), _PRODUCT_DISTANCES, _PRODUCT_CONFIG),
     # group: inputs that share a scale.
     "grouped_gemm": Keys(

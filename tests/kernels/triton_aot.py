@@ -23,6 +23,7 @@ from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile,
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, SPLIT_ROWS, few_tokens, largest_product, quantizations
+from benchmarks.kernels.skinny_forms import skinny_forms
 from benchmarks.kernels.specializations import (
     all_forms,
     attention,
@@ -60,7 +61,14 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
         for form in (*grouped_products.largest_products(capability), *largest_expert_products(capability)):
             yield capability, form
     seen = set()
-    others = (*sampling_forms(), *quantizations(90), *expert_forms(90), *encoder_forms(), *state_forms())
+    others = (
+        *sampling_forms(),
+        *quantizations(90),
+        *expert_forms(90),
+        *encoder_forms(),
+        *state_forms(),
+        *skinny_forms(90),
+    )
     for form in (*elementwise(90), *others):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
         if (form.name, present) not in seen:
@@ -162,7 +170,8 @@ def grouped_instruction_faults() -> Iterator[str]:
 
 def wide_faults() -> Iterator[str]:
     """What products with grouped weights and many rows do on sm_90 that leaves the tensor cores without work."""
-    for form in grouped_products.wide_products(90):
+    experts = (form for form in expert_forms(90) if form.constants.get("WIDE"))
+    for form in (*grouped_products.wide_products(90), *experts):
         loop = main_loop(form, 90)
         found = {
             "waits until all products are done": count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0"),
@@ -170,7 +179,11 @@ def wide_faults() -> Iterator[str]:
             "integers converted": count(loop, "I2F"),
             "barriers, beyond three a tile": max(0, count(loop, "BAR.SYNC") - 3),
             # A product of 16 inputs and 64 outputs for each: of all planes of a tile.
-            "products of other sizes": 128 // 16 * form.constants["BLOCK_N"] // 64 // (form.num_warps // 4)
+            "products of other sizes": 16
+            // form.constants["BITS"]
+            * form.constants["WIDTH"]
+            // 16
+            * (form.constants["BLOCK_N"] // 64 // (form.num_warps // 4))
             - count(loop, f"HGMMA.64x{form.constants['BLOCK_M']}x16"),
         }
         for what, times in found.items():
