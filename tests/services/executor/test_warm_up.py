@@ -73,9 +73,9 @@ def test_tiles_of_a_prompt_are_the_same_beside_decodes_and_padding(monkeypatch: 
         query = torch.empty(num_tokens, 32, 128, dtype=torch.bfloat16, device="meta")
         kv_cache = torch.empty(1, 2, 8, 16, 128, dtype=query.dtype, device="meta")
         sizes = ((num_reqs, 64), (num_reqs + 1,), (num_reqs,))
-        tables = [torch.empty(size, dtype=torch.int32, device="meta") for size in sizes]
+        table, start_loc, seq_lens = (torch.empty(size, dtype=torch.int32, device="meta") for size in sizes)
         paged_attention.paged_attention(
-            query, kv_cache, *tables, longest, SHORT_QUERY + 1, 1.0, 0, 0.0, None, None, 0, None
+            query, kv_cache, table, start_loc, seq_lens, longest, SHORT_QUERY + 1, 1.0, 0, 0.0, None, None, 0, None
         )
     assert len({dict(constants)["BLOCK_M"] for constants in compiled}) == 1
 
