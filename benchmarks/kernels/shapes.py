@@ -38,12 +38,12 @@ def _attention(head_dim: int, group: int, batch: int, query_len: int, block_size
 
 
 # The interpreter's.
-_TINY = {
+_TINY: dict[str, list[Shape]] = {
     "decode_attention": [{**_attention(64, 2, 2, 1), "context": TINY_CONTEXT + 1}],
     "prefill_attention": [_attention(64, 2, 1, 20)],
 }
 # Llama 3.1 8B (32/8 heads of 128), Qwen2.5 7B (28/4 of 128) and 0.5B (14/2 of 64).
-_SMALL = {
+_SMALL: dict[str, list[Shape]] = {
     "decode_attention": [
         *(shape for batch in (1, 8, 64, 256) for shape in _decode(128, 4, batch, 1)),
         *(shape for batch in (1, 64) for shape in _decode(128, 7, batch, 1)),
