@@ -9,12 +9,12 @@ from pathlib import Path
 # Every kernel family's cases against the reference, as the tests run them in Triton's interpreter.
 FAMILIES = (
     "step_inputs", "elementwise", "attention", "bf16", "sampling", "grouped", "scaled_product", "quantize_input",
-    "experts", "encoder", "latent", "state_space",
+    "experts", "encoder", "latent", "state_space", "skinny",
 )  # fmt: skip
 # Kernels with tables, captured and replayed.
 REPLAYED = (
     "decode_attention", "prefill_attention", "grouped_gemm", "grouped_gemv", "fp8_product", "fp8_weight_only",
-    "int8_product", "experts",
+    "int8_product", "experts", "skinny_product", "grouped_skinny",
 )  # fmt: skip
 SMOKE = "smoke"
 SMOKE_SECONDS = 180.0
