@@ -10,7 +10,7 @@ from pagewire.kernels.triton.products.grouped_layout import tile_inputs
 Config = Mapping[str, int]
 Grid = Mapping[str, tuple[int, ...]]
 
-# As library_rows and gemm_rows: more tokens than there are.
+# As library_rows, block_library_rows and gemm_rows: more tokens than there are.
 ALWAYS_OURS = 1 << 30
 _PRODUCT_TILES: Grid = {
     "block_m": (16, 32, 64, 128),
@@ -29,7 +29,7 @@ COMPILED: dict[str, Grid] = {
         "num_warps": (4, 8),
         "num_stages": (2, 3),
     },
-    "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
+    "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,), "block_library_rows": (ALWAYS_OURS,)},
     "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "int8_product": _PRODUCT_TILES,
     "experts": {**_PRODUCT_TILES, "num_warps": (2, 4, 8)},
@@ -65,7 +65,11 @@ COMPILED: dict[str, Grid] = {
 LAUNCHED: dict[str, Grid] = {
     "decode_attention": {"programs_per_sm": (1, 2, 3, 4), "min_split": (64, 128, 256, 512)},
     "prefill_attention": {},
-    "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
+    "fp8_product": {
+        "programs_per_sm": (1, 2, 3, 4),
+        "library_rows": (1, ALWAYS_OURS),
+        "block_library_rows": (1, ALWAYS_OURS),
+    },
     "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
     "experts": {},

@@ -63,8 +63,8 @@ KERNELS = {
         _ATTENTION_DISTANCES,
         ("block_m", "block_n", "tiles_in_flight", "num_warps", "num_stages"),
     ),
-    # library_rows: from how many tokens on a library's product is faster.
-    "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
+    # library_rows: from how many tokens on a library's product is faster; block_library_rows: with scales per block.
+    "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows", "block_library_rows")),
     "fp8_weight_only": Keys(("x_bytes",), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
     "skinny_product": Keys(
         (),

@@ -33,6 +33,7 @@ SWEPT = [
     "triton_grouped",
     "triton_sampling",
     "triton_scaled_product",
+    "triton_split_plan",
     "triton_step_inputs",
 ]
 

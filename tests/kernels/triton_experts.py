@@ -14,6 +14,7 @@ from pagewire.kernels import reference
 from pagewire.kernels.quantized.packed import PackedGrouped
 from pagewire.kernels.triton.experts import blocks, combine, grouped_linear, linear, route, sort
 from pagewire.kernels.triton.products import grouped_layout
+from pagewire.kernels.triton.products.fp8_linear import multiplies_fp8
 from tests.kernels.grouped_weights import grouped_weight
 from tests.kernels.interpreted import run_cases
 from tests.kernels.triton_grouped import NF4, configured
@@ -124,9 +125,10 @@ def fp8(
     top_k: int = 2,
     per_pair: bool = False,
 ) -> None:
-    """quantized: whether there are so many pairs that x is."""
+    """quantized: whether there are so many pairs that x is, where fp8 is multiplied."""
     num_experts = 3 if top_k <= 3 else 8
     x, *pairs = rows(num_tokens, inputs, F16, num_experts, per_pair, top_k)
+    quantized = quantized and multiplies_fp8(x.device)
     weight = torch.randn(num_experts * outputs, inputs).to(torch.float8_e4m3fn)
     blocks_of = (num_experts * outputs // 128, -(-inputs // 128))
     scales = (0.5 + torch.rand(blocks_of if block_scales else num_experts * outputs)) / inputs**0.5

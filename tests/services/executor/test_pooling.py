@@ -117,6 +117,10 @@ def test_every_way_to_pool(tmp_path: Path) -> None:
     expected = functional.normalize((pooled @ weight.T + bias).tanh(), dim=-1)
     for _ in range(2):
         torch.testing.assert_close(vectors(runner, TEXTS, SECONDS), expected, atol=1e-4, rtol=1e-4)
+    capture_graphs(runner, (), lambda fraction, text: None, ReplayedFunction, prompts=(128,))
+    replayed = graph_steps("replayed")
+    torch.testing.assert_close(vectors(runner, TEXTS, SECONDS), expected, atol=1e-4, rtol=1e-4)
+    assert graph_steps("replayed") == replayed + 1
 
 
 def test_a_prompt_in_one_step_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
