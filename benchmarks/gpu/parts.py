@@ -89,6 +89,7 @@ def measured_parts(device: str, small: bool, model: str | None) -> list[Part]:
         Part("variants", kernels("variants"), 40),
         Part("decode", kernels("decode"), 70),
         Part("prefill", kernels("prefill"), 50),
+        Part("few rows", kernels("products"), 20),
         Part("experts", kernels("experts"), 30),
         Part("products", ("-m", "benchmarks.gpu.quantized", *common), 80),
         real,
