@@ -45,7 +45,7 @@ COMPILED: dict[str, Grid] = {
         "block_n": (32, 64, 128),
         "block_k": (64, 128, 256),
         "num_warps": (2, 4),
-        "num_stages": (3, 4, 6),
+        "num_stages": (3, 4),
         "library_rows": (ALWAYS_OURS,),
     },
     "grouped_skinny": {
