@@ -176,7 +176,7 @@ def _percent(gain: float) -> str:
 def told(trial: Trial) -> str:
     said = " ".join(f"{flags.flag_name(name)} {value}" for name, value in trial.candidate.flags.items())
     if trial.refused:
-        return f"  {'':>12}  refused    {said}: {trial.refused}"
+        return f"  {'':>14}  refused    {said}: {trial.refused}"
     verdict = "taken    " if trial.is_taken else "not taken"
     gains = " to ".join(map(_percent, (trial.gains[0], trial.gains[-1])[: len(trial.gains)]))
-    return f"  {gains:>12}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"
+    return f"  {gains:>14}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"

@@ -170,7 +170,8 @@ def grouped_instruction_faults() -> Iterator[str]:
 
 def wide_faults() -> Iterator[str]:
     """What products with grouped weights and many rows do on sm_90 that leaves the tensor cores without work."""
-    for form in grouped_products.wide_products(90):
+    experts = (form for form in expert_forms(90) if form.constants.get("WIDE"))
+    for form in (*grouped_products.wide_products(90), *experts):
         loop = main_loop(form, 90)
         found = {
             "waits until all products are done": count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0"),
@@ -178,7 +179,11 @@ def wide_faults() -> Iterator[str]:
             "integers converted": count(loop, "I2F"),
             "barriers, beyond three a tile": max(0, count(loop, "BAR.SYNC") - 3),
             # A product of 16 inputs and 64 outputs for each: of all planes of a tile.
-            "products of other sizes": 128 // 16 * form.constants["BLOCK_N"] // 64 // (form.num_warps // 4)
+            "products of other sizes": 16
+            // form.constants["BITS"]
+            * form.constants["WIDTH"]
+            // 16
+            * (form.constants["BLOCK_N"] // 64 // (form.num_warps // 4))
             - count(loop, f"HGMMA.64x{form.constants['BLOCK_M']}x16"),
         }
         for what, times in found.items():
