@@ -21,7 +21,7 @@ _PRODUCT_TILES: Grid = {
 }
 # What a kernel is compiled for. All combinations are tried that `can_win`.
 COMPILED: dict[str, Grid] = {
-    "decode_attention": {"block_n": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)},
+    "decode_attention": {"block_n": (32, 64, 128), "num_warps": (1, 4, 8), "num_stages": (2, 3, 4)},
     "prefill_attention": {
         "block_m": (64, 128),
         "block_n": (32, 64, 128),
@@ -63,7 +63,7 @@ COMPILED: dict[str, Grid] = {
 }
 # What a launch decides. All combinations are tried with the best compiled forms.
 LAUNCHED: dict[str, Grid] = {
-    "decode_attention": {"programs_per_sm": (1, 2, 3, 4), "min_split": (64, 128, 256, 512)},
+    "decode_attention": {"programs_per_sm": (1, 2, 3, 4, 6), "min_split": (64, 128, 256, 512)},
     "prefill_attention": {},
     "fp8_product": {
         "programs_per_sm": (1, 2, 3, 4),
@@ -112,7 +112,9 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
     if kernel == "decode_attention":
         # Keys and values of each stage.
         staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
-        return staged <= _SHARED_BYTES
+        # One warp has no barriers between warps, and is for small tiles.
+        is_small = config["block_n"] == 32 and shape["query_len"] == 1 and shape["kv_bytes"] < 4
+        return staged <= _SHARED_BYTES and (config["num_warps"] > 1 or is_small)
     if kernel == "prefill_attention":
         staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
         # With two tiles in flight a thread has the weights of one beside the scores of the other.
