@@ -41,6 +41,19 @@ COMPILED: dict[str, Grid] = {
         "library_rows": (ALWAYS_OURS,),
         "wide": (0, 1),
     },
+    "skinny_product": {
+        "block_n": (32, 64, 128),
+        "block_k": (64, 128, 256),
+        "num_warps": (2, 4),
+        "num_stages": (3, 4),
+        "library_rows": (ALWAYS_OURS,),
+    },
+    "grouped_skinny": {
+        "block_n": (64, 128, 256),
+        "num_warps": (2, 4),
+        "num_stages": (3, 4),
+        "apart_rows": (ALWAYS_OURS,),
+    },
     "grouped_gemv": {
         "block_n": (64, 128, 256),
         "num_warps": (2, 4, 8),
@@ -61,6 +74,8 @@ LAUNCHED: dict[str, Grid] = {
     "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
     "experts": {},
     "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
+    "skinny_product": {"programs_per_sm": (1, 2, 3, 4, 6), "library_rows": (1, ALWAYS_OURS)},
+    "grouped_skinny": {"programs_per_sm": (1, 2, 3, 4, 6), "apart_rows": (1, ALWAYS_OURS)},
     "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
 }
 _INTERPRETED: Grid = {"block_n": (16,)}
@@ -110,6 +125,11 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
+    if kernel == "skinny_product":  # each warp has 16 rows of a product, or more
+        staged = 2 * config["block_n"] * config["block_k"] * config["num_stages"]
+        return config["block_n"] >= 16 * config["num_warps"] and staged <= _SHARED_BYTES
+    if kernel == "grouped_skinny":
+        return 32 <= config["block_n"] // config["num_warps"] <= 64
     # Products of converted weights are a warp's, with few rows each; others take four warps together.
     if kernel == "experts" and config["num_warps"] == (2 if shape["x_bytes"] == shape["weight_bytes"] else 8):
         return False

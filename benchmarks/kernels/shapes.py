@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from benchmarks.kernels.expert_problems import expert_shapes
 from benchmarks.kernels.grouped_problems import grouped_shapes
 from benchmarks.kernels.linear_problems import linear_shapes
+from benchmarks.kernels.skinny_problems import skinny_shapes
 from pagewire.kernels import tuning
 
 Shape = Mapping[str, int]
 
 MAX_KV_BYTES = 4 << 30
+SKINNY = ("skinny_product", "grouped_skinny")
 TINY_CONTEXT = 40
 
 
@@ -66,6 +68,8 @@ _HEADS = [(64, 3), (64, 7), (64, 1), (96, 1), (128, 4), (128, 7), (128, 8), (128
 
 def tuned_shapes(kernel: str, which: str, capability: int) -> list[Shape]:
     """`which`: tiny, small (some minutes) or all; the most important first."""
+    if kernel in SKINNY:
+        return list(skinny_shapes(kernel, which, capability))
     if kernel.startswith("grouped_"):
         return list(grouped_shapes(kernel, which, capability))
     if kernel == "experts":
