@@ -20,7 +20,7 @@ Key = tuple[str, tuple[int, int, int], str]  # device, heads, shape
 
 SHAPE = {"kv_bytes": 2, "block_size": 16, "batch": 64, "query_len": 1}
 # Machine instructions before the first load of keys; the query and the block ids are loaded among them.
-MOST_INSTRUCTIONS = 160
+MOST_INSTRUCTIONS = 140
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
