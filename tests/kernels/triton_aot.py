@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
-from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, instructions
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, compile_for, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
@@ -118,12 +118,17 @@ LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "ba
 
 
 def overlap_faults() -> Iterator[str]:
-    """What of a tile of long queries makes the tensor cores wait, where two tiles are in flight on sm_90."""
+    """What of a tile of long queries makes the tensor cores wait on sm_90."""
     loop = main_loop(attention_form("prefill_attention", 90, LONG_PROMPT), 90)
     last_product = max(at for at, text in enumerate(loop) if text.startswith("HGMMA"))
     first_weight = min(at for at, text in enumerate(loop) if text.startswith("MUFU.EX2"))
     if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < last_product:
         yield "prefill_attention sm_90: weights wait for the product with the values of the tile before"
+    form = attention_form("prefill_attention", 90, LONG_PROMPT | {"block_size": 64})
+    if not count(main_loop(form, 90), "UTMALDG"):
+        yield "prefill_attention sm_90: pages of 64 are not copied by descriptors"
+    if (programs := compile_for(form, 90).programs_per_sm(ARCHITECTURES[90])) < 2:
+        yield f"prefill_attention sm_90: {programs} program a multiprocessor with pages of 64, where two take turns"
 
 
 # (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes
