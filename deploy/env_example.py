@@ -1,4 +1,4 @@
-"""Prints deploy/.env.example: every variable that docker-compose.yml reads, with what it means.
+"""Prints deploy/.env.example: every variable that the compose files read, with what it means.
 
 python -m deploy.env_example > deploy/.env.example
 """
@@ -13,7 +13,9 @@ import yaml
 
 from pagewire import config, flags
 
-_COMPOSE = Path(__file__).resolve().parents[1] / "docker-compose.yml"
+_ROOT = Path(__file__).resolve().parents[1]
+_COMPOSE = _ROOT / "docker-compose.yml"
+_OVERRIDES = (_ROOT / "docker-compose.gpu.yml", _ROOT / "docker-compose.secrets.yml")
 SERVICES: dict[str, type[config.ServiceConfig]] = {
     "gateway": config.GatewayConfig,
     "tokenizer": config.TokenizerConfig,
@@ -37,6 +39,8 @@ _OF_COMPOSE = {
     "JAEGER_PORT": "traces are shown on this port (--profile observability)",
     "STOP_GRACE_PERIOD": "how long a container has to end: more than drain delay and shutdown timeout together",
     "TOKENIZER_REPLICAS": "tokenizers; also `docker compose up --scale tokenizer=2`",
+    "EXECUTOR_GPUS": "GPUs of each executor (docker-compose.gpu.yml), as many as its ranks",
+    "SECRETS_DIR": "directory with keys, certificates and the Hub's token (docker-compose.secrets.yml)",
     "EXECUTOR_REPLICAS": "executors, each with the whole model and a KV cache of its own",
     **{f"{name.upper()}_CPUS": f"cores that the {name} may use; 0 = all" for name in SERVICES},
     **{f"{name.upper()}_MEMORY": f"memory that the {name} may use, as 8g; 0 = all" for name in SERVICES},
@@ -64,9 +68,12 @@ _REFERENCE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}")
 
 
 def variables() -> dict[str, str]:
-    """Each variable of docker-compose.yml with the default that the file states for it, if any."""
+    """Each variable of the compose files with the default that they state for it, if any."""
     text = _COMPOSE.read_text()
-    found = dict(_REFERENCE.findall(re.sub(r"^\s*#.*", "", text, flags=re.MULTILINE)))
+    found: dict[str, str] = {}
+    for each in (text, *(path.read_text() for path in _OVERRIDES)):
+        stated = dict(_REFERENCE.findall(re.sub(r"^\s*#.*", "", each, flags=re.MULTILINE)))
+        found |= {name: default for name, default in stated.items() if name not in found}
     for service in yaml.safe_load(text)["services"].values():
         found |= {name: found.get(name, "") for name, value in service.get("environment", {}).items() if value is None}
     return found

@@ -128,9 +128,9 @@ def _param(field: str) -> str | None:
     if first == "chat":
         is_message = rest.partition("[")[0] in ("", "messages")
         return "messages" if is_message else rest.replace("_json", "")
-    if first == "sampling_params":
+    if first in ("sampling_params", "options"):
         return rest
-    return None if first.partition("[")[0] in ("inputs", "pairs", "options", "output_parsing") else field
+    return None if first == "output_parsing" else field
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -52,7 +52,7 @@ def _heads(param: str) -> list[str]:
 
 def _renamed_in(message: str, names: Mapping[str, str]) -> str:
     """Names that are words of English, too, where one would write a field's: first, and in lists of fields."""
-    for name, own in names.items():
+    for name, own in sorted(names.items(), key=lambda item: -len(item[0])):  # inputs[0] before inputs
         before = r"(?<![\w.])" if re.search(r"[._]", name) else r"(?:^|(?<=together with )|(?<=, ))"
         message = re.sub(rf"{before}{re.escape(name)}(?![\w.])", own, message)
     return message

@@ -17,8 +17,8 @@ from pagewire.discovery import discover
 from pagewire.gateway.balanced_stub import AWAY, BalancedStub
 from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.errors import ApiError
+from pagewire.gateway.explain.answering import Answering
 from pagewire.gateway.exposition.merge import Exposition, expose
-from pagewire.gateway.exposition.siblings import Siblings
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.generation.searches import Searches
@@ -30,6 +30,7 @@ from pagewire.gateway.request_context import request_context, time_left
 from pagewire.gateway.responses.background import Background
 from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
+from pagewire.gateway.siblings import Siblings
 from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
 from pagewire.gateway.tokenizer_link import LINK_NAME, TokenizerLink
@@ -81,8 +82,9 @@ class Gateway:
         self.searches = Searches(self.inference, self.call_to_its_end)
         self.admin: Any = BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub)
         self.status = StatusSource(self.tokenizers, self.why_not_ready)
-        self.accounts = Accounts()
-        self.siblings = Siblings(store.directory, telemetry.exposition)
+        self.answering: set[Answering] = set()
+        self.accounts = Accounts(lambda: self.answering)
+        self.siblings = Siblings(store.directory, telemetry.exposition, self.accounts)
         self._vllm_metrics = config.vllm_metrics
         self._default_model = ""
         self._served: frozenset[str] = frozenset()

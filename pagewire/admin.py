@@ -116,8 +116,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         replace_weights: ReplaceWeights | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """behind: those that are there now. replace_weights: None, where that is not offered. accounts: of requests
-        that have ended; None: none are kept."""
+        """behind: those that are there now. replace_weights: None, where that is not offered. accounts: of requests;
+        None: none are kept."""
         self._accounts = accounts
         self._service = service
         self._replace_weights = replace_weights
@@ -144,9 +144,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if (tenant := tenants.whose_requests()) is not None:
             request.tenant = tenant
         of_tenant = request.tenant if request.HasField("tenant") else None
-        own = self._accounts.find(request.request_id, of_tenant) if self._accounts is not None else []
         timeout = _timeout_behind(context)
         behind = await asyncio.gather(*(accounts_behind(one, request, timeout) for one in self._behind()))
+        # Behind them, so that of a request that goes on this service's time is not less than theirs.
+        own = self._accounts.find(request.request_id, of_tenant) if self._accounts is not None else []
         return admin_pb2.ExplainRequestResponse(accounts=[*own, *(one for told in behind for one in told)])
 
     async def GetStatus(

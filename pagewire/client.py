@@ -44,7 +44,7 @@ class Client:
         $PAGEWIRE_SSL_CA_CERTS and so on are the defaults.
 
         Raises StartupError for files that cannot be used."""
-        api_key = api_key or os.environ.get("PAGEWIRE_API_KEY")
+        api_key = api_key or os.environ.get("PAGEWIRE_API_KEY", "").partition(",")[0]  # a server may have several
         self._metadata = metadata(api_key) if api_key else None
         self.address = address
         files = Files(certfile=ssl_certfile, keyfile=ssl_keyfile, ca_certs=ssl_ca_certs)

@@ -2,7 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from pagewire.v1.admin_pb2 import RecentLatency, RequestAccount
 
@@ -17,10 +18,23 @@ def goes_by(one: str, request_id: str) -> bool:
     return one == request_id or (one.startswith(f"{request_id}-") and one[len(request_id) + 1 :].isdigit())
 
 
-class Accounts:
-    """Of the latest requests that have ended: where their time went."""
+class Unended(Protocol):
+    """A request that goes on."""
 
-    def __init__(self) -> None:
+    @property
+    def account_owner(self) -> tuple[str, str]:
+        """Its tenant, and the client's own id of it; "" if it has none."""
+
+    def account(self) -> RequestAccount:
+        """So far."""
+
+
+class Accounts:
+    """Of the requests that go on, and the latest that have ended: where their time went."""
+
+    def __init__(self, unended: Callable[[], Iterable[Unended]]) -> None:
+        """unended: those of now."""
+        self._unended = unended
         self._accounts: deque[tuple[str, RequestAccount]] = deque(maxlen=MAX_ACCOUNTS)
 
     def add(self, tenant: str, account: RequestAccount) -> None:
@@ -28,11 +42,16 @@ class Accounts:
 
     def find(self, request_id: str, tenant: str | None) -> list[RequestAccount]:
         """Of all attempts at a request and its choices, the latest last. tenant: whose it must be; None: anybody's."""
-        return [
+        ended = [
             account
             for owner, account in self._accounts
             if tenant in (None, owner) and goes_by(account.request_id, request_id)
         ]
+        for one in self._unended():
+            owner, own_id = one.account_owner
+            if tenant in (None, owner) and own_id and goes_by(own_id, request_id):
+                ended.append(one.account())
+        return ended
 
 
 class Rate:

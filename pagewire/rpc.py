@@ -163,7 +163,7 @@ class Server:
         accounts: Accounts | None = None,
     ) -> None:
         """behind: those behind this service now. describe: fills in what only this service can tell of itself.
-        replace_weights: if that is offered here. accounts: of requests that have ended, where such are kept."""
+        replace_weights: if that is offered here. accounts: of requests, where such are kept."""
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
         servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights, accounts)
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import attention_cases, elementwise_cases, sampling_cases
+from benchmarks.gpu import attention_cases, elementwise_cases, expert_cases, sampling_cases
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.measure import measure_ceilings
 from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
@@ -32,6 +32,7 @@ GROUPS: dict[str, Cases] = {
     "decode": attention_cases.decode_cases,
     "prefill": attention_cases.prefill_cases,
     "variants": attention_cases.variant_cases,
+    "experts": expert_cases.cases,
 }
 
 

@@ -14,7 +14,7 @@ FAMILIES = (
 # Kernels with tables, captured and replayed.
 REPLAYED = (
     "decode_attention", "prefill_attention", "grouped_gemm", "grouped_gemv", "fp8_product", "fp8_weight_only",
-    "int8_product",
+    "int8_product", "experts",
 )  # fmt: skip
 SMOKE = "smoke"
 SMOKE_SECONDS = 180.0
@@ -89,6 +89,7 @@ def measured_parts(device: str, small: bool, model: str | None) -> list[Part]:
         Part("variants", kernels("variants"), 40),
         Part("decode", kernels("decode"), 70),
         Part("prefill", kernels("prefill"), 50),
+        Part("experts", kernels("experts"), 30),
         Part("products", ("-m", "benchmarks.gpu.quantized", *common), 80),
         real,
         Part("engine", engine, 110),

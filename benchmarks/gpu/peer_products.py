@@ -23,7 +23,8 @@ from benchmarks.gpu.cases import Contestant
 from benchmarks.gpu.measure import relative_error
 from benchmarks.gpu.peer_files import PeerMissingError
 from benchmarks.gpu.product_inputs import Layout, Weights
-from pagewire.kernels.quantized import GroupedWeight
+from pagewire.kernels.quantized import GroupedWeight, PackedGrouped
+from pagewire.kernels.triton.products import grouped_dequantize
 from pagewire.kernels.triton.products.quantize_input import quantize_groups, quantize_tokens
 
 # vLLM's numbers of the types of a code: 4 or 8 bits without a sign, whose zero point is stored, or half the range.
@@ -66,6 +67,20 @@ def torch_dense(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Co
         "torch (kn)": _peer(columns, partial(torch.mm, x), expected),
         "torch (nm)": _peer(rows, lambda weight: torch.mm(weight, x.t()).t(), expected),
     }
+
+
+def dequantized(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contestant]:
+    """Our packed weight, made dense before each product."""
+
+    def multiply(packed: PackedGrouped) -> Tensor:
+        weight = (packed.codes, packed.scales, packed.offsets, packed.codebook, packed.shape)
+        form = (packed.bits, packed.group_size, packed.zero_point)
+        return F.linear(x, grouped_dequantize.dequantize(*weight, *form, x.dtype))
+
+    packed = [weight for weight in weights.packed if isinstance(weight, PackedGrouped) and weight.permutation is None]
+    if not packed:
+        raise PeerMissingError("its codes are in no groups, or in another order")
+    return {"dequantized": contestant([partial(multiply, weight) for weight in packed], expected, PEER_TOLERANCE)}
 
 
 def _grouped(weights: Weights, *, minimums: bool = False, permuted: bool = False) -> GroupedWeight:
@@ -263,6 +278,7 @@ def int_mm(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contest
 # By the names that `product_cases` has them under.
 PEERS: dict[str, Peer] = {
     "torch": torch_dense,
+    "dequantized": dequantized,
     "tinygemm": tinygemm,
     "marlin": marlin,
     "machete": machete,

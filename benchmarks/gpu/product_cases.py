@@ -22,8 +22,8 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 FEW_SHAPES = SHAPES[:1] + SHAPES[3:4]
 SMALL_SHAPES: tuple[Shape, ...] = ((128, 256),)
-NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 4096)
-FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 512)
+NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 4096)
+FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 512, 2048)
 FEW_TOKENS = (1, 16, 64, 512)
 ONE_BYTE_TOKENS = (1, 16, 64, 512, 4096)
 SMALL_TOKENS = (1, 17)
@@ -35,12 +35,14 @@ _MANY, _LARGE_MANY, _SMALL_MANY_MUST = 512, (0.85, 0.95), 0.8
 _LARGE_WEIGHT_BYTES = 30_000_000
 # A share of the copy bandwidth, where the weight is all that takes time.
 _BANDWIDTH_SHAPE, _BANDWIDTH_TOKENS, _BANDWIDTH_TARGET = SHAPES[0], 16, Target("fraction", 0.55, 0.75)
+# What weights scaled in registers replace: with fewer tokens weights are no product's bottleneck, with more the same.
+_WIDE_TOKENS, _DEQUANTIZED_TARGET = (128, 2048), Target("ratio", 1.0, None, "dequantized")
 _ACT_ORDER_TARGET = Target("ratio", 1 / 1.10, 1.0, "in order")
 _SCALED_MM_TARGET = Target("ratio", 0.95, 1.0, "quantize+scaled_mm")
 
 # peer -> fewest and most tokens at which it is run; one that is far behind would take all the time
-_TOKENS = {"tinygemm": (1, 64), "checkpoint": (16, 128)}
-_ON_CPU = ("torch",)  # of the peers; the plain Triton kernel where Triton's interpreter runs it
+_TOKENS = {"dequantized": (128, 4096), "tinygemm": (1, 64), "checkpoint": (16, 128)}
+_ON_CPU = ("torch", "dequantized")  # of the peers; the plain Triton kernel where Triton's interpreter runs it
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def dense_targets(form: Form, shape: Shape, num_tokens: int) -> tuple[Target, ..
     targets: tuple[Target, ...] = ()
     if must is not None:
         targets += (Target("ratio", must, stretch, "torch"),)
+    if _WIDE_TOKENS[0] <= num_tokens <= _WIDE_TOKENS[1]:
+        targets += (_DEQUANTIZED_TARGET,)
     if shape == _BANDWIDTH_SHAPE and num_tokens <= _BANDWIDTH_TOKENS:
         targets += (_BANDWIDTH_TARGET,)
     return targets
@@ -82,11 +86,11 @@ def _always(*targets: Target) -> Callable[[Form, Shape, int], tuple[Target, ...]
 
 _SERIES = (
     Series(
-        "w4a16", "awq", Grouped(), ("torch", "tinygemm", "marlin", "machete", "gemlite", "checkpoint"),
+        "w4a16", "awq", Grouped(), ("torch", "dequantized", "tinygemm", "marlin", "machete", "gemlite", "checkpoint"),
         SHAPES, NUM_TOKENS, targets=dense_targets,
     ),
     Series(
-        "w4a16", "gptq", Grouped(offsets="symmetric"), ("torch", "tinygemm", "marlin", "machete"),
+        "w4a16", "gptq", Grouped(offsets="symmetric"), ("torch", "dequantized", "tinygemm", "marlin", "machete"),
         SHAPES, FEWER_TOKENS, targets=dense_targets,
     ),
     Series("fp8", "channels", Fp8(False), ("torch", "scaled_mm"), SHAPES[:4], ONE_BYTE_TOKENS,

@@ -3,6 +3,7 @@
 python -m benchmarks.kernels tune [--kernel K] [--shapes small|all] [--out DIR] [--budget SECONDS]
 python -m benchmarks.kernels tune --device cpu --out DIR    proves the tool, in Triton's interpreter
 python -m benchmarks.kernels aot                            needs no GPU
+python -m benchmarks.kernels wide                           needs no GPU
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ def main() -> int:
     worker.add_argument("--command", dest="asked")
     worker.add_argument("--compile-part", type=int, nargs=2)
     commands.add_parser("aot", help="compile every form for every architecture, and record what they use")
+    commands.add_parser("wide", help="what products of 4-bit weights with many rows should take, by their machine code")
     arguments = parser.parse_args()
+    if arguments.command == "wide":
+        from benchmarks.kernels import wide_report
+
+        return wide_report.run()
     if arguments.command == "aot":
         from benchmarks.kernels import aot
 

@@ -36,32 +36,37 @@ def _forms(capability: int) -> Iterator[tuple[Any, ...]]:
         yield sort.specialization(num_pairs)
     for top_k in (2, 8):
         yield combine.specialization("bf16", top_k)
+    for entry in tuning.load_table("experts", tuning.table_architecture("experts", capability)):
+        yield from _listed(entry)
     for pairs in _PAIRS:
-        yield _dense(pairs, _QWEN)
-        yield _fp8(pairs, _QWEN, block_scales=True)
         yield _grouped(capability, pairs, _QWEN, 4, 128, "fp16", "zeros")
-    yield _dense(1, _MIXTRAL)
-    yield _fp8(1, _MIXTRAL, block_scales=False)
-    yield linear.specialization("bf16", _GPT_OSS[0], *_GPT_OSS, bias=True)
+    few = {"x_bytes": 2, "tokens": 1, "outputs": 4096, "inputs": 4096}
+    dense, fp8 = (tuning.lookup("experts", capability, weight_bytes=size, **few) for size in (2, 1))
+    yield linear.specialization("bf16", "bf16", *_MIXTRAL, dense)
+    yield linear.specialization("bf16", "bf16", *_GPT_OSS, dense, bias=True)
+    yield linear.specialization("bf16", "bf16", *_MIXTRAL, fp8, fp8=True)
     for pairs in (1, 256):
-        yield linear.specialization("fp32", pairs * _QWEN[0], *_QWEN)
         yield _grouped(capability, pairs, _MIXTRAL, 4, 32, "fp32", "minimums")  # Q4_K
         yield _grouped(capability, pairs, _GPT_OSS, 8, 32, "fp32", "mxfp4")
 
 
+def _listed(entry: tuning.Entry) -> Iterator[tuple[Any, ...]]:
+    """Products in a configuration of the table: as stored, or fp8 with scales per output and per block."""
+    x_bytes, weight_bytes = entry.shape["x_bytes"], entry.shape["weight_bytes"]
+    x = {1: "fp8e4nv", 2: "bf16", 4: "fp32"}[x_bytes]
+    out = "fp32" if x == "fp32" else "bf16"
+    for blocks in (False, True) if weight_bytes == 1 else (False,):
+        yield linear.specialization(x, out, *_QWEN, entry.config, fp8=weight_bytes == 1, block_scales=blocks)
+
+
 def largest_expert_products(capability: int) -> Iterator[Specialization]:
     """Of each product the form that needs most registers and shared memory."""
-    yield Specialization(*_dense(256, _QWEN))
-    yield Specialization(*_fp8(256, _QWEN, block_scales=True))
+    largest: dict[tuple[int, int], tuple[Any, ...]] = {}
+    for entry in tuning.load_table("experts", tuning.table_architecture("experts", capability)):
+        *_, largest[entry.shape["x_bytes"], entry.shape["weight_bytes"]] = _listed(entry)
+    for form in largest.values():
+        yield Specialization(*form)
     yield Specialization(*_grouped(capability, 256, _MIXTRAL, 4, 32, "fp32", "minimums"))
-
-
-def _dense(pairs: int, shape: tuple[int, int]) -> tuple[Any, ...]:
-    return linear.specialization("bf16", pairs * shape[0], *shape)
-
-
-def _fp8(pairs: int, shape: tuple[int, int], *, block_scales: bool) -> tuple[Any, ...]:
-    return linear.specialization("bf16", pairs * shape[0], *shape, fp8=True, block_scales=block_scales)
 
 
 def _grouped(

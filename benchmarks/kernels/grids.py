@@ -10,7 +10,7 @@ from pagewire.kernels.triton.products.grouped_layout import tile_inputs
 Config = Mapping[str, int]
 Grid = Mapping[str, tuple[int, ...]]
 
-# As library_rows and gemm_rows: more tokens than there are.
+# As library_rows, block_library_rows and gemm_rows: more tokens than there are.
 ALWAYS_OURS = 1 << 30
 _PRODUCT_TILES: Grid = {
     "block_m": (16, 32, 64, 128),
@@ -30,9 +30,10 @@ COMPILED: dict[str, Grid] = {
         "num_warps": (4, 8),
         "num_stages": (2, 3),
     },
-    "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
+    "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,), "block_library_rows": (ALWAYS_OURS,)},
     "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "int8_product": _PRODUCT_TILES,
+    "experts": {**_PRODUCT_TILES, "num_warps": (2, 4, 8)},
     "grouped_gemm": {
         "block_m": (8, 16, 32, 64, 128, 256),
         "block_n": (64, 128, 256),
@@ -52,9 +53,14 @@ COMPILED: dict[str, Grid] = {
 LAUNCHED: dict[str, Grid] = {
     "decode_attention": {"programs_per_sm": (1, 2, 3, 4), "min_split": (64, 128, 256, 512)},
     "prefill_attention": {},
-    "fp8_product": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
+    "fp8_product": {
+        "programs_per_sm": (1, 2, 3, 4),
+        "library_rows": (1, ALWAYS_OURS),
+        "block_library_rows": (1, ALWAYS_OURS),
+    },
     "fp8_weight_only": {"programs_per_sm": (1, 2, 3, 4), "library_rows": (1, ALWAYS_OURS)},
     "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
+    "experts": {},
     "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
     "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
 }
@@ -81,7 +87,9 @@ def forms_of(kernel: str, shape: Mapping[str, int], present: Config, interpreted
 
 def launches_of(kernel: str, finalists: Sequence[Config], interpreted: bool = False) -> list[Config]:
     grid = LAUNCHED[kernel]
-    return variations(finalists, {key: values[:1] for key, values in grid.items()} if interpreted else grid)
+    found = variations(finalists, {key: values[:1] for key, values in grid.items()} if interpreted else grid)
+    # Wide products are not split for the sake of more programs.
+    return [config for config in found if not config.get("wide") or config["programs_per_sm"] == 1]
 
 
 def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
@@ -106,6 +114,9 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
+    # Products of converted weights are a warp's, with few rows each; others take four warps together.
+    if kernel == "experts" and config["num_warps"] == (2 if shape["x_bytes"] == shape["weight_bytes"] else 8):
+        return False
     sums = config["block_m"] * config["block_n"] / threads
     if kernel == "grouped_gemm" and not _grouped_can_win(shape, config, sums):
         return False

@@ -60,6 +60,11 @@ def few_tokens(
     return _gemm(dtype, "fp16", bits, 128, _config("grouped_gemm", capability, bits, 128, tokens), **form)
 
 
+def product(config: Mapping[str, int], *, zeros: bool) -> Specialization:
+    """Of an AWQ weight (zeros) or a GPTQ one, as configured."""
+    return _gemm("bf16", "fp16", 4, 128, config, **(_ZEROS if zeros else _SYMMETRIC))
+
+
 def largest_products(capability: int) -> Iterator[Specialization]:
     """Of each format, and each way to multiply, the form that needs most registers."""
     table = tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability))

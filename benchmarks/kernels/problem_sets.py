@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from benchmarks.gpu.measure import Call
+from benchmarks.kernels.expert_problems import expert_problems
 from benchmarks.kernels.grouped_problems import grouped_problems
 from benchmarks.kernels.linear_problems import linear_problems
 from benchmarks.kernels.problems import attention_problem
@@ -28,6 +29,8 @@ def problems_of(kernel: str, shape: Shape, device: torch.device) -> Sequence[Pro
     """`shape` has the keys of the kernel's table (`pagewire.kernels.tuning`)."""
     if kernel.startswith("grouped_"):
         return grouped_problems(shape, device)
+    if kernel == "experts":
+        return expert_problems(shape, device)
     if kernel not in CONTEXTS:
         return linear_problems(kernel, shape, device)
     contexts = (TINY_CONTEXT,) if device.type == "cpu" else CONTEXTS[kernel](shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 
+from benchmarks.kernels.expert_problems import expert_shapes
 from benchmarks.kernels.grouped_problems import grouped_shapes
 from benchmarks.kernels.linear_problems import linear_shapes
 from pagewire.kernels import tuning
@@ -56,6 +57,8 @@ def tuned_shapes(kernel: str, which: str, capability: int) -> list[Shape]:
     """`which`: tiny, small (some minutes) or all; the most important first."""
     if kernel.startswith("grouped_"):
         return list(grouped_shapes(kernel, which, capability))
+    if kernel == "experts":
+        return list(expert_shapes(which, capability))
     if kernel not in CONTEXTS:
         return list(linear_shapes(kernel, which, capability))
     if which == "tiny":

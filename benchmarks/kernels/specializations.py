@@ -12,6 +12,7 @@ from benchmarks.kernels.compiler import Specialization
 from benchmarks.kernels.expert_forms import expert_forms
 from benchmarks.kernels.grouped_products import grouped_products
 from benchmarks.kernels.scaled_products import scaled_products
+from benchmarks.kernels.skinny_forms import skinny_forms
 from pagewire.kernels import tuning
 from pagewire.kernels.triton import step_inputs
 from pagewire.kernels.triton.attention import (
@@ -23,6 +24,7 @@ from pagewire.kernels.triton.attention import (
     prefill_attention,
     rotary,
     rotate,
+    split_plan,
 )
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
 from pagewire.kernels.triton.sampling import drafts, logprobs, lookup, penalties, sampling, token_groups, token_masks
@@ -76,6 +78,7 @@ def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
         *sampling_forms(),
         *scaled_products(capability),
         *grouped_products(capability),
+        *skinny_forms(capability),
         *expert_forms(capability),
     )
     return {(form.name, form.variant): form for form in forms}
@@ -216,6 +219,8 @@ def elementwise(capability: int) -> Iterator[Specialization]:
             yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many, norm="fp32"))
     yield Specialization(*activation.clamped_specialization("bf16", 2880))  # of GPT-OSS
     yield Specialization(*step_inputs.specialization(16))
+    for block_q, window, is_fixed in ((1, 0, False), (4, 4096, False), (4, 0, True)):
+        yield Specialization(*split_plan.specialization(block_q, 64, 16, window, is_fixed))
 
 
 def sampling_forms() -> Iterator[Specialization]:

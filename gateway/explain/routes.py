@@ -25,19 +25,21 @@ _PREFIX = re.compile(r"(chatcmpl-|cmpl-|msg_|resp_)")
 
 @router.get("/v1/requests/{request_id}/explain", responses={200: openapi.response(Explanation)})
 async def explain_request(request: Request, request_id: str) -> Response:
-    """Where the time of a generation went that has ended lately, by the id of its answer or by X-Request-Id; as text
-    where the header Accept says text/plain. A tenant's own, or with a key that may change the service, or where there
-    are no tenants, anybody's."""
+    """Where the time of a generation goes, or went, if it has ended lately; by the id of its answer or by X-Request-Id;
+    as text where the header Accept says text/plain. A tenant's own, or with a key that may change the service, or where
+    there are no tenants, anybody's."""
     gateway = gateway_of(request)
     name, whose = _PREFIX.sub("", request_id, count=1), tenants.whose_requests()
     wanted = ExplainRequestRequest(request_id=name, tenant=whose)
     behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in gateway.tokenizers()))
-    accounts = [*gateway.accounts.find(name, whose), *(one for told in behind for one in told)]
+    # Behind them, so that of a request that goes on the gateway's time is not less than theirs.
+    own = gateway.accounts.find(name, whose) or await gateway.siblings.accounts(wanted)
+    accounts = [*own, *(one for told in behind for one in told)]
     explanation = explain(name, accounts)
     if explanation is None:
         message = (
-            f"no service knows a generation {request_id!r} that has ended: it goes on, or was not among the last"
-            " thousand, or the services have been started again"
+            f"no service knows a generation {request_id!r}: it was not among the last thousand, or the services have"
+            " been started again"
         )
         raise ApiError(404, message, code="request_not_found")
     if "text/plain" in request.headers.get("accept", ""):

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pagewire.gateway.schema.responses import Body
 
+Service = Literal["gateway", "tokenizer", "scheduler"]
+
 
 class ExplainedPhase(Body):
     """A part of the time. `gateway`: reading the request and writing the answer. `tokenize`: from the arrival at the
@@ -27,18 +29,21 @@ class ExplainedOutput(Body):
     seconds: float  # from the request's head to the end of the answer
     first_token_seconds: float | None
     phases: list[ExplainedPhase]
-    finish_reason: str | None
+    detokenize_seconds: float | None  # that making text of tokens took, beside the executor's steps
+    finish_reason: str | None  # null: it has not ended
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
 
 
 class Explanation(Body):
-    """A request that has ended lately. Every service keeps the last thousand."""
+    """A request that goes on, or has ended lately: every service keeps the last thousand."""
 
     object: Literal["request.explanation"]
     id: str
     trace_id: str | None
+    is_running: bool  # then it is told so far
     seconds: float
     outputs: list[ExplainedOutput]
+    silent: list[Service]  # which do not know it: not reached yet, started again since, or a gateway of elsewhere
     text: str  # the same for people

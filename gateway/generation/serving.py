@@ -12,6 +12,7 @@ from pagewire import error_details, semconv, telemetry, tenants
 from pagewire.gateway import genai, metrics
 from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.explain.answering import Answering
 from pagewire.gateway.field_names import rename
 from pagewire.gateway.generation.answer import Answer, UsageTotal, fingerprint, finish_reason
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
@@ -21,7 +22,6 @@ from pagewire.gateway.request_context import RequestContext, request_context, ti
 from pagewire.rpc import RpcError
 from pagewire.trace import Trace
 from pagewire.v1 import common_pb2
-from pagewire.v1.admin_pb2 import RequestAccount
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 # What the services have to say themselves that a request's time is up.
@@ -91,6 +91,9 @@ class GenerationResponse(Response):
         context.trace_id = span.trace.trace_id
         _label(self._requests, context.request_id)
         metrics.REQUEST_CHOICES.observe(self._choices_per_prompt)
+        gateway: Any = scope["app"].state.gateway  # whose module imports parts of this folder
+        answering = Answering(tenants.present.get().name, context)
+        gateway.answering.add(answering)
         status = 0
         try:
             told = tenants.tell(tenants.present.get(), span.trace.tell(common_pb2.RequestContext()))
@@ -107,6 +110,8 @@ class GenerationResponse(Response):
             context.note = f" prompt={self._usage.prompt_tokens} completion={self._usage.completion_tokens}"
             if self._failure is not None:
                 context.note += f": {self._failure}"
+            gateway.answering.remove(answering)
+            gateway.accounts.add(answering.account_owner[0], answering.account(has_ended=True))
             self._tell(span, scope, context, status or context.status)
 
     async def _serve(
@@ -197,13 +202,8 @@ class GenerationResponse(Response):
         """The request is over: its span, and the histograms of GenAI. status: of the answer's head."""
         operation, usage = self._answer.operation, self._usage
         outcome = self._failed_status or status
-        request_model = self._requests[0].model
-        gateway: Any = scope["app"].state.gateway  # whose module imports parts of this folder
+        request_model, gateway = self._requests[0].model, scope["app"].state.gateway
         served = gateway.served_name(request_model, answered=outcome == OK)
-        account = RequestAccount(
-            service="gateway", request_id=context.request_id, trace_id=context.trace_id, seconds=context.elapsed
-        )
-        gateway.accounts.add(tenants.present.get().name, account)
         tokens = {"input": usage.prompt_tokens, "output": usage.completion_tokens} if self._failure is None else {}
         genai.observe(span, operation, (request_model if served else "", served), context.elapsed, outcome, tokens)
         if not span.is_recorded:

@@ -16,6 +16,7 @@ from pagewire.gateway.gateway import NamedBody, gateway_of, head_of
 from pagewire.gateway.generation.serving import OK
 from pagewire.gateway.middleware import CLIENT_GONE
 from pagewire.gateway.request_context import request_context
+from pagewire.gateway.vectors.names import names_of
 from pagewire.rpc import RpcError
 from pagewire.trace import Trace
 from pagewire.v1 import inference_pb2
@@ -102,6 +103,7 @@ async def serve(
 
     Raises ApiError or ClientDisconnect.
     """
+    request_context(request.scope).names = names_of(body)
     head = await head_of(request, body, prefix)
     call = VectorCall(request, operation, head.model)
     status, failure = 200, None

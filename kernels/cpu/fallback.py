@@ -38,6 +38,7 @@ from pagewire.kernels.reference import (
     look_up_drafts,
     mask_tokens,
     norm_add_rms_norm,
+    normed_linear,
     rms_norm_,
     rotary_store_kv,
     rotary_store_latent,
@@ -82,6 +83,8 @@ __all__ = [
     "look_up_drafts",
     "mask_tokens",
     "norm_add_rms_norm",
+    "normed_grouped_linear",
+    "normed_linear",
     "packed_embedding",
     "packed_experts_linear",
     "packed_linear",
@@ -219,6 +222,30 @@ def grouped_linear(
         codes, scales, offsets, codebook, permutation, shape, bits, group_size, zero_point
     )
     return F.linear(x, weight.to(x.dtype), bias)
+
+
+def normed_grouped_linear(
+    x: Tensor,
+    residual: Tensor,
+    updated: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    gated: bool,
+) -> Tensor:
+    normed = add_rms_norm(x, updated.copy_(residual), norm_weight, eps)
+    weight = (codes, scales, offsets, codebook, permutation)
+    product = grouped_linear(normed, *weight, bias, out_features, bits, group_size, zero_point)
+    return silu_and_mul(product) if gated else product
 
 
 def rough_grouped_linear(

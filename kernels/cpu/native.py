@@ -1,4 +1,5 @@
-"""The CPU's ops in C++, and the two on byte weights that a CPU never gets (`quantized.pack`) in torch.
+"""The CPU's ops in C++. In torch: those on byte weights, which a CPU never gets (`quantized.pack`), and the normed
+products, for which a CPU's layers call two ops.
 
 Importing this module raises BuildError where the C++ kernels cannot be compiled.
 """
@@ -32,7 +33,13 @@ from pagewire.kernels.cpu.experts import (
     route_experts,
     sort_by_expert,
 )
-from pagewire.kernels.cpu.fallback import fp8_experts_linear, fp8_linear, int8_linear
+from pagewire.kernels.cpu.fallback import (
+    fp8_experts_linear,
+    fp8_linear,
+    int8_linear,
+    normed_grouped_linear,
+    normed_linear,
+)
 from pagewire.kernels.cpu.grouped import grouped_embedding, grouped_linear, rough_grouped_linear
 from pagewire.kernels.cpu.latent import head_linear, latent_attention, rotary_store_latent
 from pagewire.kernels.cpu.linear import linear
@@ -77,6 +84,8 @@ __all__ = [
     "look_up_drafts",
     "mask_tokens",
     "norm_add_rms_norm",
+    "normed_grouped_linear",
+    "normed_linear",
     "packed_embedding",
     "packed_experts_linear",
     "packed_linear",

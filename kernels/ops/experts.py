@@ -93,7 +93,7 @@ def fp8_experts_linear(
 ) -> Tensor:
     """As `experts_linear`, of an `Fp8Weight`; its scales are per output, or per block with N a multiple of 128.
 
-    Activations are not quantized.
+    A device may quantize activations, as `fp8_linear` does, where experts have many pairs.
     """
     return x.new_empty((order.shape[0], weight.shape[0] // (starts.shape[0] - 1)))
 

@@ -17,6 +17,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+@op(cuda="products.normed_linear", mutates=("updated",))
+def normed_linear(
+    x: Tensor,
+    residual: Tensor,
+    updated: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+) -> Tensor:
+    """`linear` of the residual stream normalised, once x is added to it; gated: `silu_and_mul` of that.
+
+    residual     [num_tokens, K] of x's dtype, or fp32; read
+    updated      as residual, in other memory: becomes residual + x, as `add_rms_norm` has it, which also says what
+                 norm_weight [K] and eps are
+    """
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // 2 if gated else weight.shape[0]))
+
+
 @op(cuda=None)
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
     """As `linear`, of a bf16 weight in a CPU's layout (`cpu.packed_layout`)."""
@@ -29,7 +49,7 @@ def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size:
     return weight.new_empty((*token_ids.shape, row_size))
 
 
-# codes .. permutation and bits .. zero_point are those of a `quantized.PackedGrouped`, which makes these two calls.
+# codes .. permutation and bits .. zero_point are those of a `quantized.PackedGrouped`, which makes these calls.
 @op(cuda="products.grouped_linear")
 def grouped_linear(
     x: Tensor,
@@ -46,6 +66,29 @@ def grouped_linear(
 ) -> Tensor:
     """x @ weight.T + bias, of a weight quantized in groups."""
     return x.new_empty((*x.shape[:-1], out_features))
+
+
+@op(cuda="products.normed_linear", mutates=("updated",))
+def normed_grouped_linear(
+    x: Tensor,
+    residual: Tensor,
+    updated: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    gated: bool,
+) -> Tensor:
+    """As `normed_linear`, of a weight as `grouped_linear` has it."""
+    return x.new_empty((*x.shape[:-1], out_features // 2 if gated else out_features))
 
 
 @op(cuda=None)

@@ -69,6 +69,41 @@ class PackedGrouped:
             self.zero_point,
         )
 
+    @property
+    def takes_norm(self) -> bool:
+        """Whether `after_norm` may be called."""
+        return self.layout == "cuda"
+
+    def after_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        updated: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        bias: Tensor | None,
+        gated: bool,
+    ) -> Tensor:
+        """As `ops.normed_linear`."""
+        return ops.normed_grouped_linear(
+            x,
+            residual,
+            updated,
+            norm_weight,
+            eps,
+            self.codes,
+            self.scales,
+            self.offsets,
+            self.codebook,
+            self.permutation,
+            bias,
+            self.shape[0],
+            self.bits,
+            self.group_size,
+            self.zero_point,
+            gated,
+        )
+
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
         """As `ops.experts_linear`: a weight without permutation, of experts whose outputs fill whole TILES."""
         return ops.grouped_experts_linear(

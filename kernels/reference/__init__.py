@@ -39,7 +39,14 @@ from pagewire.kernels.reference.experts import (
 )
 from pagewire.kernels.reference.inputs import step_inputs
 from pagewire.kernels.reference.latent import head_linear, latent_attention, rotary_store_latent
-from pagewire.kernels.reference.products import fp8_linear, grouped_embedding, grouped_linear, int8_linear, linear
+from pagewire.kernels.reference.products import (
+    fp8_linear,
+    grouped_embedding,
+    grouped_linear,
+    int8_linear,
+    linear,
+    normed_linear,
+)
 from pagewire.kernels.reference.sampling import (
     accept_tokens,
     apply_penalties,
@@ -85,6 +92,7 @@ __all__ = [
     "mask_tokens",
     "near",
     "norm_add_rms_norm",
+    "normed_linear",
     "paged_attention",
     "rms_norm",
     "rms_norm_",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.quantized.weights import Fp8Weight, GroupedWeight
+from pagewire.kernels.quantized.weights import FP8_BLOCK, Fp8Weight, GroupedWeight
+from pagewire.kernels.reference.products import as_fp8
 
 
 def route_experts(
@@ -72,8 +73,19 @@ def grouped_experts_linear(
 
 
 def fp8_experts_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    order: Tensor,
+    starts: Tensor,
+    *,
+    quantize_input: bool = False,
 ) -> Tensor:
+    """quantize_input: as `reference.fp8_linear` says."""
+    if quantize_input:
+        x32 = as_fp8(x.float(), None, FP8_BLOCK if scales.dim() == 2 else x.shape[1])
+        return experts_linear(x32, Fp8Weight(weight, scales).dequantize(), bias, order, starts).to(x.dtype)
     return experts_linear(x, Fp8Weight(weight, scales).dequantize(), bias, order, starts)
 
 

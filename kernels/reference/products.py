@@ -11,11 +11,28 @@ from torch.nn import functional as F
 
 from pagewire.kernels.quantized.weights import FP8_BLOCK, Fp8Weight, GroupedWeight, Int8Weight
 from pagewire.kernels.reference.attention import FP8_MAX
+from pagewire.kernels.reference.elementwise import add_rms_norm, silu_and_mul
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
     return F.linear(x, weight, bias)
+
+
+def normed_linear(
+    x: Tensor,
+    residual: Tensor,
+    updated: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+) -> Tensor:
+    """add_rms_norm, linear and, where gated, silu_and_mul."""
+    normed = add_rms_norm(x, updated.copy_(residual), norm_weight, eps)
+    product = linear(normed, weight, bias)
+    return silu_and_mul(product) if gated else product
 
 
 def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Tensor:
@@ -61,11 +78,11 @@ def fp8_linear(
     """
     x32 = x.float()
     if quantize_input:
-        x32 = _as_fp8(x32, input_scale, FP8_BLOCK if scales.dim() == 2 else x.shape[-1])
+        x32 = as_fp8(x32, input_scale, FP8_BLOCK if scales.dim() == 2 else x.shape[-1])
     return _product(x32, Fp8Weight(weight, scales).dequantize(), bias).to(x.dtype)
 
 
-def _as_fp8(x: Tensor, input_scale: Tensor | None, group_size: int) -> Tensor:
+def as_fp8(x: Tensor, input_scale: Tensor | None, group_size: int) -> Tensor:
     """x [num_tokens, K] as it is after a conversion to e4m3 and back."""
     if input_scale is not None:
         return (x / input_scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float() * input_scale

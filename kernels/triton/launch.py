@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from triton.language import core
 from triton.language.extra import cuda
 
 _CAPABILITY = 90
@@ -61,11 +62,20 @@ def launch_dependents(_semantic: Any = None) -> None:
         cuda.gdc_launch_dependents(_semantic=_semantic)
 
 
+def prefetch(pointers: Any, _semantic: Any = None) -> None:
+    """In a kernel, before it waits: asks memory for the lines of 128 bytes at `pointers`, for the L2 cache."""
+    if _has_instructions(_semantic):
+        core.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // dummy $0", "=r,l", [pointers], dtype=core.int32, is_pure=False, pack=1,
+            _semantic=_semantic,
+        )  # fmt: skip
+
+
 def _has_instructions(semantic: Any) -> bool:
     """By what is compiled for, which need not be the machine's own GPU. The interpreter has no `semantic`."""
     return semantic is not None and int(semantic.builder.options.arch.removeprefix("sm")) >= _CAPABILITY
 
 
 # What marks a function that the compiler calls, as those of triton.language are.
-for _function in (wait_for_inputs, launch_dependents):
-    _function.__triton_builtin__ = True  # type: ignore[attr-defined]
+for _name in ("wait_for_inputs", "launch_dependents", "prefetch"):
+    globals()[_name].__triton_builtin__ = True

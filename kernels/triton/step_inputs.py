@@ -9,6 +9,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # Tokens or pages of one loop iteration. Eight warps, because one program walks a whole prompt chunk.
 TILE = 2048
@@ -51,6 +52,8 @@ def step_inputs_kernel(
 ):
     """One program per request, so that nothing else reads or writes its row while it moves on. A chunk of 8192
     tokens is four iterations; sharing it among programs would need a last-arriving one to advance the row."""
+    wait_for_inputs()
+    launch_dependents()
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + request).to(tl.int64)
     start = tl.load(query_start_loc_ptr + request)
@@ -168,6 +171,7 @@ def step_inputs(
         BLOCK_SIZE=block_size,
         TILE=TILE,
         num_warps=NUM_WARPS,
+        **dependent_launch(rows.device),
     )
 
 

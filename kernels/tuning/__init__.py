@@ -63,9 +63,20 @@ KERNELS = {
         _ATTENTION_DISTANCES,
         ("block_m", "block_n", "tiles_in_flight", "descriptors", "num_warps", "num_stages"),
     ),
-    # library_rows: from how many tokens on a library's product is faster.
-    "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
+    # library_rows: from how many tokens on a library's product is faster; block_library_rows: with scales per block.
+    "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows", "block_library_rows")),
     "fp8_weight_only": Keys(("x_bytes",), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows")),
+    "skinny_product": Keys(
+        (),
+        _PRODUCT_DISTANCES,
+        ("block_n", "block_k", "num_warps", "num_stages", "programs_per_sm", "library_rows"),
+    ),
+    # apart_rows: from how many tokens on norm, product and activation in three launches are faster.
+    "grouped_skinny": Keys(
+        ("bits",),
+        ("group", *_PRODUCT_DISTANCES),
+        ("block_n", "num_warps", "num_stages", "programs_per_sm", "apart_rows"),
+    ),
     "int8_product": Keys((), _PRODUCT_DISTANCES, _PRODUCT_CONFIG),
     # group: inputs that share a scale.
     "grouped_gemm": Keys(
@@ -73,6 +84,12 @@ KERNELS = {
         ("group", "outputs", "inputs"),
         # wide: 1 where weights are rounded before they are multiplied (`products.grouped_wide`), else 0.
         ("block_m", "block_n", "num_warps", "num_stages", "programs_per_sm", "library_rows", "wide"),
+    ),
+    # Products with experts' weights. tokens: of an expert on average; x_bytes: of an element, 1 where x is quantized.
+    "experts": Keys(
+        ("x_bytes", "weight_bytes", "tokens"),
+        ("outputs", "inputs"),
+        ("block_m", "block_n", "block_k", "num_warps", "num_stages"),
     ),
     # gemm_rows: from how many tokens on tensor cores are faster.
     "grouped_gemv": Keys(

@@ -28,7 +28,7 @@ class ServedModel:
 
 
 def connect(config: ServerFlags) -> Connection:
-    key = config.api_key or os.environ.get("PAGEWIRE_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    key = config.api_key or os.environ.get("PAGEWIRE_API_KEY", "").partition(",")[0] or os.environ.get("OPENAI_API_KEY")
     try:
         # As OpenAI's clients write it, with /v1, or without.
         return Connection(

@@ -23,6 +23,8 @@ def check_network(host: Host, config: ServeConfig, *, is_running: bool = False) 
     for check, port in (("REST port", config.port), ("gRPC port", config.grpc_port)):
         yield absent(check, "a running stack has it") if is_running else _port(check, config.host, port)
     yield _exposure(config)
+    if config.distributed_executor_backend == "ray" and config.num_ranks > 1:
+        yield _fabric(host)
 
 
 def _descriptors(host: Host) -> Finding:
@@ -63,6 +65,37 @@ def _buffers(host: Host, config: ServeConfig) -> Finding:
         f"up to {least >> 10} KiB",
         "ranks on other nodes send hidden states of whole steps, which wait for the buffer",
         f"sysctl net.core.rmem_max={needed} net.core.wmem_max={needed}",
+    )
+
+
+def _fabric(host: Host) -> Finding:
+    """What ranks on several nodes talk over. NCCL says what it has chosen with NCCL_DEBUG=INFO: NET/Socket is TCP,
+    NET/IB/.../GDRDMA is a card that reads the GPU's memory itself."""
+    states = [host.read(path) or "" for path in host.glob("/sys/class/infiniband/*/ports/*/state")]
+    if not states:
+        return note(
+            "fabric",
+            "no card for InfiniBand or RoCE here",
+            "ranks on other nodes are reached by TCP: sums over all of them in each layer wait for it",
+            "--tensor-parallel-size within a node, --pipeline-parallel-size over nodes",
+        )
+    active = sum("ACTIVE" in state for state in states)
+    if not active:
+        return warning(
+            "fabric",
+            f"{len(states)} ports for InfiniBand or RoCE, none is active",
+            "NCCL goes by TCP instead, and says so with NCCL_DEBUG=INFO (NET/Socket)",
+            "ibstat; the cable, the switch, the subnet manager",
+        )
+    found = f"{active} of {len(states)} ports for InfiniBand or RoCE are active"
+    loaded = (host.read("/proc/modules") or "").split()
+    if "nvidia_peermem" in loaded or "nvidia" not in loaded:
+        return ok("fabric", found)
+    return note(
+        "fabric",
+        f"{found}; the module nvidia_peermem is not loaded",
+        "unless the driver exports GPU memory itself (dma-buf), data between GPUs of two nodes go by way of the host",
+        "modprobe nvidia_peermem; NCCL_DEBUG=INFO then says GDRDMA",
     )
 
 

@@ -17,7 +17,7 @@ from pagewire.process import usable_cores
 from pagewire.tune import trace, tree
 from pagewire.tune.config import TuneConfig
 from pagewire.tune.measure import Figures, measure
-from pagewire.tune.search import LEAST_GAIN, Found, Search, Slo
+from pagewire.tune.search import LEAST_OF_ONE, Found, Search, Slo
 
 _WITHOUT = (*config.SET_BY_STACK, "port", "grpc_port", "admin_port", "scheduler_grpc_port", "uds_dir")
 _SHOWN = (
@@ -85,11 +85,8 @@ def summary(found: Found, settings: TuneConfig) -> list[str]:
     lines.append(f"{'':<34}" + "".join(f"{title:>10}" for title in (["before", "after"] if shown[1:] else ["now"])))
     for title, name in _SHOWN:
         lines.append(f"{title:<34}" + "".join(f"{getattr(figures, name):>10.1f}" for figures in shown))
-    if found.spread > LEAST_GAIN:
-        lines.append(
-            f"the same flags differed by up to {found.spread:.0%} from one measurement to another: on a quieter "
-            "machine, or with more --rounds, smaller gains count"
-        )
+    if settings.rounds == 1:
+        lines.append(f"one round tells no gain below {LEAST_OF_ONE:.0%} from chance: more --rounds do")
     if found.slo_broken:
         lines.append(f"--slo is not kept, with or without what was tried: {found.slo_broken}")
     if found.changes:

@@ -13,8 +13,8 @@ from pagewire.errors import StartupError
 from pagewire.tune.measure import Figures, median
 from pagewire.tune.tree import Candidate
 
-# Least gain, however quiet the machine.
-LEAST_GAIN = 0.03
+# Least gain in each round; and of one round alone, which has nothing to tell it from chance.
+LEAST_GAIN, LEAST_OF_ONE = 0.03, 0.2
 # What another goal may lose for this one.
 _MAY_LOSE = {"ttft": 0.8, "tpot": 0.8, "throughput": 0.0, "memory": 0.8}
 _SLO = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
@@ -60,6 +60,14 @@ def score(goal: str, figures: Figures) -> float:
     }[goal]
 
 
+def is_gain(gains: Sequence[float]) -> bool:
+    """Whether it is more than chance. gains: of each round, rising. What they differ by is chance: the least has to be
+    more than half of that."""
+    if len(gains) == 1:
+        return gains[0] >= LEAST_OF_ONE
+    return gains[0] >= max(LEAST_GAIN, (gains[-1] - gains[0]) / 2)
+
+
 @dataclass
 class Trial:
     """A candidate that was measured beside the best before it. refused: why it could not be. loses: what keeps it from
@@ -82,8 +90,6 @@ class Found:
     after: Figures | None = None
     gain: float = 0.0
     is_out_of_time: bool = False
-    # How much the same flags differed from one measurement to another: 0.1: by a tenth.
-    spread: float = 0.0
     slo_broken: str = ""  # what the best does not keep
 
 
@@ -99,24 +105,12 @@ class Search:
     seconds: float = 600.0
     clock: Callable[[], float] = time.monotonic
     tell: Callable[[str], None] = lambda text: None
-    # By flags: of all their measurements.
-    _scores: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def spread(self) -> float:
-        """Of measurements of the same flags, as of now."""
-        return max((max(scores) / max(1e-9, min(scores)) - 1 for scores in self._scores.values()), default=0.0)
-
-    @property
-    def least_gain(self) -> float:
-        """In each round. What chance does once it seldom does in every round: the more there are, the less is asked."""
-        return max(LEAST_GAIN, self.spread / self.rounds)
 
     def run(self, candidates_of: Callable[[Figures], Sequence[Candidate]]) -> Found:
         """candidates_of: what may help, given what is seen without changes. The flags found are measured against none
         once more, so that chance, which had many tries, does not choose alone."""
         found, started = Found(), self.clock()
-        seen = self._measured({})
+        seen = self.measure({})
         if seen.failed:
             self.tell(f"{seen.failed} requests fail with the flags as they are: {seen.error}")
         one = self.clock() - started
@@ -131,13 +125,14 @@ class Search:
         if found.changes:
             before, after = self._in_turns({}, found.changes)
             found.before, found.after = median(before), median(after)
-            found.gain = self._gains(before, after)[0]
-            if found.gain < self.least_gain or self._loses(found.before, found.after):
+            gains = self._gains(before, after)
+            found.gain = gains[0]
+            if not is_gain(gains) or self._loses(found.before, found.after):
                 found.changes = {}
         else:
             found.before = seen
         best = found.after if found.changes and found.after is not None else found.before
-        found.spread, found.slo_broken = self.spread, self.slo.broken(best)
+        found.slo_broken = self.slo.broken(best)
         return found
 
     def _try(self, candidate: Candidate, changes: Mapping[str, Any]) -> Trial:
@@ -148,20 +143,15 @@ class Search:
             trial.refused = str(error).splitlines()[0]
         else:
             trial.gains = self._gains(before, after)
-            if trial.gains[0] >= self.least_gain:
+            if is_gain(trial.gains):
                 trial.loses = self._loses(median(before), median(after))
                 trial.is_taken = not trial.loses
         self.tell(told(trial))
         return trial
 
     def _in_turns(self, these: Mapping[str, Any], those: Mapping[str, Any]) -> tuple[list[Figures], list[Figures]]:
-        pairs = [(self._measured(these), self._measured(those)) for _ in range(self.rounds)]
+        pairs = [(self.measure(these), self.measure(those)) for _ in range(self.rounds)]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-    def _measured(self, changes: Mapping[str, Any]) -> Figures:
-        figures = self.measure(changes)
-        self._scores.setdefault(repr(sorted(changes.items())), []).append(score(self.goal, figures))
-        return figures
 
     def _gains(self, before: Sequence[Figures], after: Sequence[Figures]) -> tuple[float, ...]:
         """Of each round, rising. The smallest counts: what helps does so each time."""
@@ -179,10 +169,14 @@ class Search:
         return ""
 
 
+def _percent(gain: float) -> str:
+    return f"{round(gain, 2) + 0.0:+.0%}"  # and no -0%
+
+
 def told(trial: Trial) -> str:
     said = " ".join(f"{flags.flag_name(name)} {value}" for name, value in trial.candidate.flags.items())
     if trial.refused:
-        return f"  {'':>12}  refused    {said}: {trial.refused}"
+        return f"  {'':>14}  refused    {said}: {trial.refused}"
     verdict = "taken    " if trial.is_taken else "not taken"
-    gains = f"{trial.gains[0]:+.0%}" + (f" to {trial.gains[-1]:+.0%}" if len(trial.gains) > 1 else "")
-    return f"  {gains:>12}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"
+    gains = " to ".join(map(_percent, (trial.gains[0], trial.gains[-1])[: len(trial.gains)]))
+    return f"  {gains:>14}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"

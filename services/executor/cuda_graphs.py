@@ -111,7 +111,7 @@ class CudaGraphs:
             return "captured" if self._record is not None else "eager"
         return "replayed" if _key("forward", shape) in self._graphs else "eager"
 
-    def capture(self, shape: BatchShape, record: Record, step: Callable[[], None]) -> None:
+    def capture(self, shape: BatchShape, record: Record, step: Callable[[], object]) -> None:
         """Captures what `step`, one that fits into this shape, runs through `run`. It runs twice: the first time
         compiles what is recorded. The largest shape comes first."""
         for recorder in (None, record):
@@ -120,6 +120,7 @@ class CudaGraphs:
                 step()
             finally:
                 self._capturing, self._record = None, None
+        assert _key("forward", shape) in self._graphs, f"the step that was to be captured is none of {shape}"
         bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:

@@ -14,14 +14,15 @@ from pagewire.services.executor.model_runner import ModelRunner
 
 
 def fill(runner: ModelRunner, shape: BatchShape) -> None:
-    """A dummy run that fits into one of the `graph_shapes`, with as many tokens as possible."""
+    """A dummy run that fits into one of the `graph_shapes`, and is of its kind."""
     if shape.is_uniform:
         runner.uniform_run(shape)
     elif shape.has_drafts_only:
         query_len = min(1 + runner.max_draft_tokens, shape.num_tokens)
         runner.uniform_run(BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len))
     else:  # one long query, and a short one where the shape has some
-        runner.dummy_run(1 if shape.min_query_len > SHORT_QUERY else 2, shape.num_tokens)
+        num_reqs = 1 if shape.min_query_len > SHORT_QUERY else 2
+        runner.dummy_run(num_reqs, min(shape.num_tokens, runner.limits.max_model_len))
 
 
 def capture_graphs(

@@ -126,7 +126,7 @@ def start_runner(
         records,
         pooling,
         group,
-        _graph_prompts(config, model, limits) if uses_graphs else (),
+        prompt_sizes(config.max_cudagraph_prompt_tokens, limits.max_num_batched_tokens) if uses_graphs else (),
     )
     if setup.speculation is not None:
         with phases("drafter"):
@@ -239,15 +239,6 @@ def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> 
     if config.cudagraph_capture_sizes or config.max_cudagraph_capture_size or device.type == "cuda":
         logger.info("no CUDA graphs: %s", reason)
     return False
-
-
-def _graph_prompts(config: ExecutorConfig, model: Model, limits: Limits) -> tuple[int, ...]:
-    """Tokens of the steps with prompts that are captured."""
-    if kv_cache.has_state(model) or not model.caching_layers:
-        # Their kernels have programs for as many tokens of each request as one of them has.
-        logger.info("no CUDA graphs of steps with prompts: %s", f"{model.config.architecture} has no paged attention")
-        return ()
-    return prompt_sizes(config.max_cudagraph_prompt_tokens, limits.max_num_batched_tokens)
 
 
 def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:

@@ -42,7 +42,7 @@ class Delivery:
         self._wake = wake
         self._undelivered: Outputs | None = None  # of the latest result, not told yet
         self.live: dict[int, LiveRequest] = {}
-        self.accounts = Accounts()
+        self.accounts = Accounts(self.live.values)
 
     def add(self, live: LiveRequest) -> None:
         self.live[live.request.request_id] = live
@@ -155,7 +155,4 @@ class Delivery:
         code = error.code.name if error else "CANCELLED" if request.finish_reason is FinishReason.ABORT else "OK"
         timeline.tell(live.span, request, live.timeline, code, error.message if error else None)
         if live.external_id:
-            trace_id = live.span.trace.trace_id
-            first_token = live.first_token_time
-            told = timeline.account(live.external_id, request, live.timeline, trace_id, first_token)
-            self.accounts.add(request.tenant, told)
+            self.accounts.add(request.tenant, live.account(has_ended=True))

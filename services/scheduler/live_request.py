@@ -1,14 +1,17 @@
 """A request and the client that waits for it."""
 
 import asyncio
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pagewire import telemetry
+from pagewire.services.scheduler import timeline
 from pagewire.services.scheduler.admission import NOTHING_KNOWN, Forecast
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.request_output import RequestOutbox
 from pagewire.services.scheduler.timeline import GRAMMAR, QUEUE, Timeline
+from pagewire.v1.admin_pb2 import RequestAccount
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +37,16 @@ class LiveRequest:
     def goes_by(self, external_ids: Collection[str], tenant: str | None) -> bool:
         """Whether its client has given it one of these ids, and it is of the tenant; None: of any."""
         return bool(self.external_id) and self.external_id in external_ids and tenant in (None, self.request.tenant)
+
+    @property
+    def account_owner(self) -> tuple[str, str]:
+        return self.request.tenant, self.external_id
+
+    def account(self, *, has_ended: bool = False) -> RequestAccount:
+        """Where its time goes. has_ended: its timeline is closed."""
+        now = None if has_ended else time.monotonic()
+        trace_id = self.span.trace.trace_id
+        return timeline.account(self.external_id, self.request, self.timeline, trace_id, self.first_token_time, now)
 
     @property
     def stage(self) -> str:

@@ -1,6 +1,7 @@
 """What a request waits for, and when: phases that follow each other from its arrival to its end, without gaps."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from pagewire import semconv
@@ -64,8 +65,12 @@ class Timeline:
         self.end = now
         self.phases.append(Phase("", now, num_tokens=num_output_tokens))
 
-    def intervals(self) -> list[tuple[Phase, float, int]]:
-        """Each phase, when it ended, and how many tokens it computed. After `close`."""
+    def intervals(self, so_far: Phase | None = None) -> list[tuple[Phase, float, int]]:
+        """Each phase, when it ended, and how many tokens it computed.
+
+        so_far: of a timeline that is not closed, what would close it now.
+        """
+        phases = self.phases if so_far is None else [*self.phases, so_far]
         return [
             (
                 phase,
@@ -74,7 +79,7 @@ class Timeline:
                 if phase.name == PREFILL
                 else after.num_tokens - phase.num_tokens,
             )
-            for phase, after in zip(self.phases, self.phases[1:], strict=False)
+            for phase, after in pairwise(phases)
         ]
 
 
@@ -107,23 +112,29 @@ def tell(span: Span, request: Request, timeline: Timeline, code: str, message: s
 
 
 def account(
-    external_id: str, request: Request, timeline: Timeline, trace_id: str, first_token: float | None
+    external_id: str,
+    request: Request,
+    timeline: Timeline,
+    trace_id: str,
+    first_token: float | None,
+    now: float | None = None,
 ) -> RequestAccount:
-    """For whoever asks where its time went. first_token: when it came, by time.monotonic()."""
+    """For whoever asks where its time went. first_token: when it came, by time.monotonic(). now: it goes on."""
     start = timeline.phases[0].start
-    assert request.finish_reason is not None
+    so_far = None if now is None else Phase("", now, num_tokens=request.num_output_tokens)
     told = RequestAccount(
         service="scheduler",
         request_id=external_id,
         trace_id=trace_id,
-        seconds=timeline.end - start,
-        finish_reason=request.finish_reason.name.lower(),
+        seconds=(timeline.end if now is None else now) - start,
+        finish_reason=request.finish_reason.name.lower() if request.finish_reason is not None else "",
         first_token_seconds=first_token - start if first_token is not None else 0.0,
+        is_running=now is not None,
     )
     told.usage.prompt_tokens = request.num_prompt_tokens
     told.usage.cached_tokens = request.num_cached_tokens or 0
     told.usage.completion_tokens = request.num_output_tokens
-    for phase, end, num_tokens in timeline.intervals():
+    for phase, end, num_tokens in timeline.intervals(so_far):
         told.phases.add(
             name=phase.name,
             start_seconds=phase.start - start,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import grpc
 
@@ -16,7 +17,8 @@ from pagewire.v1.admin_pb2 import RequestAccount
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
 
 _METHOD = "pagewire.v1.InferenceService/Generate"
-ACCOUNTS = Accounts()
+_unended: "WeakSet[Record]" = WeakSet()
+ACCOUNTS = Accounts(lambda: list(_unended))
 
 
 class Record:
@@ -33,6 +35,7 @@ class Record:
         self._submitted: float | None = None
         self._first_output = self._last_output = 0.0
         self._detokenized = 0.0  # seconds
+        _unended.add(self)
 
     def on_submitted(self) -> None:
         """The scheduler has it."""
@@ -88,7 +91,9 @@ class Record:
             now - self.arrived, self.span.exemplar
         )
         usage = usage or common_pb2.Usage()
-        self._account(now, finish_reason, usage)
+        _unended.discard(self)
+        if self._request_id:
+            ACCOUNTS.add(self._tenant, self._account(now, finish_reason, usage))
         if not self.span.is_recorded:
             self.span.end()
             return
@@ -114,9 +119,17 @@ class Record:
         }
         self.span.end(attributes, error=message if error_type else None, at=now)
 
-    def _account(self, now: float, finish_reason: str, usage: common_pb2.Usage) -> None:
-        if not self._request_id:
-            return
+    @property
+    def account_owner(self) -> tuple[str, str]:
+        return self._tenant, self._request_id
+
+    def account(self) -> RequestAccount:
+        """Of what goes on. Its tokens are the scheduler's to tell."""
+        account = self._account(time.monotonic(), "", common_pb2.Usage())
+        account.is_running = True
+        return account
+
+    def _account(self, now: float, finish_reason: str, usage: common_pb2.Usage) -> RequestAccount:
         submitted = now if self._submitted is None else self._submitted
         account = RequestAccount(
             service="tokenizer",
@@ -131,7 +144,7 @@ class Record:
         account.detokenize_seconds = self._detokenized
         if self._first_output:
             account.first_token_seconds = self._first_output - self.arrived
-        ACCOUNTS.add(self._tenant, account)
+        return account
 
 
 class Unrecorded(Record):

@@ -95,7 +95,7 @@ def test_wrong_peers_are_named_and_not_timed(tmp_path: Path, monkeypatch: pytest
         ((4096, 14336), 8, {("ratio", 2.1, 2.8)}),  # 30.5 MB
         ((4096, 4096), 8, {("ratio", 1.5, None)}),
         ((4096, 4096), 4096, {("ratio", 0.8, None)}),
-        ((37888, 3584), 512, {("ratio", 0.85, 0.95)}),
+        ((37888, 3584), 512, {("ratio", 0.85, 0.95), ("ratio", 1.0, None)}),
     ],
 )
 def test_targets(shape: tuple[int, int], num_tokens: int, expected: set[tuple[str, float, float | None]]) -> None:

@@ -34,10 +34,26 @@ def unit(name: str) -> Unit:
     return Unit(UNITS / f"pagewire-{name}.service")
 
 
-def configuration(name: str) -> Any:
+def environment(name: str, **files: str) -> dict[str, str]:
+    """Of the service. files: what its EnvironmentFile says, which wins."""
+    text = (UNITS / f"pagewire-{name}.service").read_text()
+    words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
+    return dict(word.split("=", 1) for word in words) | files
+
+
+def configuration(name: str, **files: str) -> Any:
+    """No flag is given, so that every variable holds."""
     command = shlex.split(unit(name)["Service"]["ExecStart"])
-    assert command[:4] == ["/opt/pagewire/bin/python", "-m", "pagewire.cli", name]
-    return flags.parse(CONFIGURATIONS[name], command[4:], prog=name, description="", environ={})
+    assert command == ["/opt/pagewire/bin/python", "-m", "pagewire.cli", name]
+    return flags.parse(CONFIGURATIONS[name], [], prog=name, description="", environ=environment(name, **files))
+
+
+def asked_for_health(name: str, **files: str) -> str:
+    """What systemd and the shell make of the words behind `pagewire.health`."""
+    (shell, option, script) = shlex.split(unit(name)["Service"]["ExecStartPost"])
+    script = script.replace("$$", "$").replace("%%", "%").replace("/opt/pagewire/bin/python -m pagewire.health", "echo")
+    return subprocess.run([shell, option, script], env=environment(name, **files), check=True, capture_output=True,
+                          text=True).stdout.strip()  # fmt: skip
 
 
 def verify(directory: Path) -> subprocess.CompletedProcess[str]:
@@ -85,11 +101,14 @@ def test_each_service_finds_its_neighbour() -> None:
 
 @pytest.mark.parametrize("name", LINE)
 def test_a_service_has_started_when_it_is_healthy_and_has_time_to_drain(name: str) -> None:
-    settings, service = configuration(name), unit(name)["Service"]
-    asked = re.search(r"pagewire\.health (\S+)( pagewire\.v1\.\w+)?;", service["ExecStartPost"])
-    assert asked is not None
-    where = f"http://{settings.host}:{settings.port}/readyz" if name == "gateway" else settings.listen
-    assert asked[1] == where
+    other = (
+        {"PAGEWIRE_HOST": "10.0.0.1", "PAGEWIRE_PORT": "80"} if name == "gateway" else {"PAGEWIRE_LISTEN": "a:1,b:2"}
+    )
+    for files in ({}, other):
+        settings, service = configuration(name, **files), unit(name)["Service"]
+        is_rest = name == "gateway"
+        where = f"http://{settings.host}:{settings.port}/readyz" if is_rest else settings.listen.split(",")[0]
+        assert asked_for_health(name, **files).split()[0] == where
     assert float(service["TimeoutStopSec"]) > settings.shutdown_timeout + getattr(settings, "drain_delay", 0)
 
 

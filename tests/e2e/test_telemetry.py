@@ -124,5 +124,28 @@ async def test_where_a_requests_time_went(line: Line) -> None:
         assert sum(phase["share"] for phase in output["phases"]) == pytest.approx(1, rel=0.01)
         assert output["output_tokens"] == 5 and output["finish_reason"] == "length"
         assert 0 < output["first_token_seconds"] < output["seconds"] == told["seconds"]
+        assert 0 < output["detokenize_seconds"] < output["seconds"]
     assert text == told["text"] and "prefill" in text
+    assert not told["is_running"] and told["silent"] == []
     assert unknown.status_code == 404 and "nobody" in unknown.json()["error"]["message"]
+
+
+async def test_where_a_requests_time_goes_that_has_not_ended(line: Line) -> None:
+    body = {"model": "m", "prompt": "One, two,", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    headers = {"X-Request-Id": "not-ended"}
+    async with httpx.AsyncClient(base_url=line.base_url, timeout=60) as http:
+        async with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            chunks = response.aiter_raw()
+            await anext(chunks)
+            told = (await http.get("/v1/requests/not-ended/explain")).json()
+        assert told["is_running"] and "so far" in told["text"] and "not ended" in told["text"]
+        [output] = told["outputs"]
+        assert output["phases"][-2]["name"] == "decode" and output["finish_reason"] is None
+        assert 0 < output["output_tokens"] < 400
+        assert sum(phase["seconds"] for phase in output["phases"]) == pytest.approx(output["seconds"], rel=0.01)
+        for _ in range(100):  # its client has gone
+            told = (await http.get("/v1/requests/not-ended/explain")).json()
+            if not told["is_running"]:
+                break
+            await asyncio.sleep(0.05)
+        assert told["outputs"][0]["finish_reason"] == "abort"

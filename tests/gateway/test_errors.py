@@ -344,6 +344,13 @@ _CLAUDE = {"max_tokens": 9, "messages": MESSAGES, "model": "m"}
         ("/v1/messages", _CLAUDE, ("max_tokens", "max_tokens and stop"), None, "max_tokens and stop"),
         ("/generate", {"text": "p", "sampling_params": {"regex": "("}}, ("grammar", "regex: ("),
          "sampling_params.regex", "sampling_params.regex: regex: ("),
+        ("/v1/embeddings", {"input": ["a", "b"]}, ("inputs[1]", "inputs[1] has 9"), "input[1]", "input[1] has 9"),
+        ("/v1/embeddings", {"input": "a"}, ("inputs[0]", "inputs[0] has 9"), "input", "input has 9"),
+        ("/v1/embeddings", {"messages": MESSAGES}, ("inputs[0].chat", "it has images"), "messages", "it has images"),
+        ("/v2/embed", {"texts": ["a"]}, ("inputs[0]", "inputs[0] has 9"), "texts[0]", "texts[0] has 9"),
+        ("/rerank", {"query": "q", "documents": ["a"]}, ("pairs[0]", "pairs[0] has 9"), "documents[0]",
+         "documents[0] has 9"),
+        ("/score", {"text_1": "q", "text_2": "a"}, ("pairs[0]", "pairs[0] has 9"), "text_2", "text_2 has 9"),
         ("/generate", {"input_ids": [9]}, ("token_ids.ids", "token_ids.ids has 9"), "input_ids", "input_ids has 9"),
     ],
 )  # fmt: skip
@@ -351,10 +358,11 @@ async def test_fields_have_the_names_that_the_client_has_sent(
     client: httpx.AsyncClient, fake: FakeTokenizer, path: str, body: Any, inner: Any, param: str | None, message: str
 ) -> None:
     field, said = inner
-    path_in_grpc = field if "." in field or field == "stop" else f"sampling_params.{field}"
+    path_in_grpc = field if set(".[") & set(field) or field == "stop" else f"sampling_params.{field}"
     fake.error = RpcError(grpc.StatusCode.INVALID_ARGUMENT, said, [(path_in_grpc, said)])
-    for stream in (False, True):
-        response = await client.post(path, json={"messages": MESSAGES, "stream": stream} | body if path == CHAT else
-                                     {"stream": stream} | body)  # fmt: skip
+    generates = path in (CHAT, "/v1/responses", "/v1/messages", "/generate")
+    for extra in ({"stream": False}, {"stream": True}) if generates else ({},):
+        json = body | extra | ({"messages": MESSAGES} if path == CHAT else {})
+        response = await client.post(path, json=json)
         error = response.json()["error"]
         assert (response.status_code, error.get("param"), error["message"]) == (400, param, message)

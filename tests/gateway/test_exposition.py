@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from pagewire.gateway.exposition.merge import expose
-from pagewire.gateway.exposition.siblings import Siblings
+from pagewire.gateway.siblings import Siblings
+from pagewire.recent import Accounts
 from pagewire.v1.admin_pb2 import ServiceMetrics
 from tests.expositions import fresh_expositions
 from tests.gateway.conftest import running_gateway, wait_ready
@@ -134,7 +135,8 @@ async def test_the_port_for_metrics_asks_for_no_key_and_has_nothing_else(fake: F
 
 
 async def test_every_gateway_of_a_data_directory_is_told_of(tmp_path: Path) -> None:
-    gateways = [Siblings(tmp_path, lambda number=number: f"gateway {number}" * 100_000) for number in range(3)]
+    none = Accounts(lambda: ())
+    gateways = [Siblings(tmp_path, lambda number=number: f"gateway {number}" * 100_000, none) for number in range(3)]
     for one in gateways:
         await one.start()
 
@@ -145,7 +147,7 @@ async def test_every_gateway_of_a_data_directory_is_told_of(tmp_path: Path) -> N
     assert [await told(one) for one in gateways] == [every] * 3
     await gateways[0].close()
     assert await told(gateways[2]) == {name: every[name] for name in ("gateway-1", "gateway-2")}
-    after = Siblings(tmp_path, lambda: "gateway 9")
+    after = Siblings(tmp_path, lambda: "gateway 9", none)
     await after.start()
     assert await told(gateways[1]) == every | {"gateway-0": "gateway 9"}, "it has the place of who is gone"
     for one in (*gateways[1:], after):
@@ -160,3 +162,21 @@ async def test_gateway_processes_of_one_port_share_a_scrape(fake: FakeTokenizer,
             text = (await second.get("/metrics")).text
         addresses = {one.labels["address"] for one in samples(text, "pagewire:http_connection_limit")}
         assert addresses == {"gateway-0", "gateway-1"}
+
+
+async def test_any_gateway_tells_what_another_knows_of_a_request(
+    fake: FakeTokenizer, address: str, tmp_path: Path
+) -> None:
+    directory = str(tmp_path / "of both")
+    async with (
+        running_gateway(address, data_dir=directory) as one,
+        running_gateway(address, data_dir=directory) as other,
+    ):
+        await wait_ready(one)
+        answer = (await one.post("/v1/completions", json={"prompt": "p"})).json()
+        path = f"/v1/requests/{answer['id']}/explain"
+        told = (await other.get(path)).json()
+        assert told == (await one.get(path)).json()
+        assert [phase["name"] for phase in told["outputs"][0]["phases"]] == ["gateway"]
+        assert not told["is_running"] and told["silent"] == ["tokenizer", "scheduler"]
+        assert (await other.get("/v1/requests/cmpl-unknown/explain")).status_code == 404

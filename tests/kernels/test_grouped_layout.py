@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from pagewire.kernels.quantized.weights import BITS, GroupedWeight
-from pagewire.kernels.triton.products import grouped_gemv, grouped_layout, grouped_tile
+from pagewire.kernels.triton.products import grouped_gemv, grouped_layout, grouped_tile, grouped_wide
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.ptx import halves, register_of, run, single
 
@@ -130,3 +130,28 @@ def test_a_weight_without_groups_to_spare() -> None:
     packed = grouped_layout.pack(weight)
     assert packed.scales.shape == (1, 64)
     assert torch.equal(grouped_layout.unpack(packed).dequantize(), torch.tensor([[-7.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("minimums", [False, True])
+@pytest.mark.parametrize("two", [False, True])
+def test_a_scaled_weight_is_rounded_once_but_for_a_minimum(dtype: torch.dtype, minimums: bool, two: bool) -> None:
+    numbers = torch.arange(-15, 16).to(dtype)
+    scale, minimum = torch.rand(2, 500, 1) * 0.02 + 0.002
+    minimum = -8 * minimum
+    registers = {"$1": register_of(numbers, numbers.flip(0))}
+    values = [scale, minimum][: 1 + minimums]
+    parts = [part for value in values for part in (value.to(dtype), (value - value.to(dtype).float()).to(dtype))]
+    if not two:
+        parts = parts[::2]
+        scale, minimum = scale.to(dtype).float(), minimum.to(dtype).float()
+    registers |= {f"${2 + index}": register_of(part, part) for index, part in enumerate(parts)}
+    text = grouped_wide._scaling_asm.fn(dtype is torch.float16, minimums, two)
+    weights = run(text, registers, dtype)["$0"]
+    unit = torch.finfo(dtype).eps / 2
+    for number, actual in zip((numbers, numbers.flip(0)), halves(weights, dtype), strict=True):
+        scaled, added = number.double() * scale.double(), minimum.double() * minimums
+        # What is left of a sum of two after that, and what fp16 has no exponent for.
+        slack = 4 * unit**2 * (scaled.abs() + added.abs()) + (1e-7 if dtype is torch.float16 else 0)
+        roundings = 1 + (minimums and two)
+        assert ((actual - (scaled + added)).abs() <= roundings * unit * (scaled + added).abs() * 1.01 + slack).all()

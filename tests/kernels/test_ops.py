@@ -271,6 +271,11 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "gelu": (x,),
         "gelu_tanh": (x,),
         "linear": (x, torch.randn(9, 64), None),
+        "normed_linear": (x, x + 1, torch.zeros(6, 64), weight, 1e-5, torch.randn(10, 64), torch.randn(10), True),
+        "normed_grouped_linear": (
+            *(x, x + 1, torch.zeros(6, 64), weight, 1e-5, *codes, None, None),
+            *(9, *form, False),
+        ),
         "grouped_linear": (x, *codes, None, None, 9, *form),
         "rough_grouped_linear": (whole, *codes[:-1], None, None, 9, *form),
         "grouped_embedding": (torch.tensor([3, 8, 0]), *codes, *packed.shape, *form, torch.float32),
@@ -309,7 +314,7 @@ def test_every_op_is_checked_as_registered() -> None:
 # Their references take a weight as numbers; what a CPU packs has none but the unpacked product.
 WITHOUT_REFERENCE = {
     *("grouped_linear", "rough_grouped_linear", "grouped_embedding", "packed_linear", "packed_embedding"),
-    *("grouped_experts_linear", "packed_experts_linear"),
+    *("grouped_experts_linear", "packed_experts_linear", "normed_grouped_linear"),
 }
 
 

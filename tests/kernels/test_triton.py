@@ -33,6 +33,7 @@ SWEPT = [
     "triton_grouped",
     "triton_sampling",
     "triton_scaled_product",
+    "triton_split_plan",
     "triton_step_inputs",
 ]
 
@@ -63,6 +64,7 @@ def run_module(module: str, *arguments: str, timeout: float = 280, **environment
         "triton_experts",
         "triton_latent",
         "triton_quantize_input",
+        "triton_skinny",
         "triton_state_space",
     ],
 )

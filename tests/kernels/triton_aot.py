@@ -19,10 +19,11 @@ from collections.abc import Iterator
 
 from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
-from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, compile_for, instructions
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, compile_for, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
-from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, few_tokens, largest_product, quantizations
+from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, SPLIT_ROWS, few_tokens, largest_product, quantizations
+from benchmarks.kernels.skinny_forms import skinny_forms
 from benchmarks.kernels.specializations import (
     all_forms,
     attention,
@@ -33,7 +34,8 @@ from benchmarks.kernels.specializations import (
     state_forms,
 )
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.products import scaled_product
+from pagewire.kernels.triton.elementwise import activation, norm
+from pagewire.kernels.triton.products import grouped_dequantize, scaled_product
 
 
 def largest_tiles(capability: int) -> Iterator[Specialization]:
@@ -59,7 +61,14 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
         for form in (*grouped_products.largest_products(capability), *largest_expert_products(capability)):
             yield capability, form
     seen = set()
-    others = (*sampling_forms(), *quantizations(90), *expert_forms(90), *encoder_forms(), *state_forms())
+    others = (
+        *sampling_forms(),
+        *quantizations(90),
+        *expert_forms(90),
+        *encoder_forms(),
+        *state_forms(),
+        *skinny_forms(90),
+    )
     for form in (*elementwise(90), *others):
         present = tuple(form.types)  # one of each kernel and set of optional arguments
         if (form.name, present) not in seen:
@@ -95,23 +104,37 @@ def instruction_faults() -> Iterator[str]:
 
 
 def loop_faults() -> Iterator[str]:
-    """What a step of products with e4m3 waits for that it need not."""
+    """What a step of products with fp8, and with experts' weights, does that it need not."""
     for capability, tokens, blocks in itertools.product((89, 90), (16, 64, 2048), (False, True)):
         config = tuning.lookup("fp8_product", capability, tokens=tokens, outputs=4096, inputs=4096)
-        product = scaled_product.specialization("fp8e4nv", "bf16", config, block_scales=blocks)
-        loop = main_loop(Specialization(*product), capability)
-        label = f"fp8_product of {tokens} tokens, {'blocks' if blocks else 'channels'}, sm_{capability}"
-        # Operands by 16 bytes at a time, all but one of the stages ahead: two of them, each with a load in flight.
-        in_flight = f"DEPBAR.LE SB0, {2 * (config['num_stages'] - 2):#x}"
-        if not count(loop, "LDGSTS.E.BYPASS.128") or count(loop, "DEPBAR.LE SB0") != count(loop, in_flight):
-            yield f"{label}: loads are not in flight, {[text for text in loop if 'DEPBAR' in text]}"
-        # Products of a step run on while the next one begins; sums of a block leave the tensor cores once per block.
-        if count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0") != (blocks and capability == 90):
-            yield f"{label}: {[text for text in loop if 'WARPGROUP.DEPBAR' in text]}"
-        # Scales are one of the weight and, of a thread's tokens, those of two rows of a tile, or of the few columns.
-        scales, most = count(loop, "LDG."), (5 if tokens == 16 else 9 if capability == 89 else 3) if blocks else 0
-        if scales > most:
-            yield f"{label}: {scales} loads of scales in each step, {most} are enough"
+        split = config["block_m"] <= SPLIT_ROWS
+        product = scaled_product.specialization("fp8e4nv", "bf16", config, block_scales=blocks, split=split)
+        # Of a thread's tokens: two rows of a tile on 9.0, more rows on 8.9, or the few columns of a tile of 16.
+        most_scales = (5 if tokens == 16 else 9 if capability == 89 else 3) if blocks else 0
+        yield from _step_faults(Specialization(*product), capability, most_scales)
+    for form in expert_forms(90):
+        if form.name == "experts_linear_kernel" and form.types["out_ptr"] != "*fp32":
+            blocks = form.constants["BLOCK_SCALES"]
+            yield from _step_faults(form, 90, blocks + 2 * (blocks and form.types["x_ptr"] == "*fp8e4nv"))
+
+
+def _step_faults(form: Specialization, capability: int, most_scales: int) -> Iterator[str]:
+    loop = main_loop(form, capability)
+    label = f"sm_{capability} {form.name} {form.variant}"
+    # Operands come by 16 bytes, all but one of the stages ahead: two of them, each a load that is in flight.
+    in_flight = f"DEPBAR.LE SB0, {2 * (form.num_stages - 2):#x}"
+    copies, waits = count(loop, "LDGSTS."), count(loop, "DEPBAR.LE SB0")
+    if copies == 0 or count(loop, "LDGSTS.E.BYPASS.128") != copies or not waits == count(loop, in_flight) > 0:
+        found = [text for text in loop if "LDGSTS" in text or "DEPBAR" in text]
+        yield f"{label}: loads are small or not in flight, {found}"
+    if count(loop, "LDS.U", "F2F.", "I2F"):
+        yield f"{label}: weights are converted from single bytes"
+    # Products of a step run on while the next one begins; sums of a block leave the tensor cores once per block.
+    if (full_waits := count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0")) > bool(form.constants["BLOCK_SCALES"]):
+        yield f"{label}: {full_waits} waits for all products in each step"
+    # Scales of a block: one of the weight, and those of a thread's tokens.
+    if (scales := count(loop, "LDG.")) > most_scales:
+        yield f"{label}: {scales} loads of scales in each step, {most_scales} are enough"
 
 
 LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 1, "query_len": 4096}
@@ -152,7 +175,8 @@ def grouped_instruction_faults() -> Iterator[str]:
 
 def wide_faults() -> Iterator[str]:
     """What products with grouped weights and many rows do on sm_90 that leaves the tensor cores without work."""
-    for form in grouped_products.wide_products(90):
+    experts = (form for form in expert_forms(90) if form.constants.get("WIDE"))
+    for form in (*grouped_products.wide_products(90), *experts):
         loop = main_loop(form, 90)
         found = {
             "waits until all products are done": count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0"),
@@ -160,12 +184,31 @@ def wide_faults() -> Iterator[str]:
             "integers converted": count(loop, "I2F"),
             "barriers, beyond three a tile": max(0, count(loop, "BAR.SYNC") - 3),
             # A product of 16 inputs and 64 outputs for each: of all planes of a tile.
-            "products of other sizes": 128 // 16 * form.constants["BLOCK_N"] // 64 // (form.num_warps // 4)
+            "products of other sizes": 16
+            // form.constants["BITS"]
+            * form.constants["WIDTH"]
+            // 16
+            * (form.constants["BLOCK_N"] // 64 // (form.num_warps // 4))
             - count(loop, f"HGMMA.64x{form.constants['BLOCK_M']}x16"),
         }
         for what, times in found.items():
             if times:
                 yield f"{form.variant} sm_90: {what}: {times}"
+
+
+def eviction_faults() -> Iterator[str]:
+    """Kernels whose loads say what the L2 cache need not keep, and do not get it: Triton drops it when it pipelines."""
+    yielding = (
+        norm.specialization("bf16", 4096, many_rows=True),
+        activation.specialization("bf16", 14336),
+        grouped_dequantize.specialization(
+            grouped_dequantize.grouped_dequantize_kernel, "bf16", "fp16", 4, 128, zeros=True
+        ),
+    )
+    for form in (Specialization(*arguments) for arguments in yielding):
+        ptx = _compile(form, 90).asm["ptx"]
+        if "createpolicy.fractional.L2::evict_first" not in ptx or "L1::evict_first.L2::cache_hint" not in ptx:
+            yield f"{form.name} sm_90: no load is evicted first"
 
 
 def main() -> int:
@@ -175,6 +218,7 @@ def main() -> int:
         forms = list(representatives())
     _, failed = compile_all(forms)
     failed += [*instruction_faults(), *loop_faults(), *overlap_faults(), *grouped_instruction_faults(), *wide_faults()]
+    failed += eviction_faults()
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0

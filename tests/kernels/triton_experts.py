@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import reference
-from pagewire.kernels.quantized import Fp8Weight
 from pagewire.kernels.quantized.packed import PackedGrouped
 from pagewire.kernels.triton.experts import blocks, combine, grouped_linear, linear, route, sort
 from pagewire.kernels.triton.products import grouped_layout
+from pagewire.kernels.triton.products.fp8_linear import multiplies_fp8
 from tests.kernels.grouped_weights import grouped_weight
 from tests.kernels.interpreted import run_cases
 from tests.kernels.triton_grouped import NF4, configured
@@ -80,10 +80,13 @@ def combining(num_tokens: int, top_k: int, size: int, dtype: torch.dtype) -> Non
     torch.testing.assert_close(combine.combine_experts(y, weights), expected, atol=TOLERANCES[dtype], rtol=1e-3)
 
 
-def rows(num_tokens: int, inputs: int, dtype: torch.dtype, num_experts: int, per_pair: bool) -> tuple[Tensor, ...]:
-    """(x with rows apart and NaN between them, order, starts); two experts per token."""
-    order, starts = reference.sort_by_expert(chosen(num_tokens, 2, num_experts), num_experts)
-    x = torch.full((num_tokens * (2 if per_pair else 1), inputs + 8), float("nan"), dtype=dtype)[:, :inputs]
+def rows(
+    num_tokens: int, inputs: int, dtype: torch.dtype, num_experts: int, per_pair: bool, top_k: int = 2
+) -> tuple[Tensor, ...]:
+    """(x with rows apart and NaN between them, order, starts); of one expert per token it is the same for all."""
+    ids = chosen(num_tokens, top_k, num_experts) if top_k > 1 else torch.full((num_tokens, 1), 2, dtype=torch.int32)
+    order, starts = reference.sort_by_expert(ids, num_experts)
+    x = torch.full((num_tokens * (top_k if per_pair else 1), inputs + 8), float("nan"), dtype=dtype)[:, :inputs]
     return x.copy_(torch.randn(x.shape)), order, starts
 
 
@@ -102,23 +105,42 @@ def dense(
     num_experts: int = 6,
     per_pair: bool = False,
     bias: bool = False,
+    top_k: int = 2,
 ) -> None:
-    x, *pairs = rows(num_tokens, inputs, dtype, num_experts, per_pair)
+    x, *pairs = rows(num_tokens, inputs, dtype, num_experts, per_pair, top_k)
     weight = (torch.randn(num_experts * outputs, inputs) / inputs**0.5).to(dtype)
     offset = torch.randn(num_experts * outputs).to(dtype) if bias else None
     expected = reference.experts_linear(x, weight, offset, *pairs)
     assert_close(linear.experts_linear(x, weight, offset, *pairs), expected)
 
 
-def fp8(num_tokens: int, outputs: int, inputs: int, *, block_scales: bool, bias: bool = False) -> None:
-    num_experts = 3
-    x, *pairs = rows(num_tokens, inputs, F16, num_experts, False)
+def fp8(
+    num_tokens: int,
+    outputs: int,
+    inputs: int,
+    *,
+    block_scales: bool,
+    bias: bool = False,
+    quantized: bool = False,
+    top_k: int = 2,
+    per_pair: bool = False,
+) -> None:
+    """quantized: whether there are so many pairs that x is, where fp8 is multiplied."""
+    num_experts = 3 if top_k <= 3 else 8
+    x, *pairs = rows(num_tokens, inputs, F16, num_experts, per_pair, top_k)
+    quantized = quantized and multiplies_fp8(x.device)
     weight = torch.randn(num_experts * outputs, inputs).to(torch.float8_e4m3fn)
     blocks_of = (num_experts * outputs // 128, -(-inputs // 128))
     scales = (0.5 + torch.rand(blocks_of if block_scales else num_experts * outputs)) / inputs**0.5
     offset = torch.randn(num_experts * outputs).half() if bias else None
-    expected = reference.experts_linear(x.float(), Fp8Weight(weight, scales).dequantize(), offset, *pairs).half()
-    assert_close(linear.fp8_experts_linear(x, weight, scales, offset, *pairs), expected)
+    operands = (weight, scales, offset, *pairs)
+    expected, other = (
+        reference.fp8_experts_linear(x.float(), weight, scales, None if offset is None else offset.float(), *pairs,
+                                     quantize_input=quantize).half()
+        for quantize in (quantized, not quantized)
+    )  # fmt: skip
+    assert not torch.allclose(expected, other, atol=TOLERANCES[F16], rtol=TOLERANCES[F16])
+    assert_close(linear.fp8_experts_linear(x, *operands), expected)
 
 
 def multiply(x: Tensor, packed: PackedGrouped, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
@@ -186,10 +208,18 @@ CASES: dict[str, Callable[[], None]] = {
     "dense, 32 rows": partial(dense, 70, 48, 64, F16, bias=True),
     "dense, 64 rows": partial(dense, 120, 144, 80, F16, num_experts=4),
     "dense, 128 rows": partial(dense, 150, 16, 48, F16, num_experts=2),
+    "dense, a token": partial(dense, 1, 48, 70, top_k=1),
+    "dense, all to one": partial(dense, 40, 48, 64, F16, top_k=1),
+    "dense, 6 each": partial(dense, 9, 48, 64, F16, num_experts=9, top_k=6),
     "dense, nothing": partial(dense, 0, 16, 32),
     "fp8": partial(fp8, 5, 48, 80, block_scales=False, bias=True),
     "fp8 in blocks": partial(fp8, 9, 128, 160, block_scales=True),
-    "fp8 in blocks, many": partial(fp8, 60, 128, 256, block_scales=True, bias=True),
+    "fp8, quantized": partial(fp8, 50, 48, 80, block_scales=False, bias=True, quantized=True),
+    "fp8 in blocks, quantized": partial(fp8, 60, 128, 256, block_scales=True, bias=True, quantized=True),
+    "fp8 in blocks, quantized, all to one": partial(fp8, 140, 128, 80, block_scales=True, quantized=True, top_k=1),
+    "fp8 in blocks, quantized, 8 each, a row per pair": partial(
+        fp8, 34, 128, 300, block_scales=True, quantized=True, top_k=8, per_pair=True
+    ),
     **{
         f"grouped {form}, groups of {group}, {bits} bits": partial(grouped, 7, bits, group, form, bias=bits == 8)
         for form, group, bits in (

@@ -111,7 +111,7 @@ def split_case(path: str, **config: int) -> None:
     results = []
     for tiles in (1, 3, 8):
         with (
-            mock.patch.object(grouped_gemm, "tiles_of_split", lambda *_, tiles=tiles: tiles),
+            mock.patch.object(grouped_gemm, "split_tiles_of", lambda *_, tiles=tiles: tiles),
             mock.patch("pagewire.kernels.triton.products.grouped_gemv.tiles_of_split", lambda *_, tiles=tiles: tiles),
             configured(**PATHS[path], **config),
         ):
@@ -213,6 +213,10 @@ CASES: dict[str, Callable[[], None]] = {
         block_m=16,
         block_n=128,
     ),
+    # In blocks as the table has them.
+    "wide, 130 rows": partial(product_case, "gemm", 130, (300, 520), 4, 128, "zeros", bias=True),
+    "wide, 600 rows": partial(product_case, "gemm", 600, (300, 400), 4, 128, "symmetric"),
+    "wide, 600 rows, groups of 32": partial(product_case, "gemm", 600, (130, 400), 4, 32, "minimums"),
     "wide fp32, narrow blocks": partial(
         product_case, "gemm", 20, (150, 130), 4, 32, "symmetric", F32, wide=1, block_m=16, block_n=32
     ),

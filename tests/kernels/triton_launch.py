@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from benchmarks.kernels.compiler import Specialization, ptx
 from tests.kernels.triton_aot import representatives
 
-# They run in prefill steps or once, and begin when all before them have ended; the last two, still.
+# They run in prefill steps or once, and begin when all before them have ended.
 IN_TURN = {
     "prefill_attention", "dequantize", "grouped_dequantize", "encoder_attention", "rotate", "tiled_state_scan",
-    "decode_attention", "step_inputs",
 }  # fmt: skip
 WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 

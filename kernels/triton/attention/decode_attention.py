@@ -33,6 +33,7 @@ from pagewire.kernels.triton.attention.attention_tile import (
 )
 from pagewire.kernels.triton.attention.split_kv import STATISTICS, arrival_counters, merge
 from pagewire.kernels.triton.attention.split_plan import WORDS, Cut, cut, query_tile, split_plan
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products import fp8
 
 # fp32 numbers of partials that a thread holds while it merges.
@@ -66,8 +67,11 @@ def decode_attention_kernel(
     SOFT_CAP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     LATENT_DIM: tl.constexpr,  # 0: keys and values are apart
-    MERGED: tl.constexpr,  # splits that are merged together
+    MERGED_ROWS: tl.constexpr,  # rows that are merged together, and splits
+    MERGED: tl.constexpr,
 ):
+    wait_for_inputs()
+    launch_dependents()
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     VALUE_DIM: tl.constexpr = LATENT_DIM if LATENT_DIM > 0 else HEAD_DIM
@@ -81,7 +85,7 @@ def decode_attention_kernel(
     of_splits = tl.load(words + 3)
     if (of_request | of_tokens | of_keys | of_splits) == 0:  # all, so that all are on their way together
         return
-    num_tokens = (of_request >> 32).to(tl.int32)
+    num_tokens = (of_request >> 32).to(tl.int32) & 0xFF
     request = of_request.to(tl.int32)
     start = of_keys.to(tl.int32)
     end = (of_keys >> 32).to(tl.int32)
@@ -117,6 +121,7 @@ def decode_attention_kernel(
         keys_ptr += kv_head * (BLOCK_SIZE * HEAD_DIM)
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
     blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, BLOCK_N)
+    masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
     # A window masks every tile: reading is what costs here.
     for tile_start in tl.range(start, masked, BLOCK_N):
         following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
@@ -126,6 +131,7 @@ def decode_attention_kernel(
             "evict_first", NATIVE_FP8, LATENT_DIM, WINDOW > 0,
         )  # fmt: skip
         blocks = following
+    blocks = masked_blocks
     for tile_start in tl.range(masked, end, BLOCK_N, num_stages=1):
         following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         acc, acc_rest, maximum, denominator = attend(
@@ -150,7 +156,8 @@ def decode_attention_kernel(
     first_item = of_splits & 0x7FFFFFFF
     # The tile's partial of split s is that of item first_item + s * num_tiles.
     num_tiles = of_splits >> 56
-    mine = partials_ptr + (item.to(tl.int64) * num_kv_heads + kv_head) * (ROWS * WIDTH) + rows * WIDTH
+    mine = partials_ptr + ((first_item + (of_request >> 40) * num_tiles) * num_kv_heads + kv_head) * (ROWS * WIDTH)
+    mine += rows * WIDTH
     store_rows(mine, in_rows, acc, 0, DIMS, VALUE_DIM)
     if VALUE_REST > 0:
         store_rows(mine, in_rows, acc_rest, DIMS, VALUE_REST, VALUE_DIM)
@@ -162,20 +169,36 @@ def decode_attention_kernel(
         return
     tl.store(arrived, 0)  # for the next launch: all of the tile's programs have counted
 
-    # Of the tile no more rows than are used, and more splits instead.
-    merged = tl.arange(0, triton.next_power_of_2(ROWS))
-    token, head = _token_and_head(merged, GROUP, BLOCK_Q)
-    in_merged = (merged < ROWS) & (token < num_tokens)
-    partials = partials_ptr + (first_item * num_kv_heads + kv_head) * (ROWS * WIDTH) + merged * WIDTH
-    sums, sums_rest, maximum, denominator = merge(
-        partials, num_tiles * num_kv_heads * (ROWS * WIDTH), num_splits, in_merged, VALUE_DIM, DIMS, VALUE_REST, MERGED
+    # Of the tile no more rows than are used, some at a time, and more splits instead.
+    partials = partials_ptr + (first_item * num_kv_heads + kv_head) * (ROWS * WIDTH)
+    for first_row in range(0, ROWS, MERGED_ROWS):
+        _finish_rows(
+            first_row, num_tokens, kv_head, num_kv_heads, partials, num_tiles * num_kv_heads * (ROWS * WIDTH),
+            num_splits, out_tile, value_scale, sinks_ptr, GROUP, BLOCK_Q, VALUE_DIM, DIMS, VALUE_REST, MERGED_ROWS,
+            MERGED,
+        )  # fmt: skip
+
+
+@triton.jit
+def _finish_rows(
+    first_row, num_tokens, kv_head, num_kv_heads, partials, split_stride, num_splits, out_tile, value_scale, sinks_ptr,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, VALUE_DIM: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
+    MERGED_ROWS: tl.constexpr, MERGED: tl.constexpr,
+):  # fmt: skip
+    """Merges all splits of some rows of a tile, and writes the rows' output."""
+    rows = first_row + tl.arange(0, MERGED_ROWS)
+    token, head = _token_and_head(rows, GROUP, BLOCK_Q)
+    in_rows = (rows < BLOCK_Q * GROUP) & (token < num_tokens)
+    pointers = partials + rows * (VALUE_DIM + STATISTICS)
+    acc, acc_rest, maximum, denominator = merge(
+        pointers, split_stride, num_splits, in_rows, VALUE_DIM, DIMS, REST, MERGED
     )
-    denominator = with_sinks(denominator, maximum, sinks_ptr, kv_head * GROUP + head, in_merged)
+    denominator = with_sinks(denominator, maximum, sinks_ptr, kv_head * GROUP + head, in_rows)
     result = value_scale / denominator
     out_rows = out_tile + token * (num_kv_heads * GROUP * VALUE_DIM) + head * VALUE_DIM
-    store_rows(out_rows, in_merged, sums * result[:, None], 0, DIMS, VALUE_DIM)
-    if VALUE_REST > 0:
-        store_rows(out_rows, in_merged, sums_rest * result[:, None], DIMS, VALUE_REST, VALUE_DIM)
+    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, VALUE_DIM)
+    if REST > 0:
+        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, REST, VALUE_DIM)
 
 
 @triton.jit
@@ -193,7 +216,8 @@ def _constants(
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for."""
     dims, rest = head_parts(head_dim, fp8_cache, latent_dim)
-    rows = triton.next_power_of_2(block_q * group)
+    sums = _MERGED_SUMS * 32 * num_warps // dims
+    rows = min(triton.next_power_of_2(block_q * group), sums)
     return {
         "GROUP": group,
         "BLOCK_SIZE": block_size,
@@ -207,7 +231,8 @@ def _constants(
         "SOFT_CAP": soft_cap,
         "NATIVE_FP8": native_fp8,
         "LATENT_DIM": latent_dim,
-        "MERGED": min(16, max(1, _MERGED_SUMS * 32 * num_warps // (rows * dims))),
+        "MERGED_ROWS": rows,
+        "MERGED": min(16, sums // rows),
     }
 
 
@@ -271,6 +296,7 @@ def decode_attention(
         **constants,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        **dependent_launch(query.device),
     )
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import LOG2E, NO_KEY, Specialization
+from pagewire.kernels.triton.attention.attention_tile import LOG2E, NO_KEY, Specialization, requests_padded
+from pagewire.kernels.triton.request_tiles import find_tile, most_tiles
 
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 # In fp32 a tile of keys and one of values take twice the shared memory.
@@ -18,13 +19,14 @@ _BLOCK_M, _BLOCK_N, _NUM_WARPS, _NUM_STAGES = 64, 64, 4, 2
 _BLOCK_FP32 = 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"])
 def encoder_attention_kernel(
     query_ptr,  # [num_tokens, num_heads, HEAD_DIM], as out; heads are contiguous everywhere
     key_ptr,  # [num_tokens, num_heads / GROUP, HEAD_DIM], as value
     value_ptr,
     out_ptr,
     query_start_loc_ptr,  # int32 [num_reqs + 1]
+    num_reqs,
     query_token_stride,
     query_head_stride,
     key_token_stride,
@@ -37,15 +39,15 @@ def encoder_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    REQS: tl.constexpr,
 ):
-    """Program (i, request, head): tokens i * BLOCK_M .. of the request. Scores are in units of log2."""
-    request = tl.program_id(1)
-    head = tl.program_id(2)
+    """Program (tile of a request's tokens, head). Scores are in units of log2."""
+    request, first = find_tile(query_start_loc_ptr, num_reqs, BLOCK_M, REQS)
+    if request >= num_reqs:
+        return
+    head = tl.program_id(1)
     start = tl.load(query_start_loc_ptr + request)
     length = tl.load(query_start_loc_ptr + request + 1) - start
-    first = tl.program_id(0) * BLOCK_M
-    if first >= length:
-        return
     DIMS: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     dims = tl.arange(0, DIMS)
     rows = first + tl.arange(0, BLOCK_M)
@@ -82,7 +84,7 @@ def encoder_attention_kernel(
         acc = tl.dot(weights.to(value.dtype), value, acc * correction[:, None], input_precision="ieee")
         maximum = highest
 
-    out_rows = out_ptr + (tokens * tl.num_programs(2) + head) * HEAD_DIM
+    out_rows = out_ptr + (tokens * tl.num_programs(1) + head) * HEAD_DIM
     # A row past the request's end has seen no key of a window: it is not stored, but its zero must not divide.
     result = acc / tl.where(denominator > 0, denominator, 1.0)[:, None]
     tl.store(out_rows[:, None] + dims[None, :], result.to(out_ptr.dtype.element_ty), mask=in_tile)
@@ -104,14 +106,16 @@ def encoder_attention(
     out = query.new_empty(query.shape)
     if num_tokens == 0:
         return out
-    constants, num_warps, num_stages = _constants(head_dim, num_heads // key.shape[1], query.dtype, window)
-    grid = (triton.cdiv(max_query_len, constants["BLOCK_M"]), query_start_loc.shape[0] - 1, num_heads)
-    encoder_attention_kernel[grid](
+    num_reqs = query_start_loc.shape[0] - 1
+    group = num_heads // key.shape[1]
+    constants, num_warps, num_stages = _constants(head_dim, group, query.dtype, window, requests_padded(num_reqs))
+    encoder_attention_kernel[(most_tiles(num_tokens, num_reqs, constants["BLOCK_M"]), num_heads)](
         query,
         key,
         value,
         out,
         query_start_loc,
+        num_reqs,
         query.stride(0),
         query.stride(1),
         key.stride(0),
@@ -127,7 +131,9 @@ def encoder_attention(
 
 
 @cache
-def _constants(head_dim: int, group: int, dtype: torch.dtype, window: int) -> tuple[dict[str, Any], int, int]:
+def _constants(
+    head_dim: int, group: int, dtype: torch.dtype, window: int, reqs: int
+) -> tuple[dict[str, Any], int, int]:
     is_fp32 = dtype == torch.float32
     constants = {
         "GROUP": group,
@@ -135,15 +141,17 @@ def _constants(head_dim: int, group: int, dtype: torch.dtype, window: int) -> tu
         "BLOCK_M": _BLOCK_FP32 if is_fp32 else _BLOCK_M,
         "BLOCK_N": _BLOCK_FP32 if is_fp32 else _BLOCK_N,
         "WINDOW": window,
+        "REQS": reqs,
     }
     return constants, _NUM_WARPS, 1 if is_fp32 else _NUM_STAGES
 
 
 def specialization(head_dim: int, group: int, dtype: torch.dtype, window: int = 0) -> Specialization:
     """What `encoder_attention` compiles for such a model."""
-    constants, num_warps, num_stages = _constants(head_dim, group, dtype, window)
+    constants, num_warps, num_stages = _constants(head_dim, group, dtype, window, requests_padded(1))
     element = f"*{_TYPES[dtype]}"
     strides = ("query_token", "query_head", "key_token", "key_head", "value_token", "value_head")
     types = dict.fromkeys(("query_ptr", "key_ptr", "value_ptr", "out_ptr"), element)
-    types |= {"query_start_loc_ptr": "*i32"} | {f"{name}_stride": "i32" for name in strides} | {"scale": "fp32"}
+    types |= {"query_start_loc_ptr": "*i32", "num_reqs": "i32"}
+    types |= {f"{name}_stride": "i32" for name in strides} | {"scale": "fp32"}
     return Specialization(encoder_attention_kernel, types, constants, num_warps, num_stages)

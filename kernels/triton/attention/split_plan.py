@@ -13,8 +13,8 @@ Example, a split of 10 tiles of 64 keys, queries of one token, one KV head:
 
     seq_lens   = [700, 0, 1280]
     items      = [2, 0, 2]         per request
-    item 0     -> request 0, keys 0 .. 320        item 2 -> request 2, keys 0 .. 640
-    item 1     -> request 0, keys 320 .. 700      item 3 -> request 2, keys 640 .. 1280
+    item 0     -> request 0, keys 320 .. 700      item 2 -> request 0, keys 0 .. 320
+    item 1     -> request 2, keys 640 .. 1280     item 3 -> request 2, keys 0 .. 640
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
-# int64 of an item, two numbers each, the lower half first: request, tokens of the tile; its first token in the batch,
-# that one's position; first key, end of the keys; the item of the tile's first split, splits and (<< 24) query tiles of
-# the request. What has nothing to do is all zeros.
+# int64 of an item, two numbers each, the lower half first: request, tokens of the tile and (<< 8) split; the tile's
+# first token in the batch, that one's position; first key, end of the keys; where the tile's partials begin, splits and
+# (<< 24) query tiles of the request. What has nothing to do is all zeros. A request's partials are side by side, those
+# of split s of tile t at s * tiles + t; the items themselves are in the order in which programs should start.
 WORDS = tl.constexpr(4)
 # Splits of a request, unless their length is fixed.
 MOST_SPLITS = tl.constexpr(64)
 # Waves that a batch may be cut into. Surplus programs of the grid end at once, but each has to be started.
 MOST_WAVES = 6
 # In the time of a tile: what a program costs by itself, and what it costs to merge a split.
-PROGRAM_COST = tl.constexpr(1.0)
+PROGRAM_COST = tl.constexpr(0.5)
 SPLIT_COST = tl.constexpr(1 / 16)
 # Requests and items that are looked at together.
-REQS, ITEMS = 128, 16
+REQS, ITEMS = 32, 16
 NUM_WARPS = 8
 
 
@@ -158,6 +160,94 @@ def _pair(low, high):
     return (high.to(tl.int64) << 32) | low.to(tl.int64)
 
 
+@triton.jit
+def _write(
+    place_ptr, mask, request, tile, split, from_tile, to_tile, first_item, splits, tiles, start, query_len, seq_len,
+    context_start, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Items of the requests [.., 1] to place_ptr [.., n], where mask says that there are any."""
+    first_token = tile * BLOCK_Q
+    tokens = tl.minimum(query_len - first_token, BLOCK_Q)
+    position = seq_len - query_len + first_token
+    from_key = context_start + from_tile * BLOCK_N
+    to_key = tl.minimum(context_start + to_tile * BLOCK_N, position + tokens)
+    tl.store(place_ptr, _pair(request, tokens + (split << 8)), mask=mask)
+    tl.store(place_ptr + 1, _pair(start + first_token, position), mask=mask)
+    tl.store(place_ptr + 2, _pair(from_key, to_key), mask=mask)
+    tl.store(place_ptr + 3, _pair(first_item + tile, splits + (tiles << 24)), mask=mask)
+
+
+@triton.jit
+def _plan_by_split(
+    query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, length,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, REQS: tl.constexpr,
+):  # fmt: skip
+    """Even splits, the last of all requests first: those have the odd tiles, so that long programs start first."""
+    split = tl.arange(0, MOST_SPLITS)
+    counts = tl.zeros([MOST_SPLITS], tl.int32)
+    for first in range(0, num_reqs, REQS):
+        _, _, _, _, tiles, keys = _requests(
+            query_start_loc_ptr, seq_lens_ptr, first, num_reqs, BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS
+        )
+        counts += tl.sum(tl.where(tl.cdiv(keys, length)[:, None] > split[None, :], tiles[:, None], 0), axis=0)
+    total = tl.sum(counts)
+    places = total - tl.cumsum(counts)
+    planned = 0
+    for first in range(0, num_reqs, REQS):
+        start, query_len, seq_len, context_start, tiles, keys = _requests(
+            query_start_loc_ptr, seq_lens_ptr, first, num_reqs, BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS
+        )
+        splits = tl.cdiv(keys, length)
+        items = tiles * splits
+        first_item = planned + tl.cumsum(items) - items
+        short = keys // tl.maximum(splits, 1)
+        num_short = splits - keys % tl.maximum(splits, 1)
+        from_tile = split[None, :] * short[:, None] + tl.maximum(split[None, :] - num_short[:, None], 0)
+        to_tile = from_tile + short[:, None] + (split[None, :] >= num_short[:, None]).to(tl.int32)
+        here = tl.where(splits[:, None] > split[None, :], tiles[:, None], 0)
+        place = places[None, :] + tl.cumsum(here, axis=0) - here
+        request = (first + tl.arange(0, REQS))[:, None]
+        # Query tiles of one split are neighbours: what the first reads from memory others find in the L2 cache.
+        for tile in range(0, tl.max(tiles)):
+            _write(
+                plan_ptr + (place + tile) * WORDS, here > tile, request, tile, split[None, :], from_tile, to_tile,
+                first_item[:, None], splits[:, None], tiles[:, None], start[:, None], query_len[:, None],
+                seq_len[:, None], context_start[:, None], BLOCK_Q, BLOCK_N,
+            )  # fmt: skip
+        places += tl.sum(here, axis=0)
+        planned += tl.sum(items)
+    return total
+
+
+@triton.jit
+def _plan_by_request(
+    query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, length,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, REQS: tl.constexpr,
+    ITEMS: tl.constexpr,
+):  # fmt: skip
+    """Any number of splits of this length."""
+    planned = 0
+    for first in range(0, num_reqs, REQS):
+        start, query_len, seq_len, context_start, tiles, keys = _requests(
+            query_start_loc_ptr, seq_lens_ptr, first, num_reqs, BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS
+        )
+        splits = tl.cdiv(keys, length)
+        items = tiles * splits
+        first_item = (planned + tl.cumsum(items) - items)[:, None]
+        request = (first + tl.arange(0, REQS))[:, None]
+        for begin in range(0, tl.max(items), ITEMS):
+            item = begin + tl.arange(0, ITEMS)[None, :]
+            tile = item % tl.maximum(tiles, 1)[:, None]
+            split = item // tl.maximum(tiles, 1)[:, None]
+            _write(
+                plan_ptr + (first_item + item) * WORDS, item < items[:, None], request, tile, split, split * length,
+                split * length + length, first_item, splits[:, None], tiles[:, None], start[:, None],
+                query_len[:, None], seq_len[:, None], context_start[:, None], BLOCK_Q, BLOCK_N,
+            )  # fmt: skip
+        planned += tl.sum(items)
+    return planned
+
+
 @triton.jit(do_not_specialize=["num_reqs", "num_items", "num_kv_heads", "slots", "least"])
 def split_plan_kernel(
     query_start_loc_ptr,  # int32 [num_reqs + 1]
@@ -177,48 +267,22 @@ def split_plan_kernel(
     ITEMS: tl.constexpr,
 ):
     """One program."""
+    wait_for_inputs()
+    launch_dependents()
     if FIXED:
-        length = least // BLOCK_N
+        total = _plan_by_request(
+            query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, least // BLOCK_N,
+            BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS, ITEMS,
+        )  # fmt: skip
     else:
         length = _split_length(
             query_start_loc_ptr, seq_lens_ptr, num_reqs, num_items, num_kv_heads, slots, least,
             BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS,
         )  # fmt: skip
-    total = 0
-    for first in range(0, num_reqs, REQS):
-        start, query_len, seq_len, context_start, tiles, keys = _requests(
-            query_start_loc_ptr, seq_lens_ptr, first, num_reqs, BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS
-        )
-        splits = tl.cdiv(keys, length)
-        items = tiles * splits
-        first_item = total + tl.cumsum(items) - items
-        for begin in range(0, tl.max(items), ITEMS):
-            index = begin + tl.arange(0, ITEMS)[None, :]
-            # Query tiles of one split are neighbours: what the first reads from memory others find in the L2 cache.
-            some_tiles = tl.maximum(tiles, 1)[:, None]
-            tile = index % some_tiles
-            split = index // some_tiles
-            if FIXED:
-                from_tile = split * length
-                to_tile = from_tile + length
-            else:
-                some_splits = tl.maximum(splits, 1)[:, None]
-                from_tile = split * keys[:, None] // some_splits
-                to_tile = (split + 1) * keys[:, None] // some_splits
-            first_token = tile * BLOCK_Q
-            tokens = tl.minimum(query_len[:, None] - first_token, BLOCK_Q)
-            position = (seq_len - query_len)[:, None] + first_token
-            from_key = context_start[:, None] + from_tile * BLOCK_N
-            to_key = tl.minimum(context_start[:, None] + to_tile * BLOCK_N, position + tokens)
-            words = plan_ptr + (first_item[:, None] + index) * WORDS
-            mask = index < items[:, None]
-            request = (first + tl.arange(0, REQS))[:, None]
-            tl.store(words, _pair(request + tile * 0, tokens), mask=mask)
-            tl.store(words + 1, _pair(start[:, None] + first_token, position), mask=mask)
-            tl.store(words + 2, _pair(from_key, to_key), mask=mask)
-            counts = (splits + (tiles << 24))[:, None] + tile * 0
-            tl.store(words + 3, _pair(first_item[:, None] + tile, counts), mask=mask)
-        total += tl.sum(items)
+        total = _plan_by_split(
+            query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, length,
+            BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS,
+        )  # fmt: skip
     for begin in range(total * WORDS, num_items * WORDS, REQS * WORDS):
         word = begin + tl.arange(0, REQS * WORDS)
         tl.store(plan_ptr + word, tl.zeros([REQS * WORDS], tl.int64), mask=word < num_items * WORDS)
@@ -247,6 +311,7 @@ def split_plan(
         cut.least,
         **_constants(cut.block_q, block_n, block_size, sliding_window, is_fixed),
         num_warps=NUM_WARPS,
+        **dependent_launch(seq_lens.device),
     )
     return plan
 

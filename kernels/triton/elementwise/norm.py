@@ -29,6 +29,7 @@ def _normed(x, weight, eps, SIZE: tl.constexpr, weight_dtype: tl.constexpr):
 def add_rms_norm_kernel(
     x_ptr,
     residual_ptr,  # [num_tokens, SIZE] contiguous, as is out
+    updated_ptr,  # as residual, which it may be: becomes the sum
     x_weight_ptr,  # or None: x is added as it is
     weight_ptr,
     out_ptr,
@@ -45,24 +46,28 @@ def add_rms_norm_kernel(
     weight_dtype: tl.constexpr = weight_ptr.dtype.element_ty
     wait_for_inputs()
     launch_dependents()
-    residual = residual_ptr + token * SIZE + offsets
     # x is not read again: evicted first, it leaves the L2 cache to what the next kernels read.
     x = tl.load(x_ptr + token * x_token_stride + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
-    before = tl.load(residual, mask=mask, other=0.0).to(tl.float32)
+    before = tl.load(residual_ptr + token * SIZE + offsets, mask=mask, other=0.0).to(tl.float32)
     if x_weight_ptr is not None:
         x_weight = tl.load(x_weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         x = _normed(x.to(tl.float32), x_weight, eps, SIZE, weight_dtype).to(dtype)
     total = before + x.to(tl.float32)
     # The sum is rounded to the residual's dtype before it is normalised, as in the reference.
     rounded = total.to(residual_ptr.dtype.element_ty)
-    tl.store(residual, rounded, mask=mask)
+    tl.store(updated_ptr + token * SIZE + offsets, rounded, mask=mask)
     normed = _normed(rounded.to(tl.float32), weight, eps, SIZE, weight_dtype)
     tl.store(out_ptr + token * SIZE + offsets, normed.to(dtype), mask=mask)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `reference.add_rms_norm`; x [num_tokens, size] may have any stride between rows, residual is contiguous."""
-    return _launch(x, residual, None, weight, eps)
+    return add_rms_norm_to(x, residual, residual, weight, eps)
+
+
+def add_rms_norm_to(x: Tensor, residual: Tensor, updated: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `add_rms_norm`, but what becomes of residual is written to `updated`, which is like it."""
+    return _launch(x, residual, updated, None, weight, eps)
 
 
 def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -70,16 +75,20 @@ def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Ten
     assert x_weight.shape == weight.shape, "both weights must be [size]"
     assert x_weight.dtype == weight.dtype, "both weights must have one dtype"
     assert x_weight.is_contiguous(), "both weights must be contiguous"
-    return _launch(x, residual, x_weight, weight, eps)
+    return _launch(x, residual, residual, x_weight, weight, eps)
 
 
-def _launch(x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _launch(
+    x: Tensor, residual: Tensor, updated: Tensor, x_weight: Tensor | None, weight: Tensor, eps: float
+) -> Tensor:
     num_tokens, size = x.shape
     assert size <= MAX_SIZE, f"a row has at most {MAX_SIZE} elements"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
     assert residual.shape == x.shape, "residual must have x's shape"
     assert residual.dtype in (x.dtype, torch.float32), "residual must have x's dtype, or fp32"
     assert residual.is_contiguous(), "residual must be contiguous"
+    assert updated.shape == residual.shape and updated.dtype == residual.dtype, "updated must be like residual"
+    assert updated.is_contiguous(), "updated must be contiguous"
     assert weight.shape == (size,), "weight must be [size]"
     assert weight.is_contiguous(), "weight must be contiguous"
     out = x.new_empty(x.shape)
@@ -89,6 +98,7 @@ def _launch(x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor
     add_rms_norm_kernel[(num_tokens,)](
         x,
         residual,
+        updated,
         x_weight,
         weight,
         out,
@@ -161,6 +171,7 @@ def specialization(
     types = {
         "x_ptr": f"*{dtype}",
         "residual_ptr": f"*{residual_dtype or dtype}",
+        "updated_ptr": f"*{residual_dtype or dtype}",
         "x_weight_ptr": f"*{weight_dtype}",
         "weight_ptr": f"*{weight_dtype}",
         "out_ptr": f"*{dtype}",

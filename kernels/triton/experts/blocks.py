@@ -16,6 +16,15 @@ def num_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 
 @triton.jit
+def tile_of_program(item, row_blocks, tiles_n):
+    """(block, tile of outputs): programs that run together share rows of x and weights, as of 8 blocks, for one tile of
+    outputs after another."""
+    first = item // (8 * tiles_n) * 8
+    in_group = tl.minimum(row_blocks - first, 8)
+    return first + item % (8 * tiles_n) % in_group, item % (8 * tiles_n) // in_group
+
+
+@triton.jit
 def block_of_expert(starts_ptr, block, NUM_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
     """(expert, the first of the block's pairs in `order`, the end of the expert's); no pairs beyond the last block."""
     experts = tl.arange(0, triton.next_power_of_2(NUM_EXPERTS))
@@ -23,9 +32,10 @@ def block_of_expert(starts_ptr, block, NUM_EXPERTS: tl.constexpr, BLOCK_M: tl.co
     starts = tl.load(starts_ptr + experts, mask=there, other=0)
     stops = tl.load(starts_ptr + experts + 1, mask=there, other=0)
     blocks = (stops - starts + BLOCK_M - 1) // BLOCK_M
-    ends = tl.cumsum(blocks, axis=0)
-    expert = tl.sum((ends <= block).to(tl.int32))
-    is_expert = experts == expert
-    before = tl.sum(tl.where(is_expert, ends - blocks, 0))
-    first = tl.sum(tl.where(is_expert, starts, 0)) + (block - before) * BLOCK_M
-    return expert, first, tl.sum(tl.where(is_expert, stops, 0))
+    # One sum for two counts, as each waits for all threads: experts before the block's, and their blocks.
+    both = (there & (tl.cumsum(blocks, axis=0) <= block)).to(tl.int64) * (blocks.to(tl.int64) + (1 << 32))
+    total = tl.sum(both)
+    expert, before = (total >> 32).to(tl.int32), total.to(tl.int32)
+    is_expert = expert < NUM_EXPERTS
+    first = tl.load(starts_ptr + expert, mask=is_expert, other=0) + (block - before) * BLOCK_M
+    return expert, first, tl.load(starts_ptr + expert + 1, mask=is_expert, other=0)

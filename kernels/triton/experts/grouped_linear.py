@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks
+from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
 from pagewire.kernels.triton.experts.linear import experts_linear
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
@@ -56,22 +56,21 @@ def grouped_experts_kernel(
 ):
     wait_for_inputs()
     launch_dependents()
-    # Blocks of one expert are neighbours: what one reads from memory the others find in the L2 cache.
-    item = tl.program_id(0)
-    expert, first, stop = block_of_expert(starts_ptr, item % row_blocks, NUM_EXPERTS, BLOCK_M)
+    block, tile = tile_of_program(tl.program_id(0), row_blocks, tl.cdiv(output_stride, BLOCK_N))
+    expert, first, stop = block_of_expert(starts_ptr, block, NUM_EXPERTS, BLOCK_M)
     if first >= stop:
         return
     places = first + tl.arange(0, BLOCK_M)
     in_rows = (places < stop)[None, :]
-    pairs = tl.load(order_ptr + places, mask=places < stop, other=0).to(tl.int64)[None, :]
-    first_output = item // row_blocks * BLOCK_N
+    pairs = tl.load(order_ptr + places, mask=places < stop, other=0)[None, :]
+    first_output = tile * BLOCK_N
     outputs = first_output + tl.arange(0, BLOCK_N)
     expert_output = expert * output_stride
     # A block may have more outputs than the expert: these read its last one's.
     source = expert_output + tl.minimum(outputs, output_stride - 1)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
 
-    x_rows = x_ptr + pairs // pairs_per_row * x_stride
+    x_rows = x_ptr + (pairs // pairs_per_row).to(tl.int64) * x_stride
     if WIDE:
         acc = multiply_wide_tiles(
             x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_output + first_output,
@@ -87,7 +86,7 @@ def grouped_experts_kernel(
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + source).to(tl.float32)[:, None]
     mask = in_rows & (outputs < output_stride)[:, None]
-    tl.store(out_ptr + pairs * output_stride + outputs[:, None], acc.to(dtype), mask=mask)
+    tl.store(out_ptr + pairs.to(tl.int64) * output_stride + outputs[:, None], acc.to(dtype), mask=mask)
 
 
 def grouped_experts_linear(

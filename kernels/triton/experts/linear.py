@@ -2,11 +2,15 @@
 
 A tile is [outputs, pairs], the transposed of the result's, as in `products/scaled_product.py`: few pairs of an expert
 are then the columns of a matrix instruction, of which there may be as few as 8, and converted weights go from registers
-to it. Activations stay as they are: a product with an expert's weight is mostly the reading of that weight.
+to it.
+
+Where an expert has few pairs, a product is mostly the reading of its weight, and activations stay as they are. Where it
+has many and the GPU multiplies fp8, activations are quantized for fp8 weights, as `fp8_linear` does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,25 +19,28 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks
+from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.products.fp8_linear import multiplies_fp8
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
-from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes
-from pagewire.kernels.triton.products.scaled_product import check_operands
+from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes, quantize_groups, quantize_tokens
+from pagewire.kernels.triton.products.scaled_product import check_operands, step_scale
 
-# By the pairs that an expert has on average, up to: pairs and outputs of a tile, bytes of x's inputs of a step, warps,
-# stages. Three stages of the largest fit into 99 KiB of shared memory (sm_89).
-_TILES = ((16, (16, 64, 256, 4, 4)), (32, (32, 128, 128, 4, 3)), (64, (64, 128, 128, 4, 3)), (0, (128, 128, 128, 8, 3)))
-_LARGEST_FP32_TILE = _TILES[1][1]  # three products make one of fp32, from registers
+# With more pairs than these of an expert on average, activations are quantized for fp8 weights: at 4 TB/s a weight is
+# read while 90 pairs are multiplied in 16 bits, but before that its conversion for each block of pairs costs more than
+# quantizing (a model, not a measurement).
+WEIGHT_ONLY_PAIRS = 32
 
-_COUNTS = ["pairs_per_row", "row_blocks", "scales_row_size"]
+_COUNTS = ["pairs_per_row", "row_blocks", "x_scales_group_stride", "scales_row_size"]
 
 
 @triton.jit(do_not_specialize=_COUNTS)
 def experts_linear_kernel(
     x_ptr,  # [pairs / pairs_per_row, K], rows contiguous
-    weight_ptr,  # [NUM_EXPERTS * N, K] contiguous: as x, or e4m3 as uint8
+    weight_ptr,  # [NUM_EXPERTS * N, K] contiguous: as x, or with x as it is e4m3 as uint8
+    x_scales_ptr,  # of e4m3 x: fp32 [pairs / pairs_per_row], or [groups, ..] x_scales_group_stride apart; None
     scales_ptr,  # of e4m3: fp32 [NUM_EXPERTS * N], or [blocks of outputs, scales_row_size]; None
     bias_ptr,  # [NUM_EXPERTS * N], or None
     order_ptr,
@@ -44,6 +51,7 @@ def experts_linear_kernel(
     output_stride,  # N
     input_stride,  # K
     x_stride,
+    x_scales_group_stride,
     scales_row_size,
     NUM_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,  # pairs of a tile
@@ -52,82 +60,127 @@ def experts_linear_kernel(
     EVEN: tl.constexpr,  # whether steps end where inputs do
     BLOCK_SCALES: tl.constexpr,
     GROUP: tl.constexpr,
-    CONVERT: tl.constexpr,  # e4m3: how (`fp8_weights.decode_weights`)
+    CONVERT: tl.constexpr,  # weight-only: how (`fp8_weights.decode_weights`)
 ):
     wait_for_inputs()
     launch_dependents()
-    # Blocks of one expert are neighbours: what one reads from memory the others find in the L2 cache.
-    item = tl.program_id(0)
-    expert, first, stop = block_of_expert(starts_ptr, item % row_blocks, NUM_EXPERTS, BLOCK_M)
+    block, tile = tile_of_program(tl.program_id(0), row_blocks, tl.cdiv(output_stride, BLOCK_N))
+    expert, first, stop = block_of_expert(starts_ptr, block, NUM_EXPERTS, BLOCK_M)
     if first >= stop:
         return
     places = first + tl.arange(0, BLOCK_M)
     in_rows = places < stop
-    pairs = tl.load(order_ptr + places, mask=in_rows, other=0).to(tl.int64)
-    outputs = item // row_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    pairs = tl.load(order_ptr + places, mask=in_rows, other=0)
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     # Beyond the last output the last one is read again: loads need no mask for it.
     rows = expert.to(tl.int64) * output_stride + tl.minimum(outputs, output_stride - 1)
+    columns = pairs // pairs_per_row
     inputs = tl.arange(0, BLOCK_K)
     weight_rows = weight_ptr + rows[:, None] * input_stride + inputs[None, :]
-    x_rows = x_ptr + (pairs // pairs_per_row)[None, :] * x_stride + inputs[:, None]
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    for step in tl.range(0, tl.cdiv(input_stride, BLOCK_K)):
+    x_rows = x_ptr + columns.to(tl.int64)[None, :] * x_stride + inputs[:, None]
+    x_dtype: tl.constexpr = x_ptr.dtype.element_ty
+    WEIGHT_ONLY: tl.constexpr = weight_ptr.dtype.element_ty == tl.uint8
+    TOKENS_FIRST: tl.constexpr = BLOCK_SCALES and x_scales_ptr is not None  # as in scaled_product_kernel
+    acc = tl.zeros([BLOCK_M, BLOCK_N] if TOKENS_FIRST else [BLOCK_N, BLOCK_M], dtype=tl.float32)
+    if BLOCK_SCALES:
+        # A tile has one block of outputs. Scales are loaded a step ahead, so that no product is waited for twice.
+        tl.static_assert(BLOCK_N <= GROUP)
+        block_row = (expert * output_stride + tile * BLOCK_N) // GROUP
+        weight_scales = scales_ptr + block_row.to(tl.int64) * scales_row_size
+        scale = step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, 0)
+    steps = tl.cdiv(input_stride, BLOCK_K)
+    for step in tl.range(0, steps):
         start = step * BLOCK_K
         if EVEN:
             weight = tl.load(weight_rows + start)
             x = tl.load(x_rows + start)
         else:
-            weight = tl.load(weight_rows + start, mask=(start + inputs < input_stride)[None, :], other=0)
+            weight = tl.load(weight_rows + start, mask=(start + inputs < input_stride)[None, :], other=0.0)
             x = tl.load(x_rows + start, mask=(start + inputs < input_stride)[:, None], other=0.0)
-        if scales_ptr is not None:
-            weight = decode_weights(weight, dtype, CONVERT)
+        if WEIGHT_ONLY:
+            weight = decode_weights(weight, x_dtype, CONVERT)
         if BLOCK_SCALES:
-            scale = tl.load(scales_ptr + rows // GROUP * scales_row_size + start // GROUP)
-            acc += tl.dot(weight, x, input_precision="tf32x3") * scale[:, None]
+            next_block = tl.minimum(step + 1, steps - 1) * BLOCK_K // GROUP
+            next_scale = step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, next_block)
+            if TOKENS_FIRST:
+                acc += tl.dot(tl.trans(x), tl.trans(weight)) * scale[:, None]
+            else:
+                acc += tl.dot(weight, x, input_precision="tf32x3") * scale
+            scale = next_scale
         else:
             acc = tl.dot(weight, x, acc, input_precision="tf32x3")
+    if TOKENS_FIRST:
+        acc = tl.trans(acc)
     if scales_ptr is not None and not BLOCK_SCALES:
         acc *= tl.load(scales_ptr + rows)[:, None]
+        if x_scales_ptr is not None:
+            acc *= tl.load(x_scales_ptr + columns)[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
     mask = in_rows[None, :] & (outputs < output_stride)[:, None]
-    tl.store(out_ptr + pairs[None, :] * output_stride + outputs[:, None], acc.to(dtype), mask=mask)
+    target = out_ptr + pairs.to(tl.int64)[None, :] * output_stride + outputs[:, None]
+    tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
     """As `reference.experts_linear`; x may have any stride between rows."""
     assert weight.dtype is x.dtype, "weight must have x's dtype"
-    return _product(x, weight, None, bias, order, starts)
+    return _product(x, None, weight, None, bias, order, starts, x.dtype)
 
 
 def fp8_experts_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor
 ) -> Tensor:
-    """As `reference.fp8_experts_linear`; x may have any stride between rows."""
+    """As `reference.fp8_experts_linear`, with quantize_input or without; x may have any stride between rows."""
     check_operands(x, weight, torch.float8_e4m3fn, scales, bias)
-    return _product(x, weight, scales, bias, order, starts)
+    many = order.shape[0] > WEIGHT_ONLY_PAIRS * (starts.shape[0] - 1)
+    quantize = many and multiplies_fp8(x.device)
+    return fp8_product(x, weight, scales, bias, order, starts, quantize=quantize)
+
+
+def fp8_product(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, *, quantize: bool
+) -> Tensor:
+    """As `fp8_experts_linear`; quantize: x to e4m3, or else it is multiplied as it is."""
+    if not quantize:
+        return _product(x, None, weight, scales, bias, order, starts, x.dtype)
+    codes, x_scales = quantize_groups(x) if scales.dim() == 2 else quantize_tokens(x, None, weight.dtype)
+    return _product(codes, x_scales, weight, scales, bias, order, starts, x.dtype)
 
 
 def _product(
-    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, order: Tensor, starts: Tensor
+    x: Tensor,
+    x_scales: Tensor | None,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    order: Tensor,
+    starts: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
     num_pairs, num_experts = order.shape[0], starts.shape[0] - 1
     num_outputs, num_inputs = weight.shape[0] // num_experts, weight.shape[1]
     assert weight.is_contiguous() and weight.shape[1] == x.shape[1], "weight must be contiguous, of x's inputs"
     assert weight.shape[0] % num_experts == 0, "experts must have as many outputs each"
-    out = x.new_empty(num_pairs, num_outputs)
+    out = torch.empty(num_pairs, num_outputs, dtype=dtype, device=x.device)
     if num_pairs == 0:
         return out
     assert num_pairs % x.shape[0] == 0, "x must have a row per token or per pair"
     if x.stride(1) != 1:
         x = x.contiguous()
+    config = tuning.lookup(
+        "experts", tuning.capability_of(x.device), x_bytes=x.dtype.itemsize, weight_bytes=weight.dtype.itemsize,
+        tokens=triton.cdiv(num_pairs, num_experts), outputs=num_outputs, inputs=num_inputs,
+    )  # fmt: skip
     block_scales = scales is not None and scales.dim() == 2
-    constants, options = _launch(num_pairs, num_experts, num_inputs, x.dtype.itemsize, block_scales, x.is_cuda)
+    constants = _constants(
+        config["block_m"], config["block_n"], config["block_k"], num_experts, num_inputs, block_scales, x.is_cuda
+    )
     row_blocks = num_blocks(num_pairs, num_experts, constants["BLOCK_M"])
     experts_linear_kernel[(row_blocks * triton.cdiv(num_outputs, constants["BLOCK_N"]),)](
         x,
-        weight if scales is None else as_bytes(weight),
+        as_bytes(weight) if x_scales is None else weight,  # a GPU that multiplies no fp8 knows no such type
+        x_scales,
         scales,
         bias,
         order,
@@ -138,26 +191,23 @@ def _product(
         num_outputs,
         num_inputs,
         x.stride(0),
+        x_scales.stride(0) if x_scales is not None and x_scales.dim() == 2 else 0,
         0 if scales is None else scales.stride(0),
         **constants,
-        **options,
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
         **dependent_launch(x.device),
     )
     return out
 
 
 @lru_cache(maxsize=4096)
-def _launch(
-    num_pairs: int, num_experts: int, num_inputs: int, itemsize: int, block_scales: bool, convert: bool
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """(constants, launch options)"""
-    average = triton.cdiv(num_pairs, num_experts)
-    tile = next(tile for pairs, tile in _TILES if average <= pairs or pairs == 0)
-    if itemsize == 4:
-        tile = min(tile, _LARGEST_FP32_TILE)
-    block_m, block_n, step_bytes, num_warps, num_stages = tile
-    block_k = step_bytes // itemsize
-    constants = {
+def _constants(
+    block_m: int, block_n: int, block_k: int, num_experts: int, num_inputs: int, block_scales: bool, convert: bool
+) -> dict[str, Any]:
+    if block_scales:
+        block_n, block_k = min(block_n, GROUP), min(block_k, GROUP)
+    return {
         "NUM_EXPERTS": num_experts,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -167,35 +217,42 @@ def _launch(
         "GROUP": GROUP,
         "CONVERT": convert,
     }
-    return constants, {"num_warps": num_warps, "num_stages": num_stages}
 
 
 def specialization(
-    dtype: str,
-    num_pairs: int,
+    x: str,
+    out: str,
     num_experts: int,
     num_inputs: int,
+    config: Mapping[str, int],
     *,
     fp8: bool = False,
     block_scales: bool = False,
     bias: bool = False,
 ) -> Specialization:
-    """What `experts_linear` and `fp8_experts_linear` launch, to compile it ahead of time; dtype as Triton names it."""
+    """What `experts_linear` and `fp8_experts_linear` launch, to compile it ahead of time.
+
+    x and out are Triton's names of types, x "fp8e4nv" where it is quantized; fp8: whether the weight is.
+    """
+    quantized = x == "fp8e4nv"
     types = {
-        "x_ptr": f"*{dtype}",
-        "weight_ptr": "*u8" if fp8 else f"*{dtype}",
+        "x_ptr": f"*{x}",
+        "weight_ptr": "*u8" if fp8 and not quantized else f"*{x}",
+        "x_scales_ptr": "*fp32" if quantized else "constexpr",
         "scales_ptr": "*fp32" if fp8 else "constexpr",
-        "bias_ptr": f"*{dtype}" if bias else "constexpr",
+        "bias_ptr": f"*{out}" if bias else "constexpr",
         "order_ptr": "*i32",
         "starts_ptr": "*i32",
-        "out_ptr": f"*{dtype}",
+        "out_ptr": f"*{out}",
         "pairs_per_row": "i32",
         "row_blocks": "i32",
         "output_stride": "i32",
         "input_stride": "i32",
         "x_stride": "i32",
+        "x_scales_group_stride": "i32",
         "scales_row_size": "i32",
     }
     absent = {name: None for name, kind in types.items() if kind == "constexpr"}
-    constants, options = _launch(num_pairs, num_experts, num_inputs, 4 if dtype == "fp32" else 2, block_scales, True)
-    return Specialization(experts_linear_kernel, types, constants | absent, **options)
+    tile = (config["block_m"], config["block_n"], config["block_k"])
+    constants = _constants(*tile, num_experts, num_inputs, block_scales, True)
+    return Specialization(experts_linear_kernel, types, constants | absent, config["num_warps"], config["num_stages"])

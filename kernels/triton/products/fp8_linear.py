@@ -5,7 +5,8 @@ Which product is computed depends on the GPU and the number of tokens:
 - Compute capability 8.0 to 8.6 multiplies no fp8. Weight-only: the kernel of `scaled_product.py` converts weights
   as it reads them; from the table's library_rows on, all of the weight is converted first and cuBLAS multiplies.
 - 8.9 and above: activations are quantized, too, and fp8 is multiplied with fp8. With a scale per output that is
-  torch._scaled_mm from library_rows on, for what it takes (`_refusal`), with scales per block always our kernel.
+  torch._scaled_mm from library_rows on, with scales per block from block_library_rows on, for what it takes
+  (`_refusal`).
 - There, too, weight-only for few tokens and weights of some megabytes: reading the weight is all the time that takes,
   and it saves the launch of a kernel that quantizes, some 2 us: as much as converting weights costs us where 30 MB are
   read at 4 TB/s with 0.7 instead of 0.85 of the bandwidth (a model, not a measurement). It is more precise as well.
@@ -80,25 +81,32 @@ def quantized_linear(
         "fp8_product", tuning.capability_of(x.device), tokens=triton.next_power_of_2(x.shape[0]),
         outputs=weight.shape[0], inputs=weight.shape[1],
     )  # fmt: skip
-    if scales.dim() == 2 and input_scale is None:
-        codes, x_scales = quantize_groups(x)
-    else:
-        codes, x_scales = quantize_tokens(x, input_scale, torch.float8_e4m3fn)
-    if scales.dim() == 1 and x.shape[0] >= config["library_rows"]:
-        refusal = _refusal(x.device, x.dtype, *weight.shape)
-        if refusal is None:
-            return torch._scaled_mm(
-                codes, weight.T, x_scales[:, None], scales[None, :], bias, out_dtype=x.dtype, use_fast_accum=True
-            )
+    blocks, groups = scales.dim() == 2, scales.dim() == 2 and input_scale is None
+    by_library = blocks == groups and x.shape[0] >= config["block_library_rows" if blocks else "library_rows"]
+    if by_library and (refusal := _refusal(x.device, x.dtype, *weight.shape, blocks)) is not None:
         _log_refusal(refusal)
+        by_library = False
+    if by_library and blocks:
+        # cuBLAS takes whole quadruples of tokens.
+        missing = -x.shape[0] % 4
+        codes, x_scales = quantize_groups(F.pad(x, (0, 0, 0, missing)) if missing else x)
+        return torch._scaled_mm(codes, weight.T, x_scales.T, scales.T, bias, out_dtype=x.dtype)[: x.shape[0]]
+    codes, x_scales = quantize_groups(x) if groups else quantize_tokens(x, input_scale, torch.float8_e4m3fn)
+    if by_library:
+        return torch._scaled_mm(
+            codes, weight.T, x_scales[:, None], scales[None, :], bias, out_dtype=x.dtype, use_fast_accum=True
+        )
     return scaled_product(codes, weight, x_scales, scales, bias, x.dtype, config)
 
 
 @cache
-def _refusal(device: torch.device, dtype: torch.dtype, num_outputs: int, num_inputs: int) -> str | None:
-    """Why torch._scaled_mm with scales per row does not take this; None if it does.
+def _refusal(
+    device: torch.device, dtype: torch.dtype, num_outputs: int, num_inputs: int, blocks: bool = False
+) -> str | None:
+    """Why torch._scaled_mm with scales per row, or per block, does not take this; None if it does.
 
-    The conditions are those of torch 2.11 to 2.13; fp16 and fp32 results are given by some of its backends only.
+    The conditions are those of torch 2.11 to 2.13; fp16 and fp32 results are given by some of its backends only. Some
+    of these versions want rows of blocks' scales to begin at multiples of 4.
     """
     if device.type != "cuda":
         return "the interpreter has no torch._scaled_mm"
@@ -106,6 +114,10 @@ def _refusal(device: torch.device, dtype: torch.dtype, num_outputs: int, num_inp
         return f"torch._scaled_mm is not known to us on compute capability {tuning.capability_of(device) / 10}"
     if dtype is not torch.bfloat16:
         return f"torch._scaled_mm gives bfloat16, not {dtype}"
+    if blocks and tuning.capability_of(device) != 90:
+        return f"torch._scaled_mm has no blocks on compute capability {tuning.capability_of(device) / 10}"
+    if blocks and (num_outputs % GROUP or num_inputs % (4 * GROUP)):
+        return f"torch._scaled_mm needs whole blocks, 4 in a row, not a weight of {num_outputs} x {num_inputs}"
     if num_outputs % 16 or num_inputs % 16:
         return f"torch._scaled_mm needs multiples of 16, not a weight of {num_outputs} x {num_inputs}"
     return None

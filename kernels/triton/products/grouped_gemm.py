@@ -28,11 +28,11 @@ from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, Z
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 
 # What it costs a program to begin and to end, in tiles of inputs.
-_FIXED_TILES = 2
+FIXED_TILES = 2
 # What a split adds to that where rows are many: sums in fp32 are written by two programs and read by one, at what the
 # L2 cache gives a multiprocessor (some 40 bytes per clock on an H100), while a tile of inputs takes a sixteenth of a
 # clock for each sum.
-_WIDE_SPLIT_TILES = 5
+WIDE_SPLIT_TILES = 5
 
 
 @triton.jit(do_not_specialize=["num_tokens", "tiles_k", "split_tiles", "num_splits"])
@@ -143,16 +143,15 @@ def grouped_gemm(
     """As `grouped_linear`, without a permutation or a codebook; x in fp16 or bf16 (in the interpreter also fp32).
 
     config: block_m (rows of x; a power of two from 8), block_n (outputs; a power of two from 16), num_warps,
-    num_stages, programs_per_sm (that the splits should make), wide (1: as `grouped_wide` multiplies, 0: exactly).
+    num_stages, programs_per_sm (that the splits should make, unless wide), wide (1: as `grouped_wide` multiplies, 0:
+    exactly).
     """
     num_tokens, num_inputs = x.shape
     out = x.new_empty(num_tokens, out_features)
     block_m, block_n, wide = config["block_m"], config["block_n"], bool(config["wide"])
     tiles_k = codes.shape[1]
     blocks = -(-out_features // block_n) * -(-num_tokens // block_m)
-    split_tiles = tiles_of_split(
-        blocks, tiles_k, num_multiprocessors(x.device), config["programs_per_sm"], _WIDE_SPLIT_TILES if wide else 0
-    )
+    split_tiles = split_tiles_of(blocks, tiles_k, num_multiprocessors(x.device), config)
     num_splits = -(-tiles_k // split_tiles)
     partial_size = blocks * num_splits * block_n * block_m if num_splits > 1 else 0
     grouped_gemm_kernel[(blocks * num_splits,)](
@@ -184,18 +183,25 @@ def grouped_gemm(
     return out
 
 
+def split_tiles_of(blocks: int, tiles_k: int, multiprocessors: int, config: Mapping[str, int]) -> int:
+    """Tiles of inputs that one program should do."""
+    if config["wide"]:  # arithmetic, which more programs than multiprocessors make no faster
+        return tiles_of_split(blocks, tiles_k, multiprocessors, 0, WIDE_SPLIT_TILES)
+    return tiles_of_split(blocks, tiles_k, multiprocessors, config["programs_per_sm"])
+
+
 @lru_cache(maxsize=4096)
 def tiles_of_split(
     blocks: int, tiles_k: int, multiprocessors: int, programs_per_sm: int, added_by_split: int = 0
 ) -> int:
-    """Tiles of inputs that one program should do, so that all multiprocessors have equal work and enough programs.
+    """So that all multiprocessors have equal work and enough programs.
 
     added_by_split: what it costs a program if there are several splits, in tiles of inputs.
     """
 
     def cost(tiles: int) -> tuple[float, int]:
         programs = blocks * -(-tiles_k // tiles)
-        fixed = _FIXED_TILES + (added_by_split if tiles < tiles_k else 0)
+        fixed = FIXED_TILES + (added_by_split if tiles < tiles_k else 0)
         busiest = -(-programs // multiprocessors) * (tiles + fixed)
         return busiest * max(1.0, multiprocessors * programs_per_sm / programs), -tiles
 

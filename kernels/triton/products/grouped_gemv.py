@@ -122,7 +122,7 @@ def grouped_gemv_kernel(
     x_ptr += row.to(tl.int64) * x_stride
     acc = tl.zeros([BLOCK_N, WORDS], dtype=tl.float32)
     for tile in tl.range(first_tile, last_tile, num_stages=STAGES):
-        words = tl.load(words_ptrs, eviction_policy="evict_first")
+        words = tl.load(words_ptrs)
         words_ptrs += _TILE_N * WORDS
         group = group_of_tile(tile, TILE_K, GROUP)
         for index in tl.static_range(GROUPS):

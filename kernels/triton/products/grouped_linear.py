@@ -1,7 +1,8 @@
 """grouped_linear and grouped_embedding on CUDA: which kernel multiplies how many rows.
 
-Few rows are the reading of the weights: a kernel that takes them as they are packed. Many rows are arithmetic, which
-nobody does faster than cuBLAS: the weights are dequantized first.
+Few rows are the reading of the weights: a kernel that takes them as they are packed, and scales sums. More rows are
+arithmetic: on sm_90 it scales weights (`grouped_wide.py`). Where rows are so many that writing a dense weight is little
+beside that, the weights are dequantized first, and cuBLAS multiplies.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def grouped_linear(
 ) -> Tensor:
     """As `reference.grouped_linear`, of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
 
-    Where weights are dequantized first, they are rounded to x's dtype.
+    Where weights are scaled or dequantized first, they are rounded to x's dtype.
     """
     num_tokens, num_inputs = x.shape
     if num_tokens == 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
+from pagewire.kernels.triton.products.stream import normed_inputs
 
 _TILE_N = tl.constexpr(TILE_N)
 
@@ -107,6 +108,17 @@ def load_groups(pointers, stride, COUNT: tl.constexpr):
 
 
 @triton.jit
+def load_norm(norm_ptr, inputs, num_inputs, WIDTH: tl.constexpr, PLANES: tl.constexpr):
+    """A norm's weight for each of a tile's planes, and the first one's again up to four. Beyond the last input, any."""
+    last = num_inputs - 1
+    first = tl.load(norm_ptr + tl.minimum(inputs, last))
+    second = tl.load(norm_ptr + tl.minimum(inputs + WIDTH, last))
+    third = tl.load(norm_ptr + tl.minimum(inputs + 2 * WIDTH, last)) if PLANES > 2 else first
+    fourth = tl.load(norm_ptr + tl.minimum(inputs + 3 * WIDTH, last)) if PLANES > 2 else first
+    return first, second, third, fourth
+
+
+@triton.jit
 def multiply_tiles(
     x_rows,  # pointers [1, BLOCK_M] to the rows of x
     in_rows,  # bool [1, BLOCK_M]
@@ -132,20 +144,42 @@ def multiply_tiles(
     INLINE_ASM: tl.constexpr,
 ):
     """fp32 [BLOCK_N, BLOCK_M]: these outputs of rows of x, over tiles of inputs [first_tile, last_tile)."""
+    acc, _ = multiply_normed_tiles(
+        x_rows, None, None, in_rows, codes_ptr, scales_ptr, minimums_ptr, first_output, source,
+        num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
+        BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
+    )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def multiply_normed_tiles(
+    x_rows, residual_rows, norm_ptr, in_rows, codes_ptr, scales_ptr, minimums_ptr, first_output,
+    source, num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS: tl.constexpr, GROUP: tl.constexpr,
+    ZERO_POINT: tl.constexpr, FORM: tl.constexpr, EVEN_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, dtype: tl.constexpr, INLINE_ASM: tl.constexpr,
+):  # fmt: skip
+    """As `multiply_tiles`, and the sums of squares fp32 [BLOCK_M], for the product of a norm that is yet to be scaled.
+
+    residual_rows: as x_rows, of what x is added to; norm_ptr: the norm's weight. Or both None: x is multiplied as it
+    is. source may lie anywhere behind first_output.
+    """
     PLANES: tl.constexpr = 16 // BITS
     TILE_K: tl.constexpr = WIDTH * PLANES
     GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1  # of a tile
     WORDS: tl.constexpr = scales_ptr.dtype.element_ty == tl.int32
     PAIRS: tl.constexpr = FORM == ZEROS and not WORDS
     element = tl.arange(0, WIDTH)
-    rows_there = source - first_output
+    rows_there = source - first_output // _TILE_N * _TILE_N
     row_offsets = rows_there // _TILE_N * (tiles_k * _TILE_N * WIDTH) + rows_there % _TILE_N * WIDTH
-    if BLOCK_N < _TILE_N:
-        row_offsets += first_output % _TILE_N * WIDTH
     first_code = first_output.to(tl.int64) // _TILE_N * tiles_k + first_tile
     codes_ptrs = codes_ptr + first_code * (_TILE_N * WIDTH) + row_offsets[:, None] + element[None, :]
     x_ptrs = x_rows + first_tile * TILE_K + element[:, None]
+    if norm_ptr is not None:
+        residual_ptrs = residual_rows + first_tile * TILE_K + element[:, None]
+        norm = load_norm(norm_ptr, first_tile * TILE_K + element, num_inputs, WIDTH, PLANES)
 
+    squares = tl.zeros([WIDTH, BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     part = acc
     sums = acc
@@ -168,6 +202,9 @@ def multiply_tiles(
         if not WORDS:
             tile_scales = scales
             scales = load_groups(scale_ptrs + following * scale_stride, scale_stride, GROUPS)
+        if norm_ptr is not None:
+            tile_norm = norm
+            norm = load_norm(norm_ptr, (tile + 1) * TILE_K + element, num_inputs, WIDTH, PLANES)
         if FORM == MINIMUMS:
             tile_minimums = minimums
             minimums = load_groups(minimum_ptrs + following * group_stride, group_stride, GROUPS)
@@ -190,6 +227,9 @@ def multiply_tiles(
             if not EVEN_K:
                 in_x = in_rows & (tile * TILE_K + plane * WIDTH + element < num_inputs)[:, None]
             x = tl.load(x_ptrs + plane * WIDTH, mask=in_x, other=0.0)
+            if norm_ptr is not None:
+                residual = tl.load(residual_ptrs + plane * WIDTH, mask=in_x, other=0.0)
+                x, squares = normed_inputs(x, residual, tile_norm[plane], squares, dtype)
             part = tl.dot(plane_numbers(codes, zero, plane, BITS, dtype, INLINE_ASM), x, part)
             if FORM == MINIMUMS:
                 sums = tl.dot(ones, x, sums)
@@ -198,6 +238,8 @@ def multiply_tiles(
                 if FORM == MINIMUMS:
                     acc += tile_minimums[plane * GROUPS // PLANES].to(tl.float32)[:, None] * sums
         x_ptrs += TILE_K
+        if norm_ptr is not None:
+            residual_ptrs += TILE_K
     if GROUP == 0:
         if WORDS:
             scale = (tl.load(scale_ptrs) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
@@ -206,4 +248,4 @@ def multiply_tiles(
         acc = scale.to(tl.float32)[:, None] * part
         if FORM == MINIMUMS:
             acc += tl.load(minimum_ptrs).to(tl.float32)[:, None] * sums
-    return acc
+    return acc, tl.sum(squares, axis=0)

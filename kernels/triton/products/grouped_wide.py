@@ -168,6 +168,8 @@ def multiply_wide_tiles(
     row_codes = (tile_n.to(tl.int64) * tiles_k + first_tile) * (_TILE_N * WIDTH) + output % _TILE_N * WIDTH
     codes_ptrs = codes_ptr + row_codes[:, None] + element[None, :]
     x_ptrs = x_rows + first_tile * TILE_K + column[:, None]
+    # Else sums that no product has touched could leave the loop, too, and ptxas would wait for each product in turn.
+    tl.assume(first_tile < last_tile)
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     for tile in tl.range(first_tile, last_tile):
         codes = tl.load(codes_ptrs)

@@ -1,11 +1,35 @@
-"""linear on CUDA: cuBLAS through torch."""
+"""linear on CUDA: a kernel of our own where few rows are little more than the reading of the weight, else cuBLAS."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from pagewire.kernels import tuning
+from pagewire.kernels.triton.products.skinny import MAX_ROWS, skinny_product
+
+_WHOLE_LOADS = 8  # elements of 16 bits in 16 bytes
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
-    return F.linear(x, weight, bias)
+    config = skinny_config(x, weight)
+    if config is None:
+        return F.linear(x, weight, bias)
+    return skinny_product(x, weight, bias, config, norm=None, gated=False)
+
+
+def skinny_config(x: Tensor, weight: Tensor) -> Mapping[str, int] | None:
+    """What our kernel multiplies these with; None: cuBLAS does."""
+    if x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS or x.stride(1) != 1:
+        return None
+    (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
+    if num_inputs % _WHOLE_LOADS or not weight.is_contiguous() or (x.is_cuda and x.dtype is torch.float32):
+        return None
+    config = tuning.lookup(
+        "skinny_product", tuning.capability_of(x.device), tokens=num_tokens, outputs=num_outputs, inputs=num_inputs
+    )
+    return config if num_tokens < config["library_rows"] else None

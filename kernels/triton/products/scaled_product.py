@@ -42,7 +42,7 @@ def step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, bloc
     """
     scale = tl.load(weight_scales + block)
     if x_scales_ptr is not None:
-        scale *= tl.load(x_scales_ptr + block.to(tl.int64) * x_scales_group_stride + columns)
+        scale *= tl.load(x_scales_ptr + tl.cast(block, tl.int64) * x_scales_group_stride + columns)
     return scale
 
 

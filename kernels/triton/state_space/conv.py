@@ -10,14 +10,16 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.attention.attention_tile import requests_padded
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.request_tiles import find_tile, most_tiles
 
 # Of a program: tokens of one request (a decode step has one of each) and channels.
 MAX_TOKENS = 16
 CHANNELS = 128
 
 
-@triton.jit(do_not_specialize=["state_tokens"])
+@triton.jit(do_not_specialize=["num_reqs", "state_tokens"])
 def causal_conv_kernel(
     x_ptr,  # [num_tokens, SIZE]
     weight_ptr,  # [WIDTH, SIZE]
@@ -27,6 +29,7 @@ def causal_conv_kernel(
     block_table_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
+    num_reqs,
     x_stride,
     block_stride,
     table_stride,
@@ -35,23 +38,29 @@ def causal_conv_kernel(
     WIDTH: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    REQS: tl.constexpr,  # 0: a token of each request
 ):
-    """Program (request, tile of its tokens, tile of channels). The first tile's also writes the states, as nobody else
+    """Program (tile of a request's tokens, tile of channels). The first tile's also writes the states, as nobody else
     reads what was there before."""
     wait_for_inputs()
     launch_dependents()
-    request = tl.program_id(0)
+    if REQS == 0:
+        request = tl.program_id(0)
+        start = 0
+    else:
+        request, start = find_tile(query_start_loc_ptr, num_reqs, TOKENS, REQS)
+        if request >= num_reqs:
+            return
     seq_len = tl.load(seq_lens_ptr + request)
     first = tl.load(query_start_loc_ptr + request)
     query_len = tl.load(query_start_loc_ptr + request + 1) - first
-    start = tl.program_id(1) * TOKENS
     if (seq_len == 0) | (start >= query_len):
         return
     context = seq_len - query_len
     table = block_table_ptr + request.to(tl.int64) * table_stride
     before = state_ptr + tl.load(table + tl.maximum(context - 1, 0) // state_tokens).to(tl.int64) * block_stride
     x = x_ptr + first.to(tl.int64) * x_stride
-    channels = (tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+    channels = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
     exists = channels < SIZE
 
     tokens = (start + tl.arange(0, TOKENS))[:, None]
@@ -112,9 +121,10 @@ def causal_conv(
     out = x.new_empty((num_tokens, size))
     if num_tokens == 0:
         return out
-    constants = _constants(size, width, max_query_len == 1)
-    grid = (seq_lens.shape[0], triton.cdiv(max_query_len, constants["TOKENS"]), triton.cdiv(size, CHANNELS))
-    causal_conv_kernel[grid](
+    num_reqs = seq_lens.shape[0]
+    constants = _constants(size, width, 0 if max_query_len == 1 else requests_padded(num_reqs))
+    tiles = num_reqs if max_query_len == 1 else most_tiles(num_tokens, num_reqs, constants["TOKENS"])
+    causal_conv_kernel[(tiles, triton.cdiv(size, CHANNELS))](
         x,
         weight,
         bias,
@@ -123,6 +133,7 @@ def causal_conv(
         block_table,
         query_start_loc,
         seq_lens,
+        num_reqs,
         x.stride(0),
         state.stride(0),
         block_table.stride(0),
@@ -134,8 +145,8 @@ def causal_conv(
 
 
 @lru_cache
-def _constants(size: int, width: int, decodes: bool) -> dict[str, Any]:
-    return {"SIZE": size, "WIDTH": width, "TOKENS": 1 if decodes else MAX_TOKENS, "CHANNELS": CHANNELS}
+def _constants(size: int, width: int, reqs: int) -> dict[str, Any]:
+    return {"SIZE": size, "WIDTH": width, "TOKENS": MAX_TOKENS if reqs else 1, "CHANNELS": CHANNELS, "REQS": reqs}
 
 
 def specialization(dtype: str, size: int, width: int, decodes: bool) -> tuple[Any, dict[str, str], dict[str, Any], int]:
@@ -144,6 +155,6 @@ def specialization(dtype: str, size: int, width: int, decodes: bool) -> tuple[An
         **dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), f"*{dtype}"),
         "state_ptr": "*fp32",
         **dict.fromkeys(("block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"), "*i32"),
-        **dict.fromkeys(("x_stride", "block_stride", "table_stride", "state_tokens"), "i32"),
+        **dict.fromkeys(("num_reqs", "x_stride", "block_stride", "table_stride", "state_tokens"), "i32"),
     }
-    return causal_conv_kernel, types, _constants(size, width, decodes), 4
+    return causal_conv_kernel, types, _constants(size, width, 0 if decodes else requests_padded(1)), 4

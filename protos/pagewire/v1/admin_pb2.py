@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import common_pb2 as pagewire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/admin.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"}\n\x15ReplaceWeightsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x1d\n\x10max_wait_seconds\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_max_wait_seconds\"Z\n\x16ReplaceWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x18\n\x10previous_version\x18\x02 \x01(\t\x12\x15\n\rnum_executors\x18\x03 \x01(\x05\"K\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"G\n\x16\x45xplainRequestResponse\x12-\n\x08\x61\x63\x63ounts\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.RequestAccount\"\x87\x02\n\x0eRequestAccount\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12)\n\x06phases\x18\x06 \x03(\x0b\x32\x19.pagewire.v1.RequestPhase\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12\x1b\n\x13\x66irst_token_seconds\x18\t \x01(\x01\x12\x1a\n\x12\x64\x65tokenize_seconds\x18\n \x01(\x01\"~\n\x0cRequestPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rstart_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x12\n\nnum_chunks\x18\x05 \x01(\x05\x12\x10\n\x08\x65xecutor\x18\x06 \x01(\t\"\x13\n\x11GetMetricsRequest\"C\n\x12GetMetricsResponse\x12-\n\x08services\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.ServiceMetrics\"F\n\x0eServiceMetrics\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x12\n\nexposition\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"(\n\x10GetStatusRequest\x12\x14\n\x0cwith_kv_maps\x18\x01 \x01(\x08\"A\n\x11GetStatusResponse\x12,\n\x08services\x18\x01 \x03(\x0b\x32\x1a.pagewire.v1.ServiceStatus\"\xc0\x02\n\rServiceStatus\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.ServiceState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12\x16\n\x0euptime_seconds\x18\x06 \x01(\x01\x12\x31\n\ttokenizer\x18\x07 \x01(\x0b\x32\x1c.pagewire.v1.TokenizerStatusH\x00\x12\x31\n\tscheduler\x18\x08 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerStatusH\x00\x12/\n\x08\x65xecutor\x18\t \x01(\x0b\x32\x1b.pagewire.v1.ExecutorStatusH\x00\x12\x0c\n\x04\x63pus\x18\n \x01(\tB\t\n\x07\x64\x65tails\"8\n\x0e\x45xecutorStatus\x12&\n\x05ranks\x18\x01 \x03(\x0b\x32\x17.pagewire.v1.RankStatus\"\x8d\x01\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\r\n\x05stage\x18\x02 \x01(\x05\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.pagewire.v1.RankState\x12\x19\n\x0cwait_seconds\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07process\x18\x05 \x01(\tB\x0f\n\r_wait_seconds\"\xae\x01\n\x0fTokenizerStatus\x12\x13\n\x0bnum_clients\x18\x01 \x01(\x05\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x05\x12\x37\n\x13time_to_first_token\x18\x03 \x01(\x0b\x32\x1a.pagewire.v1.RecentLatency\x12\x37\n\x13inter_token_latency\x18\x04 \x01(\x0b\x32\x1a.pagewire.v1.RecentLatency\"H\n\rRecentLatency\x12\r\n\x05\x63ount\x18\x01 \x01(\x05\x12\x13\n\x0bp50_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bp95_seconds\x18\x03 \x01(\x01\"\xb9\x02\n\x0fSchedulerStatus\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12$\n\x1cgeneration_tokens_per_second\x18\x03 \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x04 \x01(\x01\x12\x1d\n\x15num_generation_tokens\x18\x05 \x01(\x03\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\x03\x12\x1a\n\x12num_prefix_queries\x18\x07 \x01(\x03\x12\x17\n\x0fnum_prefix_hits\x18\x08 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x03\x12,\n\x08replicas\x18\n \x03(\x0b\x32\x1a.pagewire.v1.ReplicaStatus\"\xbc\x02\n\rReplicaStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bis_attached\x18\x02 \x01(\x08\x12\x13\n\x0bnum_running\x18\x03 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\x05\x12-\n\tkv_groups\x18\x05 \x03(\x0b\x32\x1a.pagewire.v1.KVGroupStatus\x12\x17\n\x0fweights_version\x18\x06 \x01(\t\x12\x1c\n\x14is_replacing_weights\x18\x07 \x01(\x08\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x12\n\nis_leaving\x18\t \x01(\x08\x12\x1a\n\x12num_prefix_queries\x18\n \x01(\x03\x12\x17\n\x0fnum_prefix_hits\x18\x0b \x01(\x03\x12\x1d\n\x15num_generation_tokens\x18\x0c \x01(\x03\"\xdf\x01\n\rKVGroupStatus\x12\x12\n\nnum_blocks\x18\x01 \x01(\x05\x12\x12\n\nblock_size\x18\x02 \x01(\x05\x12\x10\n\x08num_free\x18\x03 \x01(\x05\x12\x12\n\nnum_cached\x18\x04 \x01(\x05\x12\x10\n\x08num_used\x18\x05 \x01(\x05\x12\x12\n\nnum_shared\x18\x06 \x01(\x05\x12\x0e\n\x06window\x18\x07 \x01(\x05\x12\x10\n\x08is_state\x18\x08 \x01(\x08\x12\x1f\n\x03map\x18\t \x03(\x0b\x32\x12.pagewire.v1.KVRun\x12\x17\n\x0f\x62locks_per_cell\x18\n \x01(\x05\"D\n\x05KVRun\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.pagewire.v1.KVBlockState\x12\x11\n\tnum_cells\x18\x02 \x01(\x05*\x86\x01\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVICE_STATE_SERVING\x10\x01\x12\x1d\n\x19SERVICE_STATE_NOT_SERVING\x10\x02\x12\x1d\n\x19SERVICE_STATE_UNREACHABLE\x10\x03*k\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13RANK_STATE_STARTING\x10\x01\x12\x14\n\x10RANK_STATE_READY\x10\x02\x12\x13\n\x0fRANK_STATE_LOST\x10\x03*\x96\x01\n\x0cKVBlockState\x12\x1e\n\x1aKV_BLOCK_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13KV_BLOCK_STATE_FREE\x10\x01\x12\x19\n\x15KV_BLOCK_STATE_CACHED\x10\x02\x12\x17\n\x13KV_BLOCK_STATE_USED\x10\x03\x12\x19\n\x15KV_BLOCK_STATE_SHARED\x10\x04\x32\xdf\x02\n\x0c\x41\x64minService\x12M\n\nGetMetrics\x12\x1e.pagewire.v1.GetMetricsRequest\x1a\x1f.pagewire.v1.GetMetricsResponse\x12Y\n\x0e\x45xplainRequest\x12\".pagewire.v1.ExplainRequestRequest\x1a#.pagewire.v1.ExplainRequestResponse\x12J\n\tGetStatus\x12\x1d.pagewire.v1.GetStatusRequest\x1a\x1e.pagewire.v1.GetStatusResponse\x12Y\n\x0eReplaceWeights\x12\".pagewire.v1.ReplaceWeightsRequest\x1a#.pagewire.v1.ReplaceWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/admin.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"}\n\x15ReplaceWeightsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x1d\n\x10max_wait_seconds\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_max_wait_seconds\"Z\n\x16ReplaceWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x18\n\x10previous_version\x18\x02 \x01(\t\x12\x15\n\rnum_executors\x18\x03 \x01(\x05\"K\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"G\n\x16\x45xplainRequestResponse\x12-\n\x08\x61\x63\x63ounts\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.RequestAccount\"\x9b\x02\n\x0eRequestAccount\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x10\n\x08trace_id\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12)\n\x06phases\x18\x06 \x03(\x0b\x32\x19.pagewire.v1.RequestPhase\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12\x1b\n\x13\x66irst_token_seconds\x18\t \x01(\x01\x12\x1a\n\x12\x64\x65tokenize_seconds\x18\n \x01(\x01\x12\x12\n\nis_running\x18\x0b \x01(\x08\"~\n\x0cRequestPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rstart_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x12\n\nnum_chunks\x18\x05 \x01(\x05\x12\x10\n\x08\x65xecutor\x18\x06 \x01(\t\"\x13\n\x11GetMetricsRequest\"C\n\x12GetMetricsResponse\x12-\n\x08services\x18\x01 \x03(\x0b\x32\x1b.pagewire.v1.ServiceMetrics\"F\n\x0eServiceMetrics\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x12\n\nexposition\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"(\n\x10GetStatusRequest\x12\x14\n\x0cwith_kv_maps\x18\x01 \x01(\x08\"A\n\x11GetStatusResponse\x12,\n\x08services\x18\x01 \x03(\x0b\x32\x1a.pagewire.v1.ServiceStatus\"\xc0\x02\n\rServiceStatus\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.ServiceState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12\x16\n\x0euptime_seconds\x18\x06 \x01(\x01\x12\x31\n\ttokenizer\x18\x07 \x01(\x0b\x32\x1c.pagewire.v1.TokenizerStatusH\x00\x12\x31\n\tscheduler\x18\x08 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerStatusH\x00\x12/\n\x08\x65xecutor\x18\t \x01(\x0b\x32\x1b.pagewire.v1.ExecutorStatusH\x00\x12\x0c\n\x04\x63pus\x18\n \x01(\tB\t\n\x07\x64\x65tails\"8\n\x0e\x45xecutorStatus\x12&\n\x05ranks\x18\x01 \x03(\x0b\x32\x17.pagewire.v1.RankStatus\"\x8d\x01\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\r\n\x05stage\x18\x02 \x01(\x05\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.pagewire.v1.RankState\x12\x19\n\x0cwait_seconds\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07process\x18\x05 \x01(\tB\x0f\n\r_wait_seconds\"\xae\x01\n\x0fTokenizerStatus\x12\x13\n\x0bnum_clients\x18\x01 \x01(\x05\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x05\x12\x37\n\x13time_to_first_token\x18\x03 \x01(\x0b\x32\x1a.pagewire.v1.RecentLatency\x12\x37\n\x13inter_token_latency\x18\x04 \x01(\x0b\x32\x1a.pagewire.v1.RecentLatency\"H\n\rRecentLatency\x12\r\n\x05\x63ount\x18\x01 \x01(\x05\x12\x13\n\x0bp50_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bp95_seconds\x18\x03 \x01(\x01\"\xb9\x02\n\x0fSchedulerStatus\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12$\n\x1cgeneration_tokens_per_second\x18\x03 \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x04 \x01(\x01\x12\x1d\n\x15num_generation_tokens\x18\x05 \x01(\x03\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\x03\x12\x1a\n\x12num_prefix_queries\x18\x07 \x01(\x03\x12\x17\n\x0fnum_prefix_hits\x18\x08 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x03\x12,\n\x08replicas\x18\n \x03(\x0b\x32\x1a.pagewire.v1.ReplicaStatus\"\xbc\x02\n\rReplicaStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bis_attached\x18\x02 \x01(\x08\x12\x13\n\x0bnum_running\x18\x03 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\x05\x12-\n\tkv_groups\x18\x05 \x03(\x0b\x32\x1a.pagewire.v1.KVGroupStatus\x12\x17\n\x0fweights_version\x18\x06 \x01(\t\x12\x1c\n\x14is_replacing_weights\x18\x07 \x01(\x08\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x12\n\nis_leaving\x18\t \x01(\x08\x12\x1a\n\x12num_prefix_queries\x18\n \x01(\x03\x12\x17\n\x0fnum_prefix_hits\x18\x0b \x01(\x03\x12\x1d\n\x15num_generation_tokens\x18\x0c \x01(\x03\"\xdf\x01\n\rKVGroupStatus\x12\x12\n\nnum_blocks\x18\x01 \x01(\x05\x12\x12\n\nblock_size\x18\x02 \x01(\x05\x12\x10\n\x08num_free\x18\x03 \x01(\x05\x12\x12\n\nnum_cached\x18\x04 \x01(\x05\x12\x10\n\x08num_used\x18\x05 \x01(\x05\x12\x12\n\nnum_shared\x18\x06 \x01(\x05\x12\x0e\n\x06window\x18\x07 \x01(\x05\x12\x10\n\x08is_state\x18\x08 \x01(\x08\x12\x1f\n\x03map\x18\t \x03(\x0b\x32\x12.pagewire.v1.KVRun\x12\x17\n\x0f\x62locks_per_cell\x18\n \x01(\x05\"D\n\x05KVRun\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.pagewire.v1.KVBlockState\x12\x11\n\tnum_cells\x18\x02 \x01(\x05*\x86\x01\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVICE_STATE_SERVING\x10\x01\x12\x1d\n\x19SERVICE_STATE_NOT_SERVING\x10\x02\x12\x1d\n\x19SERVICE_STATE_UNREACHABLE\x10\x03*k\n\tRankState\x12\x1a\n\x16RANK_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13RANK_STATE_STARTING\x10\x01\x12\x14\n\x10RANK_STATE_READY\x10\x02\x12\x13\n\x0fRANK_STATE_LOST\x10\x03*\x96\x01\n\x0cKVBlockState\x12\x1e\n\x1aKV_BLOCK_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13KV_BLOCK_STATE_FREE\x10\x01\x12\x19\n\x15KV_BLOCK_STATE_CACHED\x10\x02\x12\x17\n\x13KV_BLOCK_STATE_USED\x10\x03\x12\x19\n\x15KV_BLOCK_STATE_SHARED\x10\x04\x32\xdf\x02\n\x0c\x41\x64minService\x12M\n\nGetMetrics\x12\x1e.pagewire.v1.GetMetricsRequest\x1a\x1f.pagewire.v1.GetMetricsResponse\x12Y\n\x0e\x45xplainRequest\x12\".pagewire.v1.ExplainRequestRequest\x1a#.pagewire.v1.ExplainRequestResponse\x12J\n\tGetStatus\x12\x1d.pagewire.v1.GetStatusRequest\x1a\x1e.pagewire.v1.GetStatusResponse\x12Y\n\x0eReplaceWeights\x12\".pagewire.v1.ReplaceWeightsRequest\x1a#.pagewire.v1.ReplaceWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVICESTATE']._serialized_start=2808
-  _globals['_SERVICESTATE']._serialized_end=2942
-  _globals['_RANKSTATE']._serialized_start=2944
-  _globals['_RANKSTATE']._serialized_end=3051
-  _globals['_KVBLOCKSTATE']._serialized_start=3054
-  _globals['_KVBLOCKSTATE']._serialized_end=3204
+  _globals['_SERVICESTATE']._serialized_start=2828
+  _globals['_SERVICESTATE']._serialized_end=2962
+  _globals['_RANKSTATE']._serialized_start=2964
+  _globals['_RANKSTATE']._serialized_end=3071
+  _globals['_KVBLOCKSTATE']._serialized_start=3074
+  _globals['_KVBLOCKSTATE']._serialized_end=3224
   _globals['_REPLACEWEIGHTSREQUEST']._serialized_start=66
   _globals['_REPLACEWEIGHTSREQUEST']._serialized_end=191
   _globals['_REPLACEWEIGHTSRESPONSE']._serialized_start=193
@@ -47,37 +47,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=362
   _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=433
   _globals['_REQUESTACCOUNT']._serialized_start=436
-  _globals['_REQUESTACCOUNT']._serialized_end=699
-  _globals['_REQUESTPHASE']._serialized_start=701
-  _globals['_REQUESTPHASE']._serialized_end=827
-  _globals['_GETMETRICSREQUEST']._serialized_start=829
-  _globals['_GETMETRICSREQUEST']._serialized_end=848
-  _globals['_GETMETRICSRESPONSE']._serialized_start=850
-  _globals['_GETMETRICSRESPONSE']._serialized_end=917
-  _globals['_SERVICEMETRICS']._serialized_start=919
-  _globals['_SERVICEMETRICS']._serialized_end=989
-  _globals['_GETSTATUSREQUEST']._serialized_start=991
-  _globals['_GETSTATUSREQUEST']._serialized_end=1031
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1033
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1098
-  _globals['_SERVICESTATUS']._serialized_start=1101
-  _globals['_SERVICESTATUS']._serialized_end=1421
-  _globals['_EXECUTORSTATUS']._serialized_start=1423
-  _globals['_EXECUTORSTATUS']._serialized_end=1479
-  _globals['_RANKSTATUS']._serialized_start=1482
-  _globals['_RANKSTATUS']._serialized_end=1623
-  _globals['_TOKENIZERSTATUS']._serialized_start=1626
-  _globals['_TOKENIZERSTATUS']._serialized_end=1800
-  _globals['_RECENTLATENCY']._serialized_start=1802
-  _globals['_RECENTLATENCY']._serialized_end=1874
-  _globals['_SCHEDULERSTATUS']._serialized_start=1877
-  _globals['_SCHEDULERSTATUS']._serialized_end=2190
-  _globals['_REPLICASTATUS']._serialized_start=2193
-  _globals['_REPLICASTATUS']._serialized_end=2509
-  _globals['_KVGROUPSTATUS']._serialized_start=2512
-  _globals['_KVGROUPSTATUS']._serialized_end=2735
-  _globals['_KVRUN']._serialized_start=2737
-  _globals['_KVRUN']._serialized_end=2805
-  _globals['_ADMINSERVICE']._serialized_start=3207
-  _globals['_ADMINSERVICE']._serialized_end=3558
+  _globals['_REQUESTACCOUNT']._serialized_end=719
+  _globals['_REQUESTPHASE']._serialized_start=721
+  _globals['_REQUESTPHASE']._serialized_end=847
+  _globals['_GETMETRICSREQUEST']._serialized_start=849
+  _globals['_GETMETRICSREQUEST']._serialized_end=868
+  _globals['_GETMETRICSRESPONSE']._serialized_start=870
+  _globals['_GETMETRICSRESPONSE']._serialized_end=937
+  _globals['_SERVICEMETRICS']._serialized_start=939
+  _globals['_SERVICEMETRICS']._serialized_end=1009
+  _globals['_GETSTATUSREQUEST']._serialized_start=1011
+  _globals['_GETSTATUSREQUEST']._serialized_end=1051
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1053
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1118
+  _globals['_SERVICESTATUS']._serialized_start=1121
+  _globals['_SERVICESTATUS']._serialized_end=1441
+  _globals['_EXECUTORSTATUS']._serialized_start=1443
+  _globals['_EXECUTORSTATUS']._serialized_end=1499
+  _globals['_RANKSTATUS']._serialized_start=1502
+  _globals['_RANKSTATUS']._serialized_end=1643
+  _globals['_TOKENIZERSTATUS']._serialized_start=1646
+  _globals['_TOKENIZERSTATUS']._serialized_end=1820
+  _globals['_RECENTLATENCY']._serialized_start=1822
+  _globals['_RECENTLATENCY']._serialized_end=1894
+  _globals['_SCHEDULERSTATUS']._serialized_start=1897
+  _globals['_SCHEDULERSTATUS']._serialized_end=2210
+  _globals['_REPLICASTATUS']._serialized_start=2213
+  _globals['_REPLICASTATUS']._serialized_end=2529
+  _globals['_KVGROUPSTATUS']._serialized_start=2532
+  _globals['_KVGROUPSTATUS']._serialized_end=2755
+  _globals['_KVRUN']._serialized_start=2757
+  _globals['_KVRUN']._serialized_end=2825
+  _globals['_ADMINSERVICE']._serialized_start=3227
+  _globals['_ADMINSERVICE']._serialized_end=3578
 # @@protoc_insertion_point(module_scope)

@@ -80,7 +80,7 @@ class ExplainRequestResponse(_message.Message):
     def __init__(self, accounts: _Optional[_Iterable[_Union[RequestAccount, _Mapping]]] = ...) -> None: ...
 
 class RequestAccount(_message.Message):
-    __slots__ = ("service", "address", "request_id", "trace_id", "seconds", "phases", "finish_reason", "usage", "first_token_seconds", "detokenize_seconds")
+    __slots__ = ("service", "address", "request_id", "trace_id", "seconds", "phases", "finish_reason", "usage", "first_token_seconds", "detokenize_seconds", "is_running")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class RequestAccount(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DETOKENIZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     service: str
     address: str
     request_id: str
@@ -101,7 +102,8 @@ class RequestAccount(_message.Message):
     usage: _common_pb2.Usage
     first_token_seconds: float
     detokenize_seconds: float
-    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., seconds: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[RequestPhase, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., first_token_seconds: _Optional[float] = ..., detokenize_seconds: _Optional[float] = ...) -> None: ...
+    is_running: bool
+    def __init__(self, service: _Optional[str] = ..., address: _Optional[str] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., seconds: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[RequestPhase, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., first_token_seconds: _Optional[float] = ..., detokenize_seconds: _Optional[float] = ..., is_running: _Optional[bool] = ...) -> None: ...
 
 class RequestPhase(_message.Message):
     __slots__ = ("name", "start_seconds", "seconds", "num_tokens", "num_chunks", "executor")

@@ -69,7 +69,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExplainRequest(self, request, context):
-        """Where the time of a request went that has ended lately, as this service and every service behind it saw it.
+        """Where the time of a request went that has ended lately, or goes so far, as this service and every service behind it
+        see it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -101,8 +101,7 @@ class ExpertsWeight(Protocol):
 class ExpertsLinear:
     """A projection of every expert: as `Linear`, with the same shards for each, expert by expert.
 
-    Inputs are not quantized, even where the checkpoint has scales for them: a scale per expert would be another input
-    per expert.
+    The scales that a checkpoint has for inputs are not used: a scale per expert would be another input per expert.
     """
 
     __slots__ = ("_adds_bias", "bias", "num_experts", "shards", "weight")

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
 
+from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.shares import even_share, padded_share, share_size
 from pagewire.services.executor.layers.weight_format import input_unit, output_unit
-from pagewire.services.executor.layers.weights import Dense, NotLoaded, PackedWeight, Shard, Stacked, stored_parts
+from pagewire.services.executor.layers.weights import (
+    Dense,
+    NormedWeight,
+    NotLoaded,
+    PackedWeight,
+    Shard,
+    Stacked,
+    stored_parts,
+)
 from pagewire.services.executor.parallel.communicator import Communicator
+
+
+class StreamUpdate(NamedTuple):
+    """The residual stream as a layer's half finds it, and where it leaves it: both [num_tokens, hidden_size]."""
+
+    residual: Tensor
+    updated: Tensor
 
 
 class Split(Enum):
@@ -90,6 +107,19 @@ class Linear:
         if self._exchange is None:
             return self.weight(x, self.bias)
         return self._exchange(self.weight, x, self.bias)
+
+    @property
+    def takes_norm(self) -> bool:
+        """Whether `after_norm` may be called, which is known when the weight is installed."""
+        return self._exchange is None and isinstance(self.weight, NormedWeight) and self.weight.takes_norm
+
+    def after_norm(self, norm: RMSNorm, x: Tensor, stream: StreamUpdate, *, gated: bool = False) -> Tensor:
+        """The product of `norm.add(x, stream.residual)`, but that the sum becomes `stream.updated`.
+
+        gated: `silu_and_mul` of it.
+        """
+        assert isinstance(self.weight, NormedWeight)
+        return self.weight.after_norm(x, *stream, norm.weight, norm.eps, self.bias, gated)
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.services.executor.layers.linear import Linear, Split
+from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
+from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError
 
@@ -35,6 +36,14 @@ class MLP:
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
         return self.down(self.activation(self.up(hidden)))
+
+    @property
+    def takes_norm(self) -> bool:
+        return self.activation is ops.silu_and_mul and self.up.takes_norm
+
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: StreamUpdate) -> Tensor:
+        """As of `norm.add(hidden, stream.residual)`, but that the sum becomes `stream.updated`."""
+        return self.down(self.up.after_norm(norm, hidden, stream, gated=True))
 
     def leaves(self) -> Iterator[Linear]:
         yield from (self.up, self.down)

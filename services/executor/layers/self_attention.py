@@ -9,7 +9,7 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.services.executor.layers.heads import Heads, heads_of
 from pagewire.services.executor.layers.kv_spec import KVSpec
-from pagewire.services.executor.layers.linear import Linear, Split
+from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.paged_attention import PagedAttention, Sinks
 from pagewire.services.executor.layers.placement import Placement
@@ -93,6 +93,14 @@ class SelfAttention:
     def __call__(self, hidden: Tensor, context: StepContext) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
         return self.o(self.heads(self.qkv(hidden), context))
+
+    @property
+    def takes_norm(self) -> bool:
+        return self.qkv.takes_norm
+
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: StreamUpdate, context: StepContext) -> Tensor:
+        """As of `norm.add(hidden, stream.residual)`, but that the sum becomes `stream.updated`."""
+        return self.o(self.heads(self.qkv.after_norm(norm, hidden, stream), context))
 
     def leaves(self) -> Iterator[Linear | RMSNorm | Sinks | PagedAttention]:
         yield self.qkv

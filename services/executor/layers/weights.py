@@ -32,6 +32,24 @@ class Dense:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.linear(x, self.tensor, bias)
 
+    @property
+    def takes_norm(self) -> bool:
+        """Whether `after_norm` is one kernel, at least of few rows; a CPU's norm is in its cache anyway."""
+        return self.tensor.is_cuda or ops.cpu_backend() == "triton"
+
+    def after_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        updated: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        bias: Tensor | None,
+        gated: bool,
+    ) -> Tensor:
+        """As `ops.normed_linear`."""
+        return ops.normed_linear(x, residual, updated, norm_weight, eps, self.tensor, bias, gated)
+
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
         return ops.experts_linear(x, self.tensor, bias, order, starts)
 
@@ -151,6 +169,25 @@ def stored_parts(shards: Iterable[Shard], *, transposed: bool = False) -> Iterat
 
 
 @runtime_checkable
+class NormedWeight(Protocol):
+    """A weight whose product begins with a norm, and may end with an activation."""
+
+    @property
+    def takes_norm(self) -> bool: ...
+
+    def after_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        updated: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        bias: Tensor | None,
+        gated: bool,
+    ) -> Tensor: ...
+
+
+@runtime_checkable
 class WeightModule(Protocol):
     """A layer with a weight. If any shard is quantized, the loader reads all and installs what they become."""
 
@@ -170,6 +207,7 @@ class WeightModule(Protocol):
 
 __all__ = [
     "Dense",
+    "NormedWeight",
     "NotLoaded",
     "PackedDense",
     "PackedGrouped",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.linear import Linear, StreamUpdate
 from pagewire.services.executor.layers.mlp import MLP
 from pagewire.services.executor.layers.norm import LayerNorm, RMSNorm
 from pagewire.services.executor.layers.self_attention import SelfAttention
@@ -128,7 +128,7 @@ class CausalModel(OwnModel):
 class PreNormLayer:
     """Attention, then feed-forward, each of the normalised stream."""
 
-    __slots__ = ("attention", "input_norm", "mlp", "post_attention_norm")
+    __slots__ = ("_products_take_norms", "attention", "input_norm", "mlp", "post_attention_norm")
 
     def __init__(
         self,
@@ -141,10 +141,31 @@ class PreNormLayer:
         self.attention = attention
         self.post_attention_norm = post_attention_norm
         self.mlp = mlp
+        self._products_take_norms: bool | None = None
 
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        if self._products_take_norms is None:
+            self._products_take_norms = self._find_products()
+        if self._products_take_norms:
+            return self._in_products(hidden, residual, context)
         hidden = self.attention(self.input_norm.add(hidden, residual), context)
         return self.mlp(self.post_attention_norm.add(hidden, residual))
+
+    def _find_products(self) -> bool:
+        """Whether both halves begin with a product that computes the norm, too; the weights are installed."""
+        if not (isinstance(self.input_norm, RMSNorm) and isinstance(self.post_attention_norm, RMSNorm)):
+            return False
+        if not (isinstance(self.attention, SelfAttention) and isinstance(self.mlp, MLP)):
+            return False
+        return self.attention.takes_norm and self.mlp.takes_norm
+
+    def _in_products(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        assert isinstance(self.input_norm, RMSNorm) and isinstance(self.post_attention_norm, RMSNorm)
+        assert isinstance(self.attention, SelfAttention) and isinstance(self.mlp, MLP)
+        # A kernel cannot write what its other programs read: there and back.
+        between = torch.empty_like(residual)
+        hidden = self.attention.after_norm(self.input_norm, hidden, StreamUpdate(residual, between), context)
+        return self.mlp.after_norm(self.post_attention_norm, hidden, StreamUpdate(between, residual))
 
     def leaves(self) -> Iterator[Leaf]:
         yield self.input_norm

@@ -143,6 +143,24 @@ def test_a_driver_that_is_too_old(tmp_path, monkeypatch) -> None:
         assert [f.level for f in check_gpus(host, _PLAIN) if f.check == "driver"] == [level]
 
 
+@pytest.mark.parametrize(
+    ("files", "level", "said"),
+    [
+        ({}, Level.NOTE, "--pipeline-parallel-size over nodes"),
+        ({"ports/1/state": "1: DOWN"}, Level.WARNING, "ibstat"),
+        ({"ports/1/state": "4: ACTIVE"}, Level.OK, ""),
+        ({"ports/1/state": "4: ACTIVE", "modules": "nvidia 1 0"}, Level.NOTE, "modprobe nvidia_peermem"),
+        ({"ports/1/state": "4: ACTIVE", "modules": "nvidia 1 0\nnvidia_peermem 1 0"}, Level.OK, ""),
+    ],
+)
+def test_what_ranks_on_several_nodes_talk_over(tmp_path, files, level, said) -> None:
+    paths = {f"/proc/{name}" if name == "modules" else f"/sys/class/infiniband/mlx5_0/{name}": text
+             for name, text in files.items()}  # fmt: skip
+    config = DoctorConfig(tensor_parallel_size=2, distributed_executor_backend="ray", port=0, grpc_port=0)
+    (fabric,) = [f for f in check_network(RecordedHost(tmp_path, good(**paths)), config) if f.check == "fabric"]
+    assert (fabric.level, said in fabric.remedy) == (level, True)
+
+
 def test_ports_and_keys(tmp_path) -> None:
     config = DoctorConfig(host="0.0.0.0", port=0, grpc_port=0)
     host = RecordedHost(tmp_path, good(), descriptors=1024)

@@ -16,12 +16,15 @@ from torch.nn import functional
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.dummy_step import DUMMY_SAMPLING
+from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.startup import ExecutorInfo, start_runner
 from pagewire.services.executor.step import Blocks, NewRequest, Step
 from tests.services.executor.models.test_encoders import inputs, save, texts_and_pairs
 from tests.services.executor.models.tiny import save_tiny
+from tests.services.executor.stepping import graph_steps
+from tests.services.executor.test_cuda_graphs import ReplayedFunction
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
@@ -114,6 +117,10 @@ def test_every_way_to_pool(tmp_path: Path) -> None:
     expected = functional.normalize((pooled @ weight.T + bias).tanh(), dim=-1)
     for _ in range(2):
         torch.testing.assert_close(vectors(runner, TEXTS, SECONDS), expected, atol=1e-4, rtol=1e-4)
+    capture_graphs(runner, (), lambda fraction, text: None, ReplayedFunction, prompts=(128,))
+    replayed = graph_steps("replayed")
+    torch.testing.assert_close(vectors(runner, TEXTS, SECONDS), expected, atol=1e-4, rtol=1e-4)
+    assert graph_steps("replayed") == replayed + 1
 
 
 def test_a_prompt_in_one_step_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,6 +168,10 @@ def test_a_decoder_that_embeds(tmp_path: Path, strip: bool) -> None:
     states = [reference.model(torch.tensor([text])).last_hidden_state[0, -1] for text in TEXTS]
     expected = functional.normalize(torch.stack(states), dim=-1)
     torch.testing.assert_close(vectors(runner, TEXTS), expected, atol=1e-4, rtol=1e-4)
+    capture_graphs(runner, (), lambda fraction, text: None, ReplayedFunction, prompts=(32, 128))
+    replayed = graph_steps("replayed")
+    torch.testing.assert_close(vectors(runner, TEXTS), expected, atol=1e-4, rtol=1e-4)
+    assert graph_steps("replayed") == replayed + 1
     assert start(tmp_path, runner="generate")[1].kind == "generate"
 
 

@@ -76,6 +76,15 @@ def test_drafts_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, method: 
         assert (answer["tokens"], answer["drafts"]) == (tokens, drafts)
 
 
+def test_a_layer_of_a_decode_step_is_six_kernels(tmp_path: Path) -> None:
+    """Norms are computed in the products behind them, and gates and ups are multiplied in theirs."""
+    answer = answer_of("triton_nodes", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
+    between = {"rotary_store_kv_kernel": 1, "decode_attention_kernel": 1}
+    for num_reqs in ("1", "8"):
+        assert answer["dense"][num_reqs] == between | {"skinny_kernel": 4}
+        assert answer["4 bits"][num_reqs] == between | {"grouped_skinny_kernel": 2, "grouped_gemm_kernel": 2}
+
+
 @pytest.mark.parametrize(("model", "max_num_seqs"), [("llama", 1), ("llama", 130), ("mixtral", 130)])
 def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, model: str, max_num_seqs: int) -> None:
     forms = answer_of("triton_forms", tmp_path, max_num_seqs, model, TRITON_INTERPRET="0")

@@ -1,8 +1,8 @@
-"""The gateway processes of one data directory tell each other their metrics: a scrape reaches whichever takes the
-connection, and is to show all of them.
+"""The gateway processes of one data directory ask each other for what one alone does not know: a scrape reaches
+whichever takes the connection, and is to show all of them; so does who asks about a request that another has answered.
 
-Each has a place, from 0 on: a file that it holds locked, and beside it a Unix socket on which it tells its exposition
-to whoever connects. Who is gone has left its place to the next, so names stay few.
+Each has a place, from 0 on: a file that it holds locked, and beside it a Unix socket on which it answers a line. Who is
+gone has left its place to the next, so names stay few.
 """
 
 import asyncio
@@ -11,24 +11,29 @@ import itertools
 import logging
 import os
 import socket
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from pagewire import unix_sockets
-from pagewire.v1.admin_pb2 import ServiceMetrics
+from pagewire.recent import Accounts
+from pagewire.v1.admin_pb2 import ExplainRequestRequest, ExplainRequestResponse, RequestAccount, ServiceMetrics
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
+# What is asked, in a line.
+_METRICS, _EXPLAIN = b"metrics", b"explain "
 
 
 class Siblings:
-    def __init__(self, directory: Path, exposition: Callable[[], str]) -> None:
-        """directory: of the gateways' data. exposition: of this process."""
+    def __init__(self, directory: Path, exposition: Callable[[], str], accounts: Accounts) -> None:
+        """directory: of the gateways' data. exposition, accounts: of this process."""
         self._directory = directory / "metrics"
         self._exposition = exposition
+        self._accounts = accounts
         self._place: IO[bytes] | None = None
         self._server: asyncio.Server | None = None
         self.number = 0
@@ -54,10 +59,23 @@ class Siblings:
 
     async def metrics(self) -> list[ServiceMetrics]:
         """Of all that answer, this one included."""
-        own = ServiceMetrics(service="gateway", address=f"gateway-{self.number}", exposition=self._exposition())
+        expositions = {self.number: self._exposition()}
+        expositions |= {number: told.decode() for number, told in (await self._ask_all(_METRICS)).items()}
+        return [
+            ServiceMetrics(service="gateway", address=f"gateway-{number}", exposition=exposition)
+            for number, exposition in expositions.items()
+        ]
+
+    async def accounts(self, wanted: ExplainRequestRequest) -> list[RequestAccount]:
+        """What the others know of a request."""
+        told = await self._ask_all(_EXPLAIN + b64encode(wanted.SerializeToString()))
+        return [one for answer in told.values() for one in ExplainRequestResponse.FromString(answer).accounts]
+
+    async def _ask_all(self, line: bytes) -> dict[int, bytes]:
+        """The answers of all others that give one, by place."""
         others = [number for number in self._places() if number != self.number]
-        told = await asyncio.gather(*map(self._ask, others))
-        return [own, *(one for one in told if one is not None)]
+        answers = await asyncio.gather(*(self._ask(number, line) for number in others))
+        return {number: answer for number, answer in zip(others, answers, strict=True) if answer is not None}
 
     def _take_place(self) -> None:
         """And removes the socket of who had it."""
@@ -82,20 +100,28 @@ class Siblings:
         return sorted(int(name) for name in names if name.isdigit())
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer), suppress(ConnectionError):
-            writer.write(self._exposition().encode())
+        with closing(writer), suppress(ConnectionError, ValueError, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):
+                line = (await reader.readline()).rstrip()
+            if line == _METRICS:
+                writer.write(self._exposition().encode())
+            elif line.startswith(_EXPLAIN):
+                wanted = ExplainRequestRequest.FromString(b64decode(line.removeprefix(_EXPLAIN)))
+                tenant = wanted.tenant if wanted.HasField("tenant") else None
+                accounts = self._accounts.find(wanted.request_id, tenant)
+                writer.write(ExplainRequestResponse(accounts=accounts).SerializeToString())
             await writer.drain()
 
-    async def _ask(self, number: int) -> ServiceMetrics | None:
+    async def _ask(self, number: int, line: bytes) -> bytes | None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 with _reachable(self._directory) as path:
                     reader, writer = await asyncio.open_unix_connection(f"{path}/{number}.sock")
                 with closing(writer):
-                    exposition = (await reader.read()).decode()
+                    writer.write(line + b"\n")
+                    return await reader.read()
         except (OSError, TimeoutError):
             return None  # it has ended
-        return ServiceMetrics(service="gateway", address=f"gateway-{number}", exposition=exposition)
 
 
 @contextmanager

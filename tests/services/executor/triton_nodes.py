@@ -1,0 +1,100 @@
+"""What a decode step launches for each layer, in Triton's interpreter. Run by test_triton_executor.py as
+
+    TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton_nodes DIRECTORY
+
+in a process of its own. Prints as JSON, by model and number of requests, the kernels that one layer more takes: ours by
+their names, and torch's operations, each of which is a node of a CUDA graph, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+from pagewire.services.executor.model_runner import ModelRunner
+from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama
+
+_4_BITS = {
+    "quantization_config": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        "sym": True,
+        "desc_act": False,
+    },
+}
+MODELS: dict[str, dict[str, Any]] = {"dense": {}, "4 bits": _4_BITS}
+# These give a tensor, or another view of one, and launch nothing.
+_WITHOUT_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
+
+
+class Nodes(TorchDispatchMode):
+    """Counts while it is entered, but not what the interpreter does inside of kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self._in_kernel = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._in_kernel and function.namespace == "aten" and not self._is_view(function):
+            self.found[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _is_view(function: Any) -> bool:
+        return function.is_view or function.overloadpacket.__name__ in _WITHOUT_LAUNCH
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        launch = GridExecutor.__call__
+
+        def counted(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+            self.found[executor.fn.__name__] += 1
+            self._in_kernel = True
+            try:
+                launch(executor, *args, **kwargs)
+            finally:
+                self._in_kernel = False
+
+        with mock.patch.object(GridExecutor, "__call__", counted), self:
+            yield
+
+
+def step_nodes(directory: Path, num_layers: int, num_reqs: int, changes: dict[str, Any]) -> Counter[str]:
+    runner = ModelRunner(tiny_llama(directory, num_hidden_layers=num_layers, **changes), LIMITS, 32, CPU)
+    driver = Driver(runner, 32)
+    for request_id in range(num_reqs):
+        driver.add(request_id, prompt(3, seed=request_id))
+    driver.step(dict.fromkeys(range(num_reqs), 3))
+    nodes = Nodes()
+    with nodes.counting():
+        driver.step(dict.fromkeys(range(num_reqs), 1))
+    return nodes.found
+
+
+def layer_nodes(directory: Path, num_reqs: int, changes: dict[str, Any]) -> dict[str, int]:
+    one, two = (step_nodes(directory, num_layers, num_reqs, changes) for num_layers in (1, 2))
+    return dict(two - one)
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    answer = {
+        model: {num_reqs: layer_nodes(directory / model, num_reqs, changes) for num_reqs in (1, 8)}
+        for model, changes in MODELS.items()
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
