@@ -138,14 +138,16 @@ def _step_faults(form: Specialization, capability: int, most_scales: int) -> Ite
 
 
 LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 1, "query_len": 4096}
+LONG_TILE = 64  # keys
 
 
 def overlap_faults() -> Iterator[str]:
     """What of a tile of long queries makes the tensor cores wait on sm_90."""
     loop = main_loop(attention_form("prefill_attention", 90, LONG_PROMPT), 90)
-    last_product = max(at for at, text in enumerate(loop) if text.startswith("HGMMA"))
+    products = [at for at, text in enumerate(loop) if text.startswith("HGMMA")]
+    of_values = products[-LONG_TILE // 16]  # the first: 16 keys a product, behind those of the scores
     first_weight = min(at for at, text in enumerate(loop) if text.startswith("MUFU.EX2"))
-    if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < last_product:
+    if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < of_values:
         yield "prefill_attention sm_90: weights wait for the product with the values of the tile before"
     form = attention_form("prefill_attention", 90, LONG_PROMPT | {"block_size": 64})
     if not count(main_loop(form, 90), "UTMALDG"):
