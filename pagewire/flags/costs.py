@@ -83,9 +83,13 @@ def _kv_cache_dtype(config: Any, facts: ModelFacts) -> str:
 
 
 def _spec_method(config: Any, facts: ModelFacts) -> str:
-    if getattr(config, "spec_method", None) != "auto" or not facts.has_state:
+    if getattr(config, "spec_method", None) != "auto":
         return ""
-    return "nothing is drafted: layers with a state cannot take drafts back"
+    if facts.has_state:
+        return "nothing is drafted: layers with a state cannot take drafts back"
+    if getattr(config, "pipeline_parallel_size", 1) > 1:
+        return "nothing is drafted: a pipeline of stages has no drafts"
+    return "nothing is drafted: vectors need none" if getattr(config, "runner", "") == "pooling" else ""
 
 
 _COMPUTED: dict[str, Callable[[Any, ModelFacts], str]] = {

@@ -137,6 +137,8 @@ def test_a_profile_leaves_out_what_the_model_cannot_do(
     shown = json.loads(show(capsys, model, "--profile=cost", "--show-config=json"))
     assert cache in shown["kv_cache_dtype"]["effect"] and drafts in shown["spec_method"]["effect"]
     assert shown["kv_cache_dtype"]["source"] == "profile"
+    shown = json.loads(show(capsys, model, "--profile=cost", "-pp=2", "--show-config=json"))
+    assert "nothing is drafted" in shown["spec_method"]["effect"]
 
 
 def test_nothing_is_shown_unless_asked_and_formats_are_named(capsys: pytest.CaptureFixture[str]) -> None:

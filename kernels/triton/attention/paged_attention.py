@@ -55,7 +55,10 @@ def paged_attention(
         )  # fmt: skip
     if max_query_len > SHORT_QUERY:
         query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
-        shape = _shape(query, kv_cache, num_reqs, split_size)
+        # Of so many long queries at least. How many requests there are says nothing of it: most may decode, or in a
+        # graph be padding.
+        num_long = query.shape[0] // max_query_len
+        shape = _shape(query, kv_cache, num_long, split_size)
         shape["query_len"] = query_len
         config = configuration(capability, shape, kv_cache.dtype, sliding_window)
         prefill_attention(

@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from pagewire.kernels import tuning
+from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.kernels.triton.attention import (
     decode_attention,
     latent_attention,
@@ -18,7 +20,7 @@ from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.warm_up import warm_up_steps
 
 
-class Compiled(set[tuple[object, ...]]):
+class Compiled(set[tuple[Any, ...]]):
     """In a Triton kernel's place: which constants it would be compiled for."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -61,6 +63,21 @@ def test_kernels_without_a_query_are_not_launched(
     latents = torch.empty(1, 16, 64, dtype=query.dtype, device="meta")
     latent_attention.latent_attention(query, latents, *tables, 48, 0, None)
     assert launched == kernels
+
+
+def test_tiles_of_a_prompt_are_the_same_beside_decodes_and_padding(monkeypatch: pytest.MonkeyPatch):
+    compiled = Compiled()
+    monkeypatch.setattr(tuning, "capability_of", lambda device: 90)
+    monkeypatch.setattr(prefill_attention, "prefill_attention_kernel", compiled)
+    for num_reqs, num_tokens, longest in ((1, 512, 512), (64, 512, 449), (257, 512, 512), (31, 512, 512)):
+        query = torch.empty(num_tokens, 32, 128, dtype=torch.bfloat16, device="meta")
+        kv_cache = torch.empty(1, 2, 8, 16, 128, dtype=query.dtype, device="meta")
+        sizes = ((num_reqs, 64), (num_reqs + 1,), (num_reqs,))
+        table, start_loc, seq_lens = (torch.empty(size, dtype=torch.int32, device="meta") for size in sizes)
+        paged_attention.paged_attention(
+            query, kv_cache, table, start_loc, seq_lens, longest, SHORT_QUERY + 1, 1.0, 0, 0.0, None, None, 0, None
+        )
+    assert len({dict(constants)["BLOCK_M"] for constants in compiled}) == 1
 
 
 @pytest.mark.parametrize("architecture", [80, 89, 90])
