@@ -3,11 +3,11 @@
 Names and meanings are those of vLLM 0.33, and those of earlier releases that dashboards still ask for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.utils import floatToGoString
 
-from pagewire.gateway.exposition.text import Family, Sample, labels_of, labels_text
+from pagewire.gateway.exposition.text import Family, Sample, labels_of, labels_text, quoted
 
 # vLLM's name -> ours; types are the same.
 ALIASES = {
@@ -52,6 +52,24 @@ ALIASES = {
     "http_requests": "pagewire:http_requests",
     "http_request_duration_seconds": "pagewire:http_request_duration_seconds",
 }
+# Those with a label that ours lack: ours, with the label as here; None: the value is ours, too. Nothing is deferred,
+# and no engine sleeps. docs/operations.md names those that have no counterpart.
+DERIVED: dict[str, Sequence[tuple[str, dict[str, str], float | None]]] = {
+    "vllm:num_requests_waiting_by_reason": [
+        ("pagewire:num_requests_waiting", {"reason": "capacity"}, None),
+        ("pagewire:num_requests_waiting", {"reason": "deferred"}, 0),
+    ],
+    "vllm:prompt_tokens_cached_by_source": [("pagewire:prompt_tokens_cached", {"source": "device"}, None)],
+    "vllm:engine_sleep_state": [
+        ("pagewire:executor_requests_running", {"sleep_state": "awake"}, 1),
+        ("pagewire:executor_requests_running", {"sleep_state": "weights_offloaded"}, 0),
+        ("pagewire:executor_requests_running", {"sleep_state": "discard_all"}, 0),
+    ],
+    "vllm:rl_weight_update_operation_duration_seconds": [
+        ("pagewire:executor_weights_load_seconds", {"operation": "load"}, None),
+        ("pagewire:executor_weights_install_seconds", {"operation": "install"}, None),
+    ],
+}
 # What its labels are called there.
 _LABELS = {"executor": "engine", "route": "handler"}
 
@@ -59,7 +77,21 @@ _LABELS = {"executor": "engine", "route": "handler"}
 def vllm_families(families: Iterable[Family]) -> list[Family]:
     """Of all that has a name there."""
     present = {family.name: family for family in families}
-    return [_renamed(present[ours], name) for name, ours in ALIASES.items() if ours in present]
+    named = [_renamed(present[ours], name) for name, ours in ALIASES.items() if ours in present]
+    return named + [_derived(present, name) for name, parts in DERIVED.items() if parts[0][0] in present]
+
+
+def _derived(present: Mapping[str, Family], name: str) -> Family:
+    result = Family(name)
+    for ours, labels, value in DERIVED[name]:
+        if (part := present.get(ours)) is None:
+            continue
+        result.kind, result.documentation = part.kind, result.documentation or part.documentation
+        for one in _renamed(part, name).samples:
+            all_labels = labels_of(one.labels) | {label: quoted(text) for label, text in labels.items()}
+            told = one.value if value is None else floatToGoString(value)
+            result.samples.append(one._replace(labels=labels_text(all_labels), value=told))
+    return result
 
 
 def _renamed(family: Family, name: str) -> Family:

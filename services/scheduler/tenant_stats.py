@@ -10,6 +10,8 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pagewire.tenant_metrics import label_of
+
 MAX_NAMED = 20
 # Seconds after which it is decided anew who has series of their own.
 PERIOD_S = 600.0
@@ -35,7 +37,7 @@ _FAMILIES: dict[str, tuple[str, Callable[[_Totals], float]]] = {
 }
 _TEXT = (
     f", by tenant: the {MAX_NAMED} that use most tokens have series of their own, which begin at 0 when a tenant comes"
-    " to be one of them; other are the rest"
+    " to be one of them; other are the rest, none those whose requests name no tenant"
 )
 
 
@@ -60,6 +62,7 @@ class TenantStats(Collector):
         totals.generation_tokens += num_output_tokens
 
     def _totals(self, tenant: str, num_tokens: int) -> _Totals:
+        tenant = label_of(tenant)
         if self._clock() >= self._ends:
             self._choose()
         if tenant in self._used or len(self._used) < MAX_COUNTED:

@@ -1,6 +1,7 @@
 """/metrics: formats, names of vLLM, every gateway process, a port without keys, and what does not count."""
 
 import json
+import re
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.test_admin_port import free_port
 
+ROOT = Path(__file__).parents[2]
 QUERIES = json.loads(Path(__file__).with_name("vllm_dashboard.json").read_text())
 OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
 
@@ -50,16 +52,48 @@ def fresh() -> list[ServiceMetrics]:
     return fresh_expositions()
 
 
-def test_every_panel_of_vllms_dashboard_finds_its_metrics(fresh: list[ServiceMetrics]) -> None:
+@pytest.fixture(scope="module")
+def known(fresh: list[ServiceMetrics]) -> set[str]:
+    """Names that a query can find."""
     exposition = expose(fresh, "", "m", with_vllm_names=True).content.decode()
     suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
-    known = {
+    return {
         f"{family.name}{suffix}"
         for family in text_string_to_metric_families(exposition)
         for suffix in suffixes.get(family.type, ("",))
     }
+
+
+def test_every_panel_of_vllms_dashboard_finds_its_metrics(known: set[str]) -> None:
     missing = {panel["title"]: sorted(set(panel["metrics"]) - known) for panel in QUERIES["panels"]}
     assert not {title: names for title, names in missing.items() if names}
+
+
+def test_what_vllms_other_dashboards_ask_for_is_there_or_the_docs_say_why_not(known: set[str]) -> None:
+    table = re.findall(r"^\| (`vllm:.*?) \|", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+    explained = [name.removesuffix("*") for row in table for name in re.findall(r"`(vllm:\w+\*?)`", row)]
+    assert len(explained) >= 9 and not [name for name in explained if name in known]
+    asked = {name for names in QUERIES["dashboards"].values() for name in names} - {"up"}  # which Prometheus makes
+    missing = asked - known
+    assert sorted(name for name in missing if not name.startswith(tuple(explained))) == []
+    assert len(asked & known) >= 60
+
+
+def test_metrics_with_labels_of_vllms_own() -> None:
+    told = """# HELP pagewire:num_requests_waiting W
+# TYPE pagewire:num_requests_waiting gauge
+pagewire:num_requests_waiting 3.0
+# HELP pagewire:executor_requests_running R
+# TYPE pagewire:executor_requests_running gauge
+pagewire:executor_requests_running{executor="executor-1"} 2.0
+# EOF
+"""
+    text = expose([ServiceMetrics(service="s", exposition=told)], "", "m", with_vllm_names=True).content.decode()
+    waiting = {one.labels["reason"]: one.value for one in samples(text, "vllm:num_requests_waiting_by_reason")}
+    assert waiting == {"capacity": 3, "deferred": 0}
+    states = {one.labels["sleep_state"]: one.value for one in samples(text, "vllm:engine_sleep_state")}
+    assert states == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    assert {one.labels["engine"] for one in samples(text, "vllm:engine_sleep_state")} == {"1"}
 
 
 def test_every_metric_has_a_text_and_a_unit_that_scrapers_know(fresh: list[ServiceMetrics]) -> None:

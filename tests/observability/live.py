@@ -37,17 +37,12 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _FLAGS = {
     "executor": [
         *("--max-model-len", "2048", "--num-gpu-blocks-override", "72", "--hang-timeout", "0"),
-        *("--fault-injection", f"{_POISON}:raise,{_POISON + 1}:nan"),
+        *("--fault-injection", f"{_POISON}:raise,{_POISON + 1}:nan", "--spec-method", "ngram"),
     ],
+    # Steps that are long enough for the next decision to be held back: late ones are those that were.
     "scheduler": [
-        "--max-num-seqs",
-        "8",
-        "--max-waiting-requests",
-        "24",
-        "--max-queue-time",
-        "0",
-        "--hang-timeout",
-        "0",
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--target-itl-ms", "0"),
+        *("--max-waiting-requests", "24", "--max-queue-time", "0", "--hang-timeout", "0"),
     ],
     "tokenizer": ["--tokenizer-pool-size", "1", "--tokenizer-pool-type", "process"],
 }
@@ -175,7 +170,7 @@ class Drill:
 
     async def prefixes(self) -> None:
         """The same prompt for a while, then never again."""
-        for _ in range(60):
+        for _ in range(100):
             await asyncio.gather(*(self.complete([5, 6, 7, 8] * 60, 1) for _ in range(2)))
         self.new_prompts = asyncio.create_task(self._new_prompts())
 
@@ -193,12 +188,13 @@ class Drill:
             await self.fires(
                 "PagewireQueueLong", "PagewireRefusals", "PagewireKVCacheFull", "PagewirePreemptions",
                 "PagewireFirstTokenSlow", "PagewireFirstTokenBudgetFast", "PagewireFirstTokenBudgetSlow",
-                "PagewireTokensSlow", "PagewirePrefixHitsCollapsed", within=120,
+                "PagewireTokensSlow", within=120,
             )  # fmt: skip
+        await self.fires("PagewirePrefixHitsCollapsed", within=90)
         self.new_prompts.cancel()
 
     async def deadlines(self) -> None:
-        async with self.load(4, max_tokens=1500, timeout_s=1.5):
+        async with self.load(12, max_tokens=1500, timeout_s=1.5):
             await self.fires("PagewireDeadlinesMissed", "PagewireErrorBudgetFast", "PagewireErrorBudgetSlow", within=50)
 
     async def busy_tokenizer(self) -> None:
@@ -219,8 +215,8 @@ class Drill:
 
     async def paused_scheduler(self) -> None:
         """As on a machine that has no core for it."""
-        async with self.load(8, words=300, max_tokens=2):
-            waiting = asyncio.create_task(self.fires("PagewireLateSteps", within=60))
+        async with self.load(8, words=100, max_tokens=1):
+            waiting = asyncio.create_task(self.fires("PagewireLateSteps", within=90))
             while not waiting.done():
                 os.kill(self.line.pid("scheduler"), signal.SIGSTOP)
                 await asyncio.sleep(0.3)
@@ -247,13 +243,21 @@ class Drill:
         await self.line.wait_ready()
 
     async def connections(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            for _ in range(420):
+        async def unfinished() -> None:
+            """A head that never ends, again and again: the gateway gives up each after some seconds."""
+            while True:
                 with contextlib.suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", self.line.port)
-                    stack.callback(writer.close)
-                    writer.write(b"GET / HTTP/1.1\r\n")
-            await self.fires("PagewireConnectionsFull", within=20)
+                    reader, writer = await asyncio.open_connection("127.0.0.1", self.line.port)
+                    with contextlib.closing(writer):
+                        writer.write(b"GET / HTTP/1.1\r\n")
+                        await reader.read()
+                await asyncio.sleep(0.05)
+
+        tasks = [asyncio.create_task(unfinished()) for _ in range(420)]
+        await self.fires("PagewireConnectionsFull")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def lost_gateway(self) -> None:
         self.line.kill("gateway")

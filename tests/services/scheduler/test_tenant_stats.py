@@ -1,6 +1,8 @@
 """Series of tenants: few, and never falling."""
 
 from pagewire.services.scheduler.tenant_stats import MAX_NAMED, PERIOD_S, TenantStats
+from pagewire.tenant_metrics import of_tenant
+from pagewire.v1.admin_pb2 import ServiceMetrics
 
 
 class Clock:
@@ -51,3 +53,14 @@ def test_nobody_loses_its_series_while_there_is_room() -> None:
     clock.now += PERIOD_S
     stats.on_end("b", 1)
     assert generated(stats) == {"a": 1, "b": 2, "other": 0}
+
+
+def test_requests_that_name_no_tenant_are_told_by_a_name() -> None:
+    stats = TenantStats()
+    stats.on_end("", 3)
+    [family] = [one for one in stats.collect() if one.name == "pagewire:tenant_generation_tokens"]
+    told = {sample.labels["tenant"]: sample.value for sample in family.samples}
+    assert told == {"none": 3, "other": 0}
+    exposition = "\n".join(f'{one.name}{{tenant="{one.labels["tenant"]}"}} {one.value}' for one in family.samples)
+    [seen] = of_tenant([ServiceMetrics(service="scheduler", exposition=exposition)], "")
+    assert seen.exposition == 'pagewire:tenant_generation_tokens_total{tenant="none"} 3'
