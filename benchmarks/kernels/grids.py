@@ -108,9 +108,8 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         overlaps = shape["kv_bytes"] == 2 and (config["block_n"] > 32 or shape["head_dim"] > 128)
         if config["descriptors"]:
             described = shape["block_size"] >= config["block_n"] > 32 and shape["kv_bytes"] == 2
-            return (
-                described and config["tiles_in_flight"] == 1 and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
-            )
+            few = config["tiles_in_flight"] == 1 and config["num_warps"] == (4 if shape["head_dim"] <= 128 else 8)
+            return described and few and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
         return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2

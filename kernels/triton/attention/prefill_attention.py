@@ -340,5 +340,5 @@ def specialization(
         types["pages"] = descriptor_type(types["kv_cache_ptr"].removeprefix("*"), head_dim, config["block_n"])
     else:
         none["pages"] = None
-    constants |= none
+    constants = constants | none  # not in place: they are cached
     return Specialization(prefill_attention_kernel, types, constants, config["num_warps"], config["num_stages"])
