@@ -1,6 +1,7 @@
 """Whether what is sent by OTLP arrives. The log tells when that changes, not of every attempt of the exporters."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ FAILURES = Counter(
 )
 _EXPORTERS = logging.getLogger("opentelemetry.exporter")
 _QUEUES = logging.getLogger("opentelemetry.sdk._shared_internal")
+_RETRY = re.compile(r", retrying in [\d.]+s")
 _sending = threading.local()  # .of: the Delivery that this thread's exporter sends for
 
 
@@ -121,10 +123,14 @@ class _Reasons(logging.Handler):
         if delivery is None or record.levelno < logging.WARNING:
             logging.getLogger().handle(record)
         else:
-            delivery.reason = delivery.reason or record.getMessage()
+            delivery.reason = delivery.reason or _RETRY.sub("", record.getMessage())
 
 
 def _take_over_logs() -> None:
     if _EXPORTERS.propagate:
         _EXPORTERS.addHandler(_Reasons())
         _EXPORTERS.propagate = False
+    # They leave out what they have said within 20 seconds, be it of another signal.
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(f"{_EXPORTERS.name}."):
+            logging.getLogger(name).filters.clear()

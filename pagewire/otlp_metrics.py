@@ -70,13 +70,22 @@ class Push:
         self._resource = otlp.resource(service)
         self._interval = _interval(environ)
         self._ended = threading.Event()
+        self._is_shut_down = False
         self._thread = threading.Thread(target=self._run, name="otlp-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Sends what there is, a last time, unless that has been in vain."""
         self._ended.set()
+        if self._delivery.is_failing:
+            self._shut_down()  # what ends its attempts
         self._thread.join(timeout=10)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._exporter.shutdown()
 
     def _run(self) -> None:
         is_last = False
@@ -84,7 +93,6 @@ class Push:
             is_last = self._ended.wait(self._interval)
             if not (is_last and self._delivery.is_failing):
                 self._delivery.send(lambda: self._exporter.export(self._data()), MetricExportResult.SUCCESS)
-        self._exporter.shutdown()
 
     def _data(self) -> MetricsData:
         scope = InstrumentationScope("pagewire", __version__)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import attention_cases, elementwise_cases, expert_cases, sampling_cases
+from benchmarks.gpu import attention_cases, elementwise_cases, expert_cases, layer_cases, sampling_cases
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.measure import measure_ceilings
 from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
@@ -28,6 +28,7 @@ Cases = Callable[[torch.device, bool, FlashInferBuild | None], Iterator[Case]]
 GROUPS: dict[str, Cases] = {
     "elementwise": elementwise_cases.cases,
     "step": elementwise_cases.step_cases,
+    "products": layer_cases.cases,
     "sampling": sampling_cases.cases,
     "decode": attention_cases.decode_cases,
     "prefill": attention_cases.prefill_cases,

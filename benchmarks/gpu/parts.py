@@ -9,12 +9,12 @@ from pathlib import Path
 # Every kernel family's cases against the reference, as the tests run them in Triton's interpreter.
 FAMILIES = (
     "step_inputs", "elementwise", "attention", "bf16", "sampling", "grouped", "scaled_product", "quantize_input",
-    "experts", "encoder", "latent", "state_space",
+    "experts", "encoder", "latent", "state_space", "skinny",
 )  # fmt: skip
 # Kernels with tables, captured and replayed.
 REPLAYED = (
     "decode_attention", "prefill_attention", "grouped_gemm", "grouped_gemv", "fp8_product", "fp8_weight_only",
-    "int8_product", "experts",
+    "int8_product", "experts", "skinny_product", "grouped_skinny",
 )  # fmt: skip
 SMOKE = "smoke"
 SMOKE_SECONDS = 180.0
@@ -89,6 +89,7 @@ def measured_parts(device: str, small: bool, model: str | None) -> list[Part]:
         Part("variants", kernels("variants"), 40),
         Part("decode", kernels("decode"), 70),
         Part("prefill", kernels("prefill"), 50),
+        Part("few rows", kernels("products"), 20),
         Part("experts", kernels("experts"), 30),
         Part("products", ("-m", "benchmarks.gpu.quantized", *common), 80),
         real,

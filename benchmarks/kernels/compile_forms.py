@@ -19,7 +19,7 @@ from pagewire.kernels import tuning
 
 _MAX_PROCESSES = 12
 # What a form does not depend on: one shape stands for all that differ in these.
-_OF_A_LAUNCH = ("batch", "outputs", "inputs")
+_OF_A_LAUNCH = ("batch", "context", "outputs", "inputs")
 
 
 def compile_ahead(worker: Sequence[str], seconds: float) -> None:

@@ -21,7 +21,7 @@ _PRODUCT_TILES: Grid = {
 }
 # What a kernel is compiled for. All combinations are tried that `can_win`.
 COMPILED: dict[str, Grid] = {
-    "decode_attention": {"block_n": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)},
+    "decode_attention": {"block_n": (32, 64, 128), "num_warps": (1, 4, 8), "num_stages": (2, 3, 4)},
     "prefill_attention": {
         "block_m": (64, 128),
         "block_n": (32, 64, 128),
@@ -42,6 +42,19 @@ COMPILED: dict[str, Grid] = {
         "library_rows": (ALWAYS_OURS,),
         "wide": (0, 1),
     },
+    "skinny_product": {
+        "block_n": (32, 64, 128),
+        "block_k": (64, 128, 256),
+        "num_warps": (2, 4),
+        "num_stages": (3, 4),
+        "library_rows": (ALWAYS_OURS,),
+    },
+    "grouped_skinny": {
+        "block_n": (64, 128, 256),
+        "num_warps": (2, 4),
+        "num_stages": (3, 4),
+        "apart_rows": (ALWAYS_OURS,),
+    },
     "grouped_gemv": {
         "block_n": (64, 128, 256),
         "num_warps": (2, 4, 8),
@@ -51,7 +64,7 @@ COMPILED: dict[str, Grid] = {
 }
 # What a launch decides. All combinations are tried with the best compiled forms.
 LAUNCHED: dict[str, Grid] = {
-    "decode_attention": {"programs_per_sm": (1, 2, 3, 4), "min_split": (64, 128, 256, 512)},
+    "decode_attention": {"programs_per_sm": (1, 2, 3, 4, 6), "min_split": (64, 128, 256, 512)},
     "prefill_attention": {},
     "fp8_product": {
         "programs_per_sm": (1, 2, 3, 4),
@@ -62,6 +75,8 @@ LAUNCHED: dict[str, Grid] = {
     "int8_product": {"programs_per_sm": (1, 2, 3, 4)},
     "experts": {},
     "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
+    "skinny_product": {"programs_per_sm": (1, 2, 3, 4, 6), "library_rows": (1, ALWAYS_OURS)},
+    "grouped_skinny": {"programs_per_sm": (1, 2, 3, 4, 6), "apart_rows": (1, ALWAYS_OURS)},
     "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
 }
 _INTERPRETED: Grid = {"block_n": (16,)}
@@ -98,7 +113,9 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
     if kernel == "decode_attention":
         # Keys and values of each stage.
         staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
-        return staged <= _SHARED_BYTES
+        # One warp has no barriers between warps, and is for small tiles.
+        is_small = config["block_n"] == 32 and shape["query_len"] == 1 and shape["kv_bytes"] < 4
+        return staged <= _SHARED_BYTES and (config["num_warps"] > 1 or is_small)
     if kernel == "prefill_attention":
         staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
         # With two tiles in flight a thread has the weights of one beside the scores of the other.
@@ -113,6 +130,11 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
+    if kernel == "skinny_product":  # each warp has 16 rows of a product, or more
+        staged = 2 * config["block_n"] * config["block_k"] * config["num_stages"]
+        return config["block_n"] >= 16 * config["num_warps"] and staged <= _SHARED_BYTES
+    if kernel == "grouped_skinny":
+        return 32 <= config["block_n"] // config["num_warps"] <= 64
     # Products of converted weights are a warp's, with few rows each; others take four warps together.
     if kernel == "experts" and config["num_warps"] == (2 if shape["x_bytes"] == shape["weight_bytes"] else 8):
         return False

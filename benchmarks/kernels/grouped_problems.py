@@ -20,8 +20,8 @@ Shape = Mapping[str, int]
 
 TOLERANCE = 1e-2
 # (outputs, inputs) of Llama 3.1 8B: QKV, output, gate and up, down; of Qwen2.5 7B: gate and up, down.
-_LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-_QWEN = ((37888, 3584), (3584, 18944))
+LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+QWEN = ((37888, 3584), (3584, 18944))
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def grouped_problems(shape: Shape, device: torch.device) -> list[GroupedProblem]
     half = torch.float16 if device.type == "cpu" else torch.bfloat16  # the interpreter multiplies no bf16
 
     def buffers() -> tuple[Tensor, GroupedWeight]:
-        return torch.randn(shape["tokens"], shape["inputs"], device=device).to(half), _weight(shape, device)
+        return torch.randn(shape["tokens"], shape["inputs"], device=device).to(half), random_weight(shape, device)
 
     bytes_per_set = shape["outputs"] * shape["inputs"] * shape["bits"] // 8
     sets = [buffers() for _ in range(num_sets(bytes_per_set, device))]
@@ -61,7 +61,7 @@ def grouped_shapes(kernel: str, which: str, capability: int) -> Iterator[Shape]:
         return
     lengths: tuple[int, ...] = (1, 2) if kernel == "grouped_gemv" else (8, 16, 32, 64, 128, 512, 2048)
     formats = ((4, 128),) if which == "small" else ((4, 128), (4, 32), (8, 128), (8, 32), (8, 16))
-    models = _LLAMA if which == "small" else (*_LLAMA, *_QWEN)
+    models = LLAMA if which == "small" else (*LLAMA, *QWEN)
     for (bits, group), (outputs, inputs), tokens in itertools.product(formats, models, lengths):
         yield {"bits": bits, "tokens": tokens, "group": group, "outputs": outputs, "inputs": inputs}
     if which == "all":
@@ -75,7 +75,7 @@ def _multiply(x: Tensor, weight: PackedGrouped) -> Tensor:
     return grouped_linear.grouped_linear(x, *tensors, None, *form)
 
 
-def _weight(shape: Shape, device: torch.device) -> GroupedWeight:
+def random_weight(shape: Shape, device: torch.device) -> GroupedWeight:
     outputs, inputs, bits, group = (shape[key] for key in ("outputs", "inputs", "bits", "group"))
     codes = torch.randint(0, 2**bits, (outputs, inputs), dtype=torch.uint8, device=device)
     scales = (torch.rand(outputs, -(-inputs // group), device=device) * 0.01).half()

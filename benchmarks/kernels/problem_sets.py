@@ -12,7 +12,8 @@ from benchmarks.kernels.expert_problems import expert_problems
 from benchmarks.kernels.grouped_problems import grouped_problems
 from benchmarks.kernels.linear_problems import linear_problems
 from benchmarks.kernels.problems import attention_problem
-from benchmarks.kernels.shapes import CONTEXTS, TINY_CONTEXT, Shape
+from benchmarks.kernels.shapes import CONTEXTS, SKINNY, TINY_CONTEXT, Shape
+from benchmarks.kernels.skinny_problems import skinny_problems
 
 
 class Problem(Protocol):
@@ -27,6 +28,8 @@ class Problem(Protocol):
 
 def problems_of(kernel: str, shape: Shape, device: torch.device) -> Sequence[Problem]:
     """`shape` has the keys of the kernel's table (`pagewire.kernels.tuning`)."""
+    if kernel in SKINNY:
+        return skinny_problems(kernel, shape, device)
     if kernel.startswith("grouped_"):
         return grouped_problems(shape, device)
     if kernel == "experts":

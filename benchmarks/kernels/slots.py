@@ -151,7 +151,7 @@ class Decode:
 def _form(capability: int, head_dim: int, group: int, batch: int, context: int) -> tuple[Specialization, int]:
     """The compiled form of such a batch, and how many of its programs a multiprocessor holds."""
     shape = {"head_dim": head_dim, "kv_bytes": 2, "block_size": PAGE, "group": group, "batch": batch, "query_len": 1}
-    form = attention_form("decode_attention", capability, shape)
+    form = attention_form("decode_attention", capability, shape | {"context": context})
     return form, compile_for(form, capability).programs_per_sm(ARCHITECTURES[capability])
 
 
@@ -160,7 +160,7 @@ def decode(heads: tuple[int, int, int], capability: int, multiprocessors: int, s
     group, batch, longest = num_heads // num_kv_heads, len(seq_lens), max(seq_lens)
     form, programs = _form(capability, head_dim, group, batch, longest)
     shape = {"head_dim": head_dim, "kv_bytes": 2, "block_size": PAGE, "group": group, "batch": batch, "query_len": 1}
-    config = tuning.lookup("decode_attention", capability, **shape)
+    config = tuning.lookup("decode_attention", capability, **shape, context=longest)
     made = cut(
         config["block_n"], config["programs_per_sm"] * multiprocessors, config["min_split"], group, num_kv_heads,
         head_dim, -(-longest // PAGE) * PAGE, batch, batch, 1, 0,

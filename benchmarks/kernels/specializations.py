@@ -149,9 +149,10 @@ def _verified(capability: int) -> Iterator[Specialization]:
 
 
 def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **features: Any) -> Specialization:
-    """`shape` as for `tuning.lookup`. The query is bf16, or fp32 as its cache."""
+    """`shape` as for `tuning.lookup`, of any context by default. The query is bf16, or fp32 as its cache."""
     cache_dtype = CACHE_DTYPES[shape["kv_bytes"]]
     if kernel == "decode_attention":
+        shape = {"context": 4096, **shape}
         config = tuning.lookup(kernel, capability, **shape)
     else:
         config = prefill_attention.configuration(capability, shape, cache_dtype, features.get("sliding_window", 0))

@@ -55,7 +55,7 @@ _SWITCHES = ("descriptors", "wide")  # of a configuration: 0 or 1
 KERNELS = {
     "decode_attention": Keys(
         _ATTENTION_BOUNDS,
-        _ATTENTION_DISTANCES,
+        (*_ATTENTION_DISTANCES, "context"),  # tokens that a request may have, at most
         ("block_n", "num_warps", "num_stages", "programs_per_sm", "min_split"),
     ),
     "prefill_attention": Keys(

@@ -62,7 +62,7 @@ def _eager(config: ServeConfig) -> Finding | None:
         "flags",
         "--enforce-eager",
         "every step launches its kernels one by one: at few requests most of the time is launching",
-        "leave it out, unless memory for graphs is short; then --max-cudagraph-capture-size",
+        "leave it out; --max-cudagraph-capture-size and --max-cudagraph-prompt-tokens lower the memory of graphs",
     )
 
 

@@ -86,7 +86,7 @@ def test_forced_configurations_are_looked_up_only_inside() -> None:
     before = tuning.lookup(PREFILL, 90, **SHAPE)
     with search.forced(PREFILL, {"block_m": 16}):
         assert tuning.lookup(PREFILL, 90, **SHAPE) == {"block_m": 16}
-        assert "min_split" in tuning.lookup("decode_attention", 90, **SHAPE)
+        assert "min_split" in tuning.lookup("decode_attention", 90, **SHAPE, context=4096)
     assert tuning.lookup(PREFILL, 90, **SHAPE) == before
 
 

@@ -109,7 +109,7 @@ def test_architecture_of_a_device(device: int, expected: int) -> None:
 
 def test_an_older_device_is_refused() -> None:
     with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8.0 or above, this one has 7.5"):
-        lookup("decode_attention", 75, **SHAPE)
+        lookup("decode_attention", 75, **SHAPE, context=4096)
 
 
 def test_the_interpreter_counts_as_the_largest_architecture() -> None:

@@ -8,6 +8,7 @@ rounds bf16 wrongly.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,7 @@ from pagewire.kernels.quantized.packed import pack_grouped
 from pagewire.kernels.triton.products import grouped_skinny, linear, normed_linear, skinny
 from tests.kernels.interpreted import run_cases
 
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 NAN = float("nan")
 F32, F16 = torch.float32, torch.float16
 
@@ -40,7 +41,7 @@ def rows_of(num_tokens: int, size: int, dtype: torch.dtype) -> Tensor:
 def product_case(dtype: torch.dtype, num_tokens: int, inputs: int, outputs: int, bias: bool = False) -> None:
     x, weight = rows_of(num_tokens, inputs, dtype), (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
     offset = torch.randn(outputs).to(dtype) if bias else None
-    assert linear.skinny_config(x, weight) is not None
+    assert x.is_cuda or linear.skinny_config(x, weight) is not None
     expected = reference.linear(x.float(), weight.float(), None if offset is None else offset.float())
     assert_close(linear.linear(x, weight, offset), expected)
     # The next launch finds the counters at zero, and gives the same.
@@ -98,7 +99,7 @@ def grouped_case(
     x, residual = rows_of(num_tokens, inputs, dtype), torch.randn(num_tokens, inputs).to(dtype)
     norm_weight = (1 + torch.randn(inputs)).to(dtype)
     offset = torch.randn(outputs).to(dtype) if bias else None
-    assert grouped_skinny.grouped_skinny_config(x, outputs, packed.bits, group) is not None
+    assert x.is_cuda or grouped_skinny.grouped_skinny_config(x, outputs, packed.bits, group) is not None
     actual_stream, expected_stream = torch.full_like(residual, NAN), torch.empty_like(residual)
     actual = normed_linear.normed_grouped_linear(
         x, residual, actual_stream, norm_weight, 1e-5, packed.codes, packed.scales, packed.offsets, packed.codebook,
@@ -122,9 +123,9 @@ def many_rows_case() -> None:
 def table_case() -> None:
     """The least inputs and outputs, where tiles are mostly padding, in every configuration."""
     for entry in tuning.load_table("skinny_product", 90):
-        x, weight = torch.randn(3, 8), torch.randn(2, 8)
+        x, weight = torch.randn(3, 8).half(), torch.randn(2, 8).half()
         actual = skinny.skinny_product(x, weight, None, entry.config, norm=None, gated=False)
-        assert_close(actual, x @ weight.T)
+        assert_close(actual, x.float() @ weight.float().T)
 
 
 CASES: dict[str, Callable[[], None]] = {
@@ -145,6 +146,15 @@ CASES: dict[str, Callable[[], None]] = {
     "grouped, 8 bits": partial(grouped_case, F32, 2, 384, 96, bits=8, group=128, offsets="none"),
     "configurations": table_case,
 }
+if os.environ.get("TRITON_INTERPRET") != "1":
+    BF16 = torch.bfloat16
+    CASES |= {
+        "product bf16": partial(product_case, BF16, 8, 4096, 6144, bias=True),
+        "normed bf16, gated": partial(normed_case, BF16, 8, 896, 2 * 4864, gated=True),
+        "normed bf16, residual in fp32": partial(normed_case, BF16, 1, 4096, 6144, residual_dtype=F32),
+        "grouped bf16, gated": partial(grouped_case, BF16, 8, 4096, 2 * 14336, gated=True),
+        "grouped bf16": partial(grouped_case, BF16, 1, 896, 1152, group=32, offsets="minimums", bias=True),
+    }
 
 
 if __name__ == "__main__":

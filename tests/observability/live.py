@@ -1,4 +1,4 @@
-"""Dashboards and alerts against a real Prometheus and a real line: python -m tests.observability.live (eight minutes)
+"""Dashboards and alerts against a real Prometheus and a real line: python -m tests.observability.live (seven minutes)
 
 Faults are made one after the other, while requests go on. At the end each query of each panel must have found data,
 each alert must have fired, and none may still. Durations of the rules are cut to a twentieth.

@@ -41,7 +41,7 @@ def test_the_log_tells_when_it_begins_to_fail_and_when_it_is_back(lines: list[st
     before = failures("metrics")
 
     def refused() -> bool:
-        library.warning("Transient error, retrying in 1 s")
+        library.warning("Transient error, retrying in 1.05s")
         library.error("connection refused")
         return False
 
@@ -53,13 +53,21 @@ def test_the_log_tells_when_it_begins_to_fail_and_when_it_is_back(lines: list[st
         assert not delivery.send(attempt, True)
         assert delivery.is_failing
     [line] = lines
-    assert "metrics cannot be sent to http://collector:4317" in line and line.endswith("retrying in 1 s")
+    assert "metrics cannot be sent to http://collector:4317" in line and line.endswith("Transient error")
     assert delivery.send(lambda: True, True) and delivery.send(lambda: True, True)
     [_, line] = lines
     assert "metrics are sent to http://collector:4317 again" in line and "3 lost batches" in line
     assert failures("metrics") - before == 3
     library.warning("what is no attempt")
     assert lines[2:] == ["what is no attempt"]
+
+
+def test_two_signals_that_fail_the_same_way_both_say_why(lines: list[str]) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    for _ in range(2):
+        exporter = GrpcExporter(endpoint=endpoint, insecure=True, timeout=0.5)
+        DeliveredSpans(exporter, otlp.Target(endpoint, otlp.GRPC)).export([])
+    assert len(lines) == 2 and all("UNAVAILABLE" in line for line in lines)
 
 
 @pytest.mark.parametrize("exporter", [GrpcExporter, HttpExporter])

@@ -93,7 +93,8 @@ def _decode_config(
     shape = _shape(query, kv_cache, block_table.shape[0], split_size)
     # As the decode kernel chooses its tile: for decodes if there are long queries, or a fixed one.
     query_len = 1 if split_size or max_query_len > SHORT_QUERY else max_query_len
-    return tuning.lookup("decode_attention", tuning.capability_of(query.device), **shape, query_len=query_len)
+    shape |= {"query_len": query_len, "context": block_table.shape[1] * kv_cache.shape[3]}
+    return tuning.lookup("decode_attention", tuning.capability_of(query.device), **shape)
 
 
 def _shape(query: Tensor, kv_cache: Tensor, num_reqs: int, split_size: int) -> dict[str, int]:

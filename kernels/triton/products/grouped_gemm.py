@@ -24,7 +24,7 @@ from pagewire.kernels.triton.attention.decode_attention import num_multiprocesso
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_layout import tile_inputs, tile_width
-from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles
+from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles, prefetch_tiles
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 
 # What it costs a program to begin and to end, in tiles of inputs.
@@ -64,8 +64,6 @@ def grouped_gemm_kernel(
     WIDE: tl.constexpr,  # weights are rounded to x's dtype
     INLINE_ASM: tl.constexpr,
 ):
-    wait_for_inputs()
-    launch_dependents()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     # Blocks of the same weights are neighbours: what one reads from memory the others find in the L2 cache.
     blocks_m = tl.cdiv(num_tokens, BLOCK_M)
@@ -80,6 +78,10 @@ def grouped_gemm_kernel(
     output = block_n * BLOCK_N + rows
     # A block may have more outputs than there are, padding included: these read the last one's.
     source = tl.minimum(output, group_stride - 1)
+    if not WIDE:  # whose rows take longer than the weight
+        prefetch_tiles(codes_ptr, source, first_tile, tiles_k, WIDTH)
+    wait_for_inputs()
+    launch_dependents()
     token = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = (token < num_tokens)[None, :]
     x_rows = x_ptr + token.to(tl.int64)[None, :] * x_stride

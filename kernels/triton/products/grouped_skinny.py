@@ -17,11 +17,11 @@ from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, prefetch, wait_for_inputs
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows
 from pagewire.kernels.triton.products.grouped_gemm import has_words, tiles_of_split, weight_constants
-from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
-from pagewire.kernels.triton.products.grouped_tile import multiply_normed_tiles
+from pagewire.kernels.triton.products.grouped_layout import groups_fit
+from pagewire.kernels.triton.products.grouped_tile import multiply_normed_tiles, prefetch_tiles
 from pagewire.kernels.triton.products.skinny import MAX_ROWS
 from pagewire.kernels.triton.products.stream import (
     Norm,
@@ -30,10 +30,6 @@ from pagewire.kernels.triton.products.stream import (
     store_other_pieces,
     store_piece,
 )
-
-_TILE_N = tl.constexpr(TILE_N)
-# Tiles of inputs that a program asks for before it waits, if it has so many.
-_PREFETCHED = tl.constexpr(4)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "tiles_k", "split_tiles", "num_splits", "eps"])
@@ -77,10 +73,7 @@ def grouped_skinny_kernel(
     first_tile = split * split_tiles
     last_tile = tl.minimum(first_tile + split_tiles, tiles_k)
     source = tile_rows(block, num_outputs, BLOCK_N, GATED)
-    # While the kernel before this one ends, memory would have nothing to do. A row of a tile is 64 or 32 bytes.
-    ahead = tl.minimum(first_tile + tl.arange(0, _PREFETCHED), tiles_k - 1)
-    row = (source // _TILE_N).to(tl.int64)[:, None] * tiles_k + ahead[None, :]
-    prefetch(codes_ptr + row * (_TILE_N * WIDTH) + (source % _TILE_N * WIDTH)[:, None])
+    prefetch_tiles(codes_ptr, source, first_tile, tiles_k, WIDTH)
     wait_for_inputs()
     launch_dependents()
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.launch import prefetch
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
 from pagewire.kernels.triton.products.stream import normed_inputs
 
 _TILE_N = tl.constexpr(TILE_N)
+
+# Tiles of inputs that a program asks for before it waits, if there are so many.
+_PREFETCHED = tl.constexpr(4)
 
 # Forms of a weight
 SYMMETRIC = tl.constexpr(0)  # one zero point for all groups
@@ -105,6 +109,14 @@ def load_groups(pointers, stride, COUNT: tl.constexpr):
     third = tl.load(pointers + 2 * stride) if COUNT > 2 else first
     fourth = tl.load(pointers + 3 * stride) if COUNT > 2 else first
     return first, second, third, fourth
+
+
+@triton.jit
+def prefetch_tiles(codes_ptr, source, first_tile, tiles_k, WIDTH: tl.constexpr):
+    """While the kernel before this one ends, memory would have nothing to do. source: int32 [BLOCK_N], outputs."""
+    ahead = tl.minimum(first_tile + tl.arange(0, _PREFETCHED), tiles_k - 1)
+    row = (source // _TILE_N).to(tl.int64)[:, None] * tiles_k + ahead[None, :]
+    prefetch(codes_ptr + row * (_TILE_N * WIDTH) + (source % _TILE_N * WIDTH)[:, None])
 
 
 @triton.jit

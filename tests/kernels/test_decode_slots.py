@@ -1,0 +1,70 @@
+"""What decode attention comes to, counted: by compiling it for GPUs that need not be there, and by a simulator."""
+
+import itertools
+import re
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from benchmarks.kernels.compiler import _compile, _dump
+from benchmarks.kernels.slots import DEVICES, HEADS, SHAPES, Decode, decode
+from benchmarks.kernels.specializations import attention_form
+from pagewire.kernels import tuning
+
+Key = tuple[str, tuple[int, int, int], str]  # device, heads, shape
+
+SHAPE = {"kv_bytes": 2, "block_size": 16, "batch": 64, "query_len": 1}
+# Machine instructions before the first load of keys; the query and the block ids are loaded among them.
+MOST_INSTRUCTIONS = 160
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_little_comes_before_the_first_keys(capability: int, heads: tuple[int, int, int]) -> None:
+    num_heads, num_kv_heads, head_dim = heads
+    shape = SHAPE | {"head_dim": head_dim, "group": num_heads // num_kv_heads}
+    form = attention_form("decode_attention", capability, shape)
+    listing = _dump("-sass", _compile(form, capability).asm["cubin"])
+    instructions = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(.*?) ;", listing, re.MULTILINE)
+    first = next(i for i, text in enumerate(instructions) if "LDGSTS" in text)
+    before = instructions[:first]
+    assert len(before) <= MOST_INSTRUCTIONS
+    assert not [text for text in before if "BAR." in text or "CALL" in text], "a barrier, or a division of 64 bits"
+
+
+@pytest.fixture(scope="module")
+def decodes() -> dict[Key, Decode]:
+    return {
+        (name, heads, shape): decode(heads, capability, multiprocessors, seq_lens)
+        for name, capability, multiprocessors in DEVICES
+        for heads in HEADS
+        for shape, seq_lens in SHAPES.items()
+    }
+
+
+# Requests of different lengths end at different times, and 256 KB for each slot do not divide well.
+LESS_EFFICIENT = {("A100", (14, 2, 64), "64 x 1024"): 0.79, ("H100", (14, 2, 64), "256 x 128-4096"): 0.88}
+
+
+@pytest.mark.parametrize("shape", ["16 x 4096", "64 x 1024", "64 x 4096", "256 x 1024", "256 x 128-4096"])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("device", ["H100", "A100"])  # an H200 has as many slots as an H100
+def test_large_batches_fill_the_slots(
+    decodes: dict[Key, Decode], device: str, heads: tuple[int, int, int], shape: str
+) -> None:
+    assert decodes[device, heads, shape].schedule.efficiency >= LESS_EFFICIENT.get((device, heads, shape), 0.9)
+
+
+def test_programs_are_neither_tiny_nor_too_many_to_merge(decodes: dict[Key, Decode]) -> None:
+    for (_, _, shape), found in decodes.items():
+        assert found.schedule.splits <= 64
+        assert found.schedule.shortest >= (256 if shape == "16 x 4096" else 128)
+
+
+def test_tables_count_on_as_many_programs_as_fit(decodes: dict[Key, Decode]) -> None:
+    for (_, capability, multiprocessors), heads in itertools.product(DEVICES, HEADS):
+        shape = SHAPE | {"head_dim": heads[2], "group": heads[0] // heads[1], "context": 4096}
+        planned = tuning.lookup("decode_attention", capability, **shape)["programs_per_sm"] * multiprocessors
+        name = next(name for name, other, count in DEVICES if (other, count) == (capability, multiprocessors))
+        assert planned == decodes[name, heads, "64 x 4096"].schedule.slots
