@@ -64,7 +64,7 @@ COMPILED: dict[str, Grid] = {
 }
 # What a launch decides. All combinations are tried with the best compiled forms.
 LAUNCHED: dict[str, Grid] = {
-    "decode_attention": {"programs_per_sm": (1, 2, 3, 4, 6), "min_split": (64, 128, 256, 512)},
+    "decode_attention": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "min_split": (64, 128, 256, 512)},
     "prefill_attention": {},
     "fp8_product": {
         "programs_per_sm": (1, 2, 3, 4),
