@@ -128,6 +128,8 @@ class CausalModel(OwnModel):
 class PreNormLayer:
     """Attention, then feed-forward, each of the normalised stream."""
 
+    _products_take_norms: bool  # found out by the first step
+
     __slots__ = ("_products_take_norms", "attention", "input_norm", "mlp", "post_attention_norm")
 
     def __init__(
@@ -141,10 +143,9 @@ class PreNormLayer:
         self.attention = attention
         self.post_attention_norm = post_attention_norm
         self.mlp = mlp
-        self._products_take_norms: bool | None = None
 
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
-        if self._products_take_norms is None:
+        if not hasattr(self, "_products_take_norms"):  # before that, a model is like another that was only loaded
             self._products_take_norms = self._find_products()
         if self._products_take_norms:
             return self._in_products(hidden, residual, context)
