@@ -8,8 +8,8 @@ from pathlib import Path
 
 # Every kernel family's cases against the reference, as the tests run them in Triton's interpreter.
 FAMILIES = (
-    "step_inputs", "elementwise", "attention", "bf16", "sampling", "grouped", "scaled_product", "quantize_input",
-    "experts", "encoder", "latent", "state_space", "skinny",
+    "step_inputs", "elementwise", "split_plan", "attention", "bf16", "sampling", "grouped", "scaled_product",
+    "quantize_input", "experts", "encoder", "latent", "state_space", "skinny",
 )  # fmt: skip
 # Kernels with tables, captured and replayed.
 REPLAYED = (

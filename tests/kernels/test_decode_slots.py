@@ -4,13 +4,17 @@ import itertools
 import re
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from benchmarks.kernels.compiler import _compile, _dump
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, _dump, compile_for
+from benchmarks.kernels.grids import forms_of
+from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.slots import DEVICES, HEADS, SHAPES, Decode, decode
 from benchmarks.kernels.specializations import attention_form
 from pagewire.kernels import tuning
+from pagewire.kernels.triton.attention import decode_attention
 
 Key = tuple[str, tuple[int, int, int], str]  # device, heads, shape
 
@@ -31,6 +35,18 @@ def test_little_comes_before_the_first_keys(capability: int, heads: tuple[int, i
     before = instructions[:first]
     assert len(before) <= MOST_INSTRUCTIONS
     assert not [text for text in before if "BAR." in text or "CALL" in text], "a barrier, or a division of 64 bits"
+
+
+@pytest.mark.parametrize(("block_n", "num_warps", "barriers", "programs"), [(64, 4, 9, 3), (32, 1, 2, 6)])
+def test_one_warp_hardly_waits_for_others(block_n: int, num_warps: int, barriers: int, programs: int) -> None:
+    """Of Llama's heads: barriers of a tile of keys, and programs of a multiprocessor."""
+    config = {"block_n": block_n, "num_warps": num_warps, "num_stages": 3}
+    bf16 = torch.bfloat16
+    form = Specialization(*decode_attention.specialization(128, 4, 16, bf16, bf16, config, capability=90))
+    assert count(main_loop(form, 90), "BAR.") <= barriers
+    assert compile_for(form, 90).programs_per_sm(ARCHITECTURES[90]) == programs
+    tuned = forms_of("decode_attention", SHAPE | {"head_dim": 128}, config)
+    assert any(config.items() <= other.items() for other in tuned[1:]), "it is not tried"
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,8 @@ def decode_attention_kernel(
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
     blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, BLOCK_N)
     masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
-    # A window masks every tile: reading is what costs here.
+    # A window masks every tile: reading is what costs here. "evict_first" holds where loads are not pipelined: Triton
+    # (3.6, 3.7) drops it from those that it makes asynchronous.
     for tile_start in tl.range(start, masked, BLOCK_N):
         following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         acc, acc_rest, maximum, denominator = attend(
