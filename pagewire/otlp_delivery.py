@@ -64,7 +64,7 @@ class Delivery:
         if self._lost == 1:
             self._failing_since = time.monotonic()
             logger.warning(
-                "%s cannot be sent to %s and are lost until it takes them: %s",
+                "%s cannot be sent to %s and are lost until it accepts them: %s",
                 self._signal, self._endpoint, self.reason or "the exporter does not say why", exc_info=error,
             )  # fmt: skip
 

@@ -131,6 +131,9 @@ def _of_models(capability: int) -> Iterator[Specialization]:
             yield attention_form(kernel, capability, shape, **features)
         for features in GEMMA_FEATURES:
             yield attention_form(kernel, capability, shape | {"head_dim": 256}, **features)
+    for head_dim, soft_cap in ((128, 30.0), (256, 50.0)):  # by descriptors of pages
+        shape = _MODEL | {"head_dim": head_dim, "group": 4, "query_len": LONG_QUERY, "block_size": 64}
+        yield attention_form("prefill_attention", capability, shape, soft_cap=soft_cap)
 
 
 def _verified(capability: int) -> Iterator[Specialization]:
@@ -147,10 +150,12 @@ def _verified(capability: int) -> Iterator[Specialization]:
 
 def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **features: Any) -> Specialization:
     """`shape` as for `tuning.lookup`, of any context by default. The query is bf16, or fp32 as its cache."""
+    cache_dtype = CACHE_DTYPES[shape["kv_bytes"]]
     if kernel == "decode_attention":
         shape = {"context": 4096, **shape}
-    config = tuning.lookup(kernel, capability, **shape)
-    cache_dtype = CACHE_DTYPES[shape["kv_bytes"]]
+        config = tuning.lookup(kernel, capability, **shape)
+    else:
+        config = prefill_attention.configuration(capability, shape, cache_dtype, features.get("sliding_window", 0))
     query_dtype = torch.float32 if cache_dtype == torch.float32 else torch.bfloat16
     model = (shape["head_dim"], shape["group"], shape["block_size"], query_dtype, cache_dtype)
     options: dict[str, Any] = {"capability": capability, **features}

@@ -76,7 +76,7 @@ def _latency(goal: Objectives) -> Dashboard:
     return Dashboard("pagewire-latency", "Pagewire: latency", {
         "What clients see": [
             Panel("Time to first token", _quantiles(_TTFT), "s", threshold=goal.ttft_s),
-            Panel("Between deliveries of tokens", _quantiles("pagewire:inter_token_latency_seconds"), "s"),
+            Panel("Time between deliveries of tokens", _quantiles("pagewire:inter_token_latency_seconds"), "s"),
             Panel("Time per output token", _quantiles(_TPOT), "s", threshold=goal.tpot_s),
             Panel("Whole request", _quantiles("pagewire:e2e_request_latency_seconds"), "s"),
             Panel("HTTP, by route (p95)", {
@@ -169,8 +169,8 @@ def _executors(_: Objectives) -> Dashboard:
         ],
         "Speculation and grammars": [
             Panel("Drafted tokens/s", {"drafted": _rate(f"{drafts}_draft_tokens_total{{$m}}"),
-                                       "right": _rate(f"{drafts}_accepted_tokens_total{{$m}}")}, "ops"),
-            Panel("Drafted tokens that were right",
+                                       "accepted": _rate(f"{drafts}_accepted_tokens_total{{$m}}")}, "ops"),
+            Panel("Drafted tokens accepted",
                   {"share": _share(f"{drafts}_accepted_tokens_total", f"{drafts}_draft_tokens_total")}, "percentunit"),
             Panel("Requests with a grammar", {"requests": "sum(pagewire:executor_constrained_requests{$m})"}),
         ],
@@ -183,7 +183,7 @@ def _tokenizers(_: Objectives) -> Dashboard:
             Panel("Workers", {"there": f"sum({_POOL}_workers{{$m}})", "at work": f"sum({_POOL}_busy_workers{{$m}})"}),
             Panel("Busy", {"workers": f"{_rate(f'{_POOL}_busy_seconds_total{{$m}}')} / sum({_POOL}_workers{{$m}})"},
                   "percentunit"),
-            Panel("Texts that wait", {"texts": f"sum({_POOL}_queue_length{{$m}})"}),
+            Panel("Waiting texts", {"texts": f"sum({_POOL}_queue_length{{$m}})"}),
             Panel("Waiting for a worker", _quantiles(f"{_POOL}_wait_seconds"), "s", threshold=0.1),
             Panel("Rendering and encoding a prompt", _quantiles("pagewire:tokenizer_encode_seconds"), "s"),
             Panel("Failures/s", {
@@ -198,7 +198,7 @@ def _tokenizers(_: Objectives) -> Dashboard:
                                   "limit": "sum(pagewire:http_connection_limit{$m})"}),
             Panel("Closed/s", {"{{reason}}": _rate("pagewire:http_connections_closed_total{$m}", "reason"),
                                "client gone": _rate("pagewire:gateway_clients_gone_total{$m}")}, "ops"),
-            Panel("Sent again/s", {"by the gateway": _rate("pagewire:gateway_resubmitted_requests_total{$m}"),
+            Panel("Resubmitted/s", {"by the gateway": _rate("pagewire:gateway_resubmitted_requests_total{$m}"),
                                    "by the tokenizer": _rate("pagewire:tokenizer_resubmissions_total{$m}")}, "ops",
                   "Requests whose stream broke behind us; clients did not notice."),
         ],

@@ -100,7 +100,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewireNoExecutor", "max by (model_name) (pagewire:num_executors) == 0", "30s", "critical",
-            "The scheduler of {{ $labels.model_name }} has no executor: requests wait, and fail in the end",
+            "The scheduler of {{ $labels.model_name }} has no executor: requests wait, and will fail",
         ),
         Alert(
             "PagewireExecutorLost", "increase(pagewire:recoveries_total[10m]) > 0", "0s", "warning",
@@ -109,7 +109,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         Alert(
             "PagewireStalled",
             f"sum by (model_name) {requests} > 0 and {_rate('pagewire:execute_time_seconds_count', '2m')} == 0",
-            "1m", "critical", "{{ $value }} requests of {{ $labels.model_name }} run or wait, and no step comes back",
+            "1m", "critical", "{{ $value }} requests of {{ $labels.model_name }} run or wait, but no step finishes",
         ),
         # Is it good enough?
         Alert(
@@ -130,11 +130,13 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewireFirstTokenSlow", f"model:ttft_seconds:p99 > {goal.ttft_s:g}", "10m", "warning",
-            f"One first token in 100 takes {{{{ $value | humanizeDuration }}}} or longer, not {goal.ttft_s:g} s",
+            "One first token in 100 takes {{ $value | humanizeDuration }} or longer;"
+            f" the objective is {goal.ttft_s:g} s",
         ),
         Alert(
             "PagewireTokensSlow", f"model:tpot_seconds:p99 > {goal.tpot_s:g}", "10m", "warning",
-            f"One request in 100 takes {{{{ $value | humanizeDuration }}}} or more per token, not {goal.tpot_s:g} s",
+            "One request in 100 takes {{ $value | humanizeDuration }} or more per token;"
+            f" the objective is {goal.tpot_s:g} s",
         ),
         # Is there room?
         Alert(
@@ -144,7 +146,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewirePreemptions", f"{_rate('pagewire:num_preemptions_total', '5m')} > 0.1", "5m", "warning",
-            "{{ $value | humanize }} requests a second lose their KV blocks and are computed again",
+            "{{ $value | humanize }} requests per second lose their KV blocks and are computed again",
         ),
         Alert(
             "PagewireQueueLong", "model:queue_seconds:p95 > 5", "5m", "warning",
@@ -154,11 +156,11 @@ def alerts(goal: Objectives) -> list[Alert]:
             "PagewireRefusals",
             ratio(_rate("pagewire:requests_refused_total", "5m"), _rate("pagewire:request_success_total", "5m"))
             + " > 0.01",
-            "5m", "warning", "For each request that ends, {{ $value | humanize }} are told to come back later",
+            "5m", "warning", "{{ $value | humanize }} requests are refused for each that ends",
         ),
         Alert(
             "PagewireDeadlinesMissed", f"{_rate('pagewire:requests_expired_total', '5m')} > 0.1", "5m", "warning",
-            "{{ $value | humanize }} requests a second end because their deadline passes",
+            "{{ $value | humanize }} requests per second end because their deadline passes",
         ),
         Alert(
             "PagewireTokenizersBusy", "model:tokenizer_wait_seconds:p95 > 0.1", "5m", "warning",
@@ -168,7 +170,7 @@ def alerts(goal: Objectives) -> list[Alert]:
             "PagewireConnectionsFull",
             "sum by (model_name) (pagewire:http_connections)"
             " / sum by (model_name) (pagewire:http_connection_limit) > 0.9",
-            "5m", "warning", "{{ $value | humanizePercentage }} of the connections that the gateway takes are open",
+            "5m", "warning", "{{ $value | humanizePercentage }} of the gateway's connections are in use",
         ),
         # Does something go wrong quietly?
         Alert(
@@ -179,7 +181,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         Alert(
             "PagewireLateSteps",
             f"{_rate('pagewire:late_steps_total', '5m')} / {_rate('pagewire:steps_total', '5m')} > 0.2",
-            "10m", "warning", "For {{ $value | humanizePercentage }} of steps the device had to wait",
+            "10m", "warning", "The device had to wait for {{ $value | humanizePercentage }} of steps",
         ),
         Alert(
             "PagewireRequestsCondemned", "increase(pagewire:requests_condemned_total[15m]) > 0", "0s", "warning",
@@ -191,7 +193,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewireTokenizerWorkerDied", "increase(pagewire:tokenizer_pool_worker_deaths_total[15m]) > 0", "0s",
-            "warning", "A tokenizer worker died at work",
+            "warning", "A tokenizer worker died while working",
         ),
     ]  # fmt: skip
 

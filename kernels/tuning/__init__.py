@@ -51,7 +51,7 @@ _ATTENTION_BOUNDS = ("head_dim", "kv_bytes", "block_size")  # kv_bytes: of one s
 _ATTENTION_DISTANCES = ("group", "batch", "query_len")  # query_len: the longest of the batch
 _PRODUCT_DISTANCES = ("tokens", "outputs", "inputs")  # of x [tokens, inputs] @ weight [outputs, inputs].T
 _PRODUCT_CONFIG = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "programs_per_sm")
-_SWITCHES = ("wide",)  # of a configuration: 0 or 1
+_SWITCHES = ("descriptors", "wide")  # of a configuration: 0 or 1
 KERNELS = {
     "decode_attention": Keys(
         _ATTENTION_BOUNDS,
@@ -61,7 +61,7 @@ KERNELS = {
     "prefill_attention": Keys(
         _ATTENTION_BOUNDS,
         _ATTENTION_DISTANCES,
-        ("block_m", "block_n", "tiles_in_flight", "num_warps", "num_stages"),
+        ("block_m", "block_n", "tiles_in_flight", "descriptors", "num_warps", "num_stages"),
     ),
     # library_rows: from how many tokens on a library's product is faster; block_library_rows: with scales per block.
     "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows", "block_library_rows")),

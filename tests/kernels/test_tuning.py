@@ -42,7 +42,14 @@ def table(entries: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
 
 
 def entry(block_n: int = 32, **shape: int) -> dict[str, Any]:
-    config = {"block_m": 64, "block_n": block_n, "tiles_in_flight": 1, "num_warps": 4, "num_stages": 2}
+    config = {
+        "block_m": 64,
+        "block_n": block_n,
+        "tiles_in_flight": 1,
+        "descriptors": 0,
+        "num_warps": 4,
+        "num_stages": 2,
+    }
     return {"shape": SHAPE | shape, "config": config}
 
 

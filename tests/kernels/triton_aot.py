@@ -17,9 +17,11 @@ import itertools
 import sys
 from collections.abc import Iterator
 
+import torch
+
 from benchmarks.kernels import grouped_products
 from benchmarks.kernels.aot import compile_all
-from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, instructions
+from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, compile_for, instructions
 from benchmarks.kernels.expert_forms import expert_forms, largest_expert_products
 from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.scaled_products import SCALED_PRODUCTS, SPLIT_ROWS, few_tokens, largest_product, quantizations
@@ -34,6 +36,7 @@ from benchmarks.kernels.specializations import (
     state_forms,
 )
 from pagewire.kernels import tuning
+from pagewire.kernels.triton.attention import prefill_attention
 from pagewire.kernels.triton.elementwise import activation, norm
 from pagewire.kernels.triton.products import grouped_dequantize, scaled_product
 
@@ -138,15 +141,25 @@ def _step_faults(form: Specialization, capability: int, most_scales: int) -> Ite
 
 
 LONG_PROMPT = {"head_dim": 128, "kv_bytes": 2, "block_size": 16, "group": 4, "batch": 1, "query_len": 4096}
+LONG_TILE = 64  # keys
 
 
 def overlap_faults() -> Iterator[str]:
-    """What of a tile of long queries makes the tensor cores wait, where two tiles are in flight on sm_90."""
-    loop = main_loop(attention_form("prefill_attention", 90, LONG_PROMPT), 90)
-    last_product = max(at for at, text in enumerate(loop) if text.startswith("HGMMA"))
+    """What of a tile of long queries makes the tensor cores wait on sm_90."""
+    config = {"block_m": 128, "block_n": LONG_TILE, "tiles_in_flight": 2, "descriptors": 0, "num_warps": 8}
+    model = (128, 4, 16, torch.bfloat16, torch.bfloat16, config | {"num_stages": 3})
+    loop = main_loop(Specialization(*prefill_attention.specialization(*model, capability=90)), 90)
+    products = [at for at, text in enumerate(loop) if text.startswith("HGMMA")]
+    of_values = products[-LONG_TILE // 16]  # the first: 16 keys a product, behind those of the scores
     first_weight = min(at for at, text in enumerate(loop) if text.startswith("MUFU.EX2"))
-    if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < last_product:
+    if count(loop, "WARPGROUP.DEPBAR") != 1 or first_weight < of_values:
         yield "prefill_attention sm_90: weights wait for the product with the values of the tile before"
+    for block_size, copy in ((16, "LDGSTS.E.BYPASS.128"), (64, "UTMALDG")):
+        form = attention_form("prefill_attention", 90, LONG_PROMPT | {"block_size": block_size})
+        if not count(main_loop(form, 90), copy):
+            yield f"prefill_attention sm_90: pages of {block_size} are not copied by {copy}"
+        if (programs := compile_for(form, 90).programs_per_sm(ARCHITECTURES[90])) < 2:
+            yield f"prefill_attention sm_90: {programs} program a multiprocessor, where two take turns"
 
 
 # (bits, dtype of x) of products with grouped weights, each with its own way to make numbers of codes

@@ -181,6 +181,9 @@ CASES: dict[str, Callable[[], None]] = {
             (256, 16, (260, 0.0), False),
         )
     },
+    "prompts on contexts, by descriptors of one layer's pages": partial(
+        case, [20, 17, 0], [330, 90, 9], (6, 2), 64, 64, torch.float16, in_group=True
+    ),
     "mixed, empty requests": partial(case, *MIXED, (4, 4)),
     "padding": padding,
     **{

@@ -11,7 +11,7 @@ from pagewire.kernels import tuning
 from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.kernels.triton.attention.attention_tile import as_stored
 from pagewire.kernels.triton.attention.decode_attention import decode_attention, plan_for
-from pagewire.kernels.triton.attention.prefill_attention import prefill_attention
+from pagewire.kernels.triton.attention.prefill_attention import configuration, prefill_attention
 
 # What a table is asked for in the mode of fixed splits, where no configuration may depend on the batch.
 _FIXED_BATCH = 64
@@ -59,7 +59,8 @@ def paged_attention(
         # graph be padding.
         num_long = query.shape[0] // max_query_len
         shape = _shape(query, kv_cache, num_long, split_size)
-        config = tuning.lookup("prefill_attention", capability, **shape, query_len=query_len)
+        shape["query_len"] = query_len
+        config = configuration(capability, shape, kv_cache.dtype, sliding_window)
         prefill_attention(
             query, stored, out, block_table, query_start_loc, seq_lens, scale, sliding_window, soft_cap, kv_scales,
             sinks, config,

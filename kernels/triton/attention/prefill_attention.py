@@ -16,6 +16,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import (
     NO_KEY,
     SHORT_QUERY,
@@ -32,6 +33,12 @@ from pagewire.kernels.triton.attention.attention_tile import (
     zero_parts,
 )
 from pagewire.kernels.triton.attention.overlapped import attend_overlapped
+from pagewire.kernels.triton.attention.page_descriptors import (
+    attend_pages,
+    can_describe,
+    describe_pages,
+    descriptor_type,
+)
 from pagewire.kernels.triton.products import fp8
 
 
@@ -45,6 +52,7 @@ def prefill_attention_kernel(
     seq_lens_ptr,  # int32 [num_reqs]
     kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
     sinks_ptr,  # fp32 [num_heads], or None
+    pages,  # the KV cache as `page_descriptors.describe_pages` describes it, or None: keys are read by addresses
     num_reqs,
     query_token_stride,
     block_stride,
@@ -91,11 +99,9 @@ def prefill_attention_kernel(
     tile = tl.cdiv(query_len, BLOCK_Q) - 1 - (program - first_program)
     first_token = tile * BLOCK_Q
 
-    rows = tl.arange(0, BLOCK_M)
-    token = first_token + rows // GROUP
-    in_rows = (rows < BLOCK_Q * GROUP) & (token < query_len)
-    head = kv_head * GROUP + rows % GROUP
-    row_token = (query_start + token).to(tl.int64)
+    in_rows, token, head, row_token = rows_of_tile(
+        query_start, query_len, first_token, kv_head, 0, GROUP, BLOCK_M, BLOCK_Q
+    )
     query_rows = query_ptr + tl.multiple_of(row_token * query_token_stride + head * HEAD_DIM, 8)
     FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
     query = load_query(query_rows, in_rows, 0, DIMS, HEAD_DIM, FP8_CACHE)
@@ -126,21 +132,29 @@ def prefill_attention_kernel(
     if LATENT_DIM == 0:
         keys_ptr += kv_head * (BLOCK_SIZE * HEAD_DIM)
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
-    masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
+    # Tiles at the edges are narrower where the others leave few registers for their masks and addresses.
+    EDGE_N: tl.constexpr = BLOCK_N if pages is None else BLOCK_N // 2
+    masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, EDGE_N)
     if WINDOW > 0:
-        blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, BLOCK_N)
-        for tile_start in tl.range(start, entered, BLOCK_N, num_stages=1):
-            following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, EDGE_N)
+        for tile_start in tl.range(start, entered, EDGE_N, num_stages=1):
+            following = load_blocks(table_ptr, tile_start + EDGE_N, end, BLOCK_SIZE, EDGE_N)
             acc, acc_rest, maximum, denominator = attend(
                 query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-                scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+                scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, EDGE_N, WINDOW, SOFT_CAP,
                 "", NATIVE_FP8, LATENT_DIM, True,
             )  # fmt: skip
             blocks = following
-    if TILES_IN_FLIGHT == 2:
+    if pages is not None:
+        acc, maximum, denominator = attend_pages(
+            query, acc, maximum, denominator, pages, table_ptr, kv_head, num_kv_heads, entered, masked, position,
+            scale, BLOCK_SIZE, HEAD_DIM, BLOCK_N, SOFT_CAP,
+        )  # fmt: skip
+    elif TILES_IN_FLIGHT == 2:
         acc, acc_rest, maximum, denominator = attend_overlapped(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, table_ptr, entered, masked, position,
-            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_M, BLOCK_N, SOFT_CAP, NATIVE_FP8,
+            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_M, BLOCK_N, SOFT_CAP,
+            NATIVE_FP8,
         )  # fmt: skip
     else:
         blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
@@ -153,22 +167,40 @@ def prefill_attention_kernel(
             )  # fmt: skip
             blocks = following
     blocks = masked_blocks
-    for tile_start in tl.range(masked, end, BLOCK_N, num_stages=1):
-        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+    for tile_start in tl.range(masked, end, EDGE_N, num_stages=1):
+        following = load_blocks(table_ptr, tile_start + EDGE_N, end, BLOCK_SIZE, EDGE_N)
         acc, acc_rest, maximum, denominator = attend(
             query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, EDGE_N, WINDOW, SOFT_CAP,
             "", NATIVE_FP8, LATENT_DIM, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
 
+    # The rows again: kept, they would take registers from the loops. Of a load the compiler cannot know that it is 0.
+    unknown_zero = tl.load(query_start_loc_ptr + request, volatile=True) - query_start
+    in_rows, token, head, row_token = rows_of_tile(
+        query_start, query_len, first_token, kv_head, unknown_zero, GROUP, BLOCK_M, BLOCK_Q
+    )
     denominator = with_sinks(denominator, maximum, sinks_ptr, head, in_rows)
     result = value_scale / denominator
     out_rows = out_ptr + row_token * (num_kv_heads * GROUP * VALUE_DIM) + head * VALUE_DIM
     store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, VALUE_DIM)
     if VALUE_REST > 0:
         store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, VALUE_REST, VALUE_DIM)
+
+
+@triton.jit
+def rows_of_tile(
+    query_start, query_len, first_token, kv_head, first_row,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr,
+):  # fmt: skip
+    """Of the rows first_row .. first_row + BLOCK_M: which are used, their tokens in the request, their heads, and int64
+    their tokens in the batch."""
+    rows = first_row + tl.arange(0, BLOCK_M)
+    token = first_token + rows // GROUP
+    in_rows = (rows < BLOCK_Q * GROUP) & (token < query_len)
+    return in_rows, token, kv_head * GROUP + rows % GROUP, (query_start + token).to(tl.int64)
 
 
 @cache
@@ -197,6 +229,18 @@ def _constants(
     }
 
 
+def configuration(
+    capability: int, shape: Mapping[str, int], kv_dtype: torch.dtype, sliding_window: int
+) -> Mapping[str, int]:
+    """The table's for a shape (`tuning.lookup`). Where descriptors cannot be used, and with a window, whose tiles leave
+    too few registers for them: that of the smallest pages, which has none."""
+    config = tuning.lookup("prefill_attention", capability, **shape)
+    described = can_describe(shape["head_dim"], shape["block_size"], config["block_n"], kv_dtype, 0)
+    if config["descriptors"] and (sliding_window or not described):
+        config = tuning.lookup("prefill_attention", capability, **{**shape, "block_size": 1})
+    return config
+
+
 def prefill_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -215,7 +259,8 @@ def prefill_attention(
     """The requests of more than SHORT_QUERY query tokens, to their places in out; arguments as in `paged_attention`.
 
     config: block_m (rows of a tile), block_n (keys of a tile), tiles_in_flight (2: see
-    `pagewire.kernels.triton.attention.overlapped`; in 16 bits only, and keys apart from values), num_warps, num_stages.
+    `pagewire.kernels.triton.attention.overlapped`; in 16 bits only, and keys apart from values), descriptors (1: see
+    `pagewire.kernels.triton.attention.page_descriptors`, where they can be; on sm_90 only), num_warps, num_stages.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_reqs = seq_lens.shape[0]
@@ -225,6 +270,10 @@ def prefill_attention(
         config["block_n"], sliding_window, soft_cap, kv_scales is not None,
         fp8.has_native_decode(query.device), latent_dim, config["tiles_in_flight"],
     )  # fmt: skip
+    described = config["descriptors"] and can_describe(
+        head_dim, block_size, constants["BLOCK_N"], kv_cache.dtype, latent_dim
+    )
+    pages = describe_pages(kv_cache, constants["BLOCK_N"]) if described else None
     tiles = num_tokens // constants["BLOCK_Q"] + min(num_reqs, num_tokens // (SHORT_QUERY.value + 1))
     prefill_attention_kernel[(tiles, num_kv_heads)](
         query,
@@ -235,6 +284,7 @@ def prefill_attention(
         seq_lens,
         kv_scales,
         sinks,
+        pages,
         num_reqs,
         query.stride(0),
         kv_cache.stride(0),
@@ -255,6 +305,7 @@ _TYPES = {
     "seq_lens_ptr": "*i32",
     "kv_scales_ptr": "*fp32",
     "sinks_ptr": "*fp32",
+    "pages": "constexpr",
     "num_reqs": "i32",
     "query_token_stride": "i32",
     "block_stride": "i32",
@@ -285,5 +336,9 @@ def specialization(
         head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
         soft_cap, fp8_cache, capability >= 89, latent_dim, config["tiles_in_flight"],
     )  # fmt: skip
-    constants |= none
+    if config["descriptors"] and can_describe(head_dim, block_size, config["block_n"], kv_dtype, latent_dim):
+        types["pages"] = descriptor_type(types["kv_cache_ptr"].removeprefix("*"), head_dim, config["block_n"])
+    else:
+        none["pages"] = None
+    constants = constants | none  # not in place: they are cached
     return Specialization(prefill_attention_kernel, types, constants, config["num_warps"], config["num_stages"])

@@ -20,6 +20,7 @@ from unittest import mock
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
+from pagewire.kernels.cpu import implementation
 from pagewire.services.executor.model_runner import ModelRunner
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama
 
@@ -46,7 +47,10 @@ class Nodes(TorchDispatchMode):
         self._in_kernel = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._in_kernel and function.namespace == "aten" and not self._is_view(function):
+        if function.namespace == "pagewire":
+            with self:  # torch's operations in ours are to be seen, too
+                return implementation(function.overloadpacket.__name__)(*args)
+        if not self._in_kernel and not self._is_view(function):
             self.found[str(function)] += 1
         return function(*args, **(kwargs or {}))
 
