@@ -37,7 +37,7 @@ OTHER_BLOCK_SIZES = (32, 64)
 DECODE_ROWS = ((1, 1), (7, 4), (8, 8))
 LONG_QUERY = 2048
 # The same where drafts are verified, 2 to 16 tokens: one of each configuration and tile that these come to.
-VERIFIED_ROWS = ((1, 8), (2, 9), (16, 2))
+VERIFIED_ROWS = ((1, 2), (1, 8), (2, 9), (16, 2))
 VERIFIED_HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 VERIFIED_FEATURE_ROWS = ((4, 8), (4, 16))
 _INDEX_ARITHMETIC = ("GROUP", "BLOCK_Q", "BLOCK_SIZE", "REQS")
