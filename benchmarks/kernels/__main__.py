@@ -4,6 +4,7 @@ python -m benchmarks.kernels tune [--kernel K] [--shapes small|all] [--out DIR] 
 python -m benchmarks.kernels tune --device cpu --out DIR    proves the tool, in Triton's interpreter
 python -m benchmarks.kernels aot                            needs no GPU
 python -m benchmarks.kernels wide                           needs no GPU
+python -m benchmarks.kernels prefill                        needs no GPU
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ def main() -> int:
     worker.add_argument("--compile-part", type=int, nargs=2)
     commands.add_parser("aot", help="compile every form for every architecture, and record what they use")
     commands.add_parser("wide", help="what products of 4-bit weights with many rows should take, by their machine code")
+    commands.add_parser("prefill", help="how busy prefill attention should keep tensor cores, by its machine code")
     arguments = parser.parse_args()
     if arguments.command == "wide":
         from benchmarks.kernels import wide_report
 
         return wide_report.run()
+    if arguments.command == "prefill":
+        from benchmarks.kernels import prefill_counts
+
+        return prefill_counts.run()
     if arguments.command == "aot":
         from benchmarks.kernels import aot
 
