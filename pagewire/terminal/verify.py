@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     total = size_text(sum(one.size for one in files))
     damaged = [one for one in files if one.problem]
     if not damaged:
-        print(f"{config.model}: {len(files)} files, {total}, intact")
+        print(f"{config.model}: {len(files)} {'files' if len(files) > 1 else 'file'}, {total}, intact")
         return 0
     for one in damaged:
         print(f"{one.name}: {one.problem}")

@@ -133,6 +133,7 @@ def test_a_gguf_file_is_read_as_far_as_its_header(
     smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli._dispatch(["model", "verify", str(smollm2_gguf)]) == 0
+    assert ": 1 file, " in capsys.readouterr().out
     cut = tmp_path / "cut.gguf"
     with smollm2_gguf.open("rb") as whole:
         cut.write_bytes(whole.read(4 << 20))
