@@ -50,8 +50,17 @@ def schema() -> dict[str, Any]:
 
 def _object(value: dict[str, Any]) -> dict[str, Any]:
     """With these keys and no others."""
-    properties = {key: _object(one) if isinstance(one, dict) and key not in _FREE else {} for key, one in value.items()}
+    properties = {
+        key: _object(one) if isinstance(one, dict) and key not in _FREE else _like(one) for key, one in value.items()
+    }
     return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _like(value: Any) -> dict[str, Any]:
+    """A switch stays a switch, and a count a count: what is none, only the cluster would refuse."""
+    if isinstance(value, bool):
+        return {"type": "boolean"}
+    return {"type": "integer", "minimum": 0} if isinstance(value, int) else {}
 
 
 def _only(names: set[str]) -> dict[str, Any]:

@@ -252,6 +252,9 @@ def test_a_group_is_ranks_of_one_executor() -> None:
         (["--set=executor.group.size=3", "--set=executor.group.secret=s"], "a group has a pod for each"),
         (["--set=executor.group.size=2", "--set=executor.flags.tensor-parallel-size=2"], "needs executor.group.secret"),
         (["--set=executor.autoscaling.kind=magic"], "expected hpa or keda"),
+        (["--set=gateway.replicas=x"], "Expected: integer"),
+        (["--set=executor.replicas=-1"], "greater than or equal to 0"),
+        (["--set=networkPolicies.enabled=maybe"], "Expected: boolean"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_with_the_reason(arguments: list[str], says: str) -> None:
