@@ -208,7 +208,7 @@ class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its
         "gateway", f"`{LOGPROBS}`: log probabilities of the text's tokens. {EAGER} Others change nothing."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With log probabilities: that many of the most probable tokens, at most `--max-logprobs`.", 0
+        "executor", "With log probabilities: that many of the most probable tokens, at most 20.", 0
     )
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
         "scheduler", "Longest output, reasoning included. Unset: what the model takes."

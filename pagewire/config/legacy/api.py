@@ -28,7 +28,11 @@ FLAGS = [
         "guided-decoding-disable-additional-properties",
         takes="switch",
     ),
-    *ignored("a request gets 20 log probabilities of a token at most", "max-logprobs"),
+    *refused(
+        "a request gets 20 log probabilities of a token at most",
+        "max-logprobs",
+        harmless=tuple(str(number) for number in range(21)),
+    ),
     *refused("it is part of a request: return_tokens_as_token_ids", "return-tokens-as-token-ids", takes="switch"),
     *refused("it is part of a request: chat_template_kwargs", "default-chat-template-kwargs"),
     *refused("answers are the assistant's", "response-role", harmless=("assistant",)),
