@@ -1,6 +1,6 @@
 """Makes docs/from-vllm.md: `python -m pagewire.flags.from_vllm > docs/from-vllm.md`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pagewire.config import legacy
 from pagewire.flags.names import flag_name
@@ -53,11 +53,18 @@ def _answered(title: str, verdict: str) -> Iterator[str]:
     yield from (f"## {title}", "", "| flags | because |", "|---|---|")
     by_answer: dict[str, list[str]] = {}
     for entry in _entries(verdict):
-        harmless = f" (not `{'`, `'.join(filter(None, entry.harmless))}`)" if any(entry.harmless) else ""
+        harmless = f" (not {_listed(entry.harmless)})" if any(entry.harmless) else ""
         by_answer.setdefault(entry.why, []).append(f"`--{entry.name}`{harmless}")
     for why, flags in by_answer.items():
         yield f"| {', '.join(flags)} | {_cell(why)} |"
     yield ""
+
+
+def _listed(values: Sequence[str]) -> str:
+    """Numbers from 0 on as a range."""
+    if len(values) > 2 and values == tuple(str(number) for number in range(len(values))):
+        return f"`{values[0]}` to `{values[-1]}`"
+    return ", ".join(f"`{value}`" for value in values if value)
 
 
 def _refused() -> Iterator[str]:
