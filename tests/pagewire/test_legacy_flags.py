@@ -178,6 +178,14 @@ def test_what_means_something_else_here_is_said(
         (["--task", "draft"], "--task: expected one of auto, generate"),
         (["--spec-decoding-acceptance-method", "typical_acceptance_sampler"], "keeps the distribution of tokens"),
         (["--nnodes", "2"], "--nnodes is not supported: processes on several machines"),
+        (
+            ["--max-logprobs", "21"],
+            "--max-logprobs is not supported: a request gets 20 log probabilities of a token at most",
+        ),
+        (
+            ["--max-logprobs", "-1"],
+            "--max-logprobs is not supported: a request gets 20 log probabilities of a token at most",
+        ),
         (["--tensor-paralel-size=1"], "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-size?"),
         (["--swap-spce", "1"], "unknown flag --swap-spce; did you mean --swap-space?"),
         (["--hopeless-flag"], "unknown flag --hopeless-flag"),
@@ -197,7 +205,13 @@ def test_refusals_name_the_cause(capsys: pytest.CaptureFixture[str], argv: list[
 
 
 def test_what_asks_for_nothing_is_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["--no-enable-lora"], ["--enable-lora", "false"], ["--nnodes", "1"], ["--config-format=hf"]):
+    for argv in (
+        ["--no-enable-lora"],
+        ["--max-logprobs", "20"],
+        ["--enable-lora", "false"],
+        ["--nnodes", "1"],
+        ["--config-format=hf"],
+    ):
         assert parse(*argv) == ServeConfig()
         assert "changes nothing here" in capsys.readouterr().err
 
