@@ -152,6 +152,7 @@ def test_a_scaled_weight_is_rounded_once_but_for_a_minimum(dtype: torch.dtype, m
     for number, actual in zip((numbers, numbers.flip(0)), halves(weights, dtype), strict=True):
         scaled, added = number.double() * scale.double(), minimum.double() * minimums
         # What is left of a sum of two after that, and what fp16 has no exponent for.
-        slack = 4 * unit**2 * (scaled.abs() + added.abs()) + (1e-7 if dtype is torch.float16 else 0)
+        least = torch.finfo(dtype).smallest_normal * unit  # half a step of the smallest numbers
+        slack = 4 * unit**2 * (scaled.abs() + added.abs()) + least * (number.double().abs() + 4)
         roundings = 1 + (minimums and two)
         assert ((actual - (scaled + added)).abs() <= roundings * unit * (scaled + added).abs() * 1.01 + slack).all()

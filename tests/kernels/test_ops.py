@@ -367,10 +367,12 @@ def test_registered_op_is_the_reference(name: str) -> None:
     truth = getattr(fallback if name in WITHOUT_REFERENCE else reference, name)(*expected_args)
     if name == "rotary_store_kv":  # what the key heads hold afterwards is undefined
         actual_args[1][:, -4:], expected_args[1][:, -4:] = 0, 0
+    truths = comparable(truth, *expected_args)
+    largest = max((x.abs().max().item() for x in truths if x.is_floating_point() and x.numel()), default=0.0)
     torch.testing.assert_close(
         comparable(result, *actual_args),
-        comparable(truth, *expected_args),
-        atol=5e-5,  # of sums in another order
+        truths,
+        atol=5e-5 + 1e-6 * largest,  # of sums in another order, whose parts may cancel
         rtol=5e-5,
     )
 
