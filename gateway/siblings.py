@@ -17,6 +17,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from google.protobuf.message import DecodeError
+
 from pagewire import unix_sockets
 from pagewire.recent import Accounts
 from pagewire.v1.admin_pb2 import ExplainRequestRequest, ExplainRequestResponse, RequestAccount, ServiceMetrics
@@ -69,7 +71,11 @@ class Siblings:
     async def accounts(self, wanted: ExplainRequestRequest) -> list[RequestAccount]:
         """What the others know of a request."""
         told = await self._ask_all(_EXPLAIN + b64encode(wanted.SerializeToString()))
-        return [one for answer in told.values() for one in ExplainRequestResponse.FromString(answer).accounts]
+        accounts: list[RequestAccount] = []
+        for answer in told.values():
+            with suppress(DecodeError):  # cut short, or of an older gateway
+                accounts += ExplainRequestResponse.FromString(answer).accounts
+        return accounts
 
     async def _ask_all(self, line: bytes) -> dict[int, bytes]:
         """The answers of all others that give one, by place."""
@@ -100,7 +106,7 @@ class Siblings:
         return sorted(int(name) for name in names if name.isdigit())
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer), suppress(ConnectionError, ValueError, TimeoutError):
+        with closing(writer), suppress(ConnectionError, ValueError, TimeoutError, DecodeError):
             async with asyncio.timeout(TIMEOUT_S):
                 line = (await reader.readline()).rstrip()
             if line == _METRICS:

@@ -64,15 +64,16 @@ class Delivery:
         if self._lost == 1:
             self._failing_since = time.monotonic()
             logger.warning(
-                "%s cannot be sent to %s and are lost until it accepts them: %s",
-                self._signal, self._endpoint, self.reason or "the exporter does not say why", exc_info=error,
+                "%s cannot be sent to %s%s: %s",
+                self._signal, self._endpoint, " and are lost until it accepts them" if self._signal == "traces" else "",
+                self.reason or "the exporter does not say why", exc_info=error,
             )  # fmt: skip
 
     def _arrived(self) -> None:
         if self._lost:
             seconds = time.monotonic() - self._failing_since
             logger.info(
-                "%s are sent to %s again, after %.0f s and %d lost batches",
+                "%s are sent to %s again, after %.0f s and %d batches that failed",
                 self._signal, self._endpoint, seconds, self._lost,
             )  # fmt: skip
             self._lost = 0

@@ -95,7 +95,7 @@ class KeysConfig(ServiceConfig):
     api_key: str | None = flag(
         None,
         "required as `Authorization: Bearer KEY` on every REST route except probes and the page, and of every public "
-        "RPC except health; several with commas or spaces between, of which any will do",
+        "RPC except health; several with commas between, of which any will do",
         group="network",
         secret=True,
         takes="words",

@@ -21,9 +21,9 @@ def _counts(text: str | None) -> dict[str, int]:
 
 
 def _throttled(host: Host) -> Finding:
-    text = host.of_group("cpu", "cpu.stat")
-    counts = _counts(text)
-    periods, throttled = counts.get("nr_periods", 0), counts.get("nr_throttled", 0)
+    groups = [_counts(text) for (text,) in host.of_groups("cpu", "cpu.stat")]
+    limited = [(counts["nr_periods"], counts.get("nr_throttled", 0)) for counts in groups if counts.get("nr_periods")]
+    periods, throttled = max(limited, key=lambda one: one[1] / one[0], default=(0, 0))
     if not periods or throttled / periods <= _MUCH_THROTTLING:
         return ok("throttling", f"{throttled} of {periods} periods" if periods else "no quota")
     return warning(
@@ -36,7 +36,8 @@ def _throttled(host: Host) -> Finding:
 
 def _killed(host: Host) -> Finding:
     """By the kernel, since the group was made; https://docs.kernel.org/admin-guide/cgroup-v2.html, memory.events."""
-    events = _counts(host.of_group("memory", "memory.events") or host.of_group("memory", "memory.oom_control"))
+    groups = host.of_groups("memory", "memory.events") or host.of_groups("memory", "memory.oom_control")
+    events = _counts(groups[0][0] if groups else None)
     killed = events.get("oom_kill", 0)
     if not killed:
         return ok("out of memory", "no process was ended for it")
@@ -49,10 +50,11 @@ def _killed(host: Host) -> Finding:
 
 
 def _tasks(host: Host) -> Finding:
-    limit, used = host.of_group("pids", "pids.max"), host.of_group("pids", "pids.current")
-    if limit is None or not limit.isdigit():
+    numbers = [(limit.strip(), used.strip()) for limit, used in host.of_groups("pids", "pids.max", "pids.current")]
+    limits = [(int(limit) - int(used), limit) for limit, used in numbers if limit.isdigit() and used.isdigit()]
+    if not limits:
         return ok("threads", "as many as memory allows")
-    left = int(limit) - (int(used) if used and used.isdigit() else 0)
+    left, limit = min(limits)
     found = f"{left} of {limit} processes and threads are left"
     if left >= _ENOUGH_TASKS:
         return ok("threads", found)

@@ -67,12 +67,15 @@ class Host:
     def cpu_quota(self) -> float | None:
         return cgroup.cpu_quota()
 
-    def of_group(self, controller: str, file: str) -> str | None:
-        """A file of the innermost control group that has it, of this process's and those above."""
+    def of_groups(self, controller: str, *files: str) -> list[tuple[str, ...]]:
+        """These files of this process's control group and of those above, the innermost first, where all are."""
         mount, own = self.root / "sys/fs/cgroup", self.root / "proc/self/cgroup"
-        places = [*cgroup.groups(controller, mount, own), mount, mount / controller]
-        texts = (self.read("/" + str((place / file).relative_to(self.root))) for place in places)
-        return next((text for text in texts if text is not None), None)
+        found = []
+        for place in dict.fromkeys([*cgroup.groups(controller, mount, own), mount, mount / controller]):
+            texts = [self.read("/" + str((place / file).relative_to(self.root))) for file in files]
+            if None not in texts:
+                found.append(tuple(text or "" for text in texts))
+        return found
 
     def descriptor_limit(self) -> int:
         import resource

@@ -52,12 +52,11 @@ def _numa(host: Host, config: ServeConfig, usable: Sequence[int], at_gpus: Seque
         return ok("NUMA", f"{max(1, len(of_nodes))} node(s); all usable cores are on one")
     found = ", ".join(f"node {number}: {cpu_text(cpus)}" for number, cpus in with_cores.items())
     if at_gpus:
-        of_executors = [str(node) for node in at_gpus if node is not None][: config.data_parallel_size]
         return note(
             "NUMA",
             found,
             "launches of kernels and copies to a GPU take longer from the other node's cores",
-            f"--numa-bind {','.join(of_executors) or 'auto'}: the node of each executor's GPU",
+            f"--numa-bind {_wanted(config, at_gpus, config.data_parallel_size)}: the node of each executor's GPU",
         )
     return warning(
         "NUMA",
@@ -164,13 +163,14 @@ def _gpu_nodes(config: ServeConfig, places: Places, at_gpus: Sequence[int | None
         "GPU nodes",
         ", ".join(f"GPU {gpu} is at node {at}, its executor is bound to {bound}" for gpu, (at, bound) in wrong.items()),
         "launches and copies to the GPU go over the link between the nodes",
-        f"--numa-bind {','.join(_wanted(at_gpus, len(places.executors), each))}",
+        f"--numa-bind {_wanted(config, at_gpus, len(places.executors))}",
     )
 
 
-def _wanted(at_gpus: Sequence[int | None], count: int, each: int) -> list[str]:
-    firsts = [at_gpus[index * each] for index in range(count) if index * each < len(at_gpus)]
-    return [str(node or 0) for node in firsts]
+def _wanted(config: ServeConfig, at_gpus: Sequence[int | None], count: int) -> str:
+    """The node of each executor's first GPU; auto, if one of them is unknown."""
+    firsts = at_gpus[:: config.tensor_parallel_size * config.pipeline_parallel_size][:count]
+    return "auto" if None in firsts else ",".join(map(str, firsts))
 
 
 def _node(node: int | None) -> str:

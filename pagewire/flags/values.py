@@ -72,6 +72,8 @@ def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
     if field.metadata["secret"] and any(not part or part != part.strip() for part in parts):
         # Empty, it would protect nothing; and HTTP drops spaces around a header's value.
         raise UsageError(f"{source}: expected a value that is not empty and has no spaces around it")
+    if field.metadata["secret"] and field.metadata["takes"] == "words" and text.split() != [text]:
+        raise UsageError(f"{source}: expected values with commas between, and no spaces within")
     return text
 
 

@@ -126,7 +126,10 @@ def start_runner(
         records,
         pooling,
         group,
-        prompt_sizes(config.max_cudagraph_prompt_tokens, limits.max_num_batched_tokens) if uses_graphs else (),
+        # With splits of a fixed size, a graph would keep scratch memory for the longest context of every request.
+        prompt_sizes(config.max_cudagraph_prompt_tokens, limits.max_num_batched_tokens)
+        if uses_graphs and not config.attention_split_size
+        else (),
     )
     if setup.speculation is not None:
         with phases("drafter"):

@@ -53,7 +53,8 @@ async def _encode_chat(pool: TokenizerPool, request: Request, room: Room | None)
             room=room,
         )
     except (ChatError, TextTooLong) as error:
-        is_of_template = isinstance(error, ChatError) and request.chat.chat_template
+        # Told by its text: a template of a request fails in another process.
+        is_of_template = request.chat.chat_template and str(error).startswith("the chat template")
         raise invalid(str(error), "chat.chat_template" if is_of_template else "chat") from error
     return Prompt(token_ids, prompt_images(images, token_ids, pool.images.image_token_id) if images else ())
 

@@ -63,6 +63,7 @@ def test_model_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         (["--override-generation-config", "[1]"], "--override-generation-config: expected a JSON object, got '[1]'"),
         (["--speculative-config", '{"a": {"b": 1, "b": 2}}'], "--speculative-config: key 'b' is given twice"),
         (["--hf-overrides.a", '{"b": 1, "b": 2}'], "--hf-overrides.a: key 'b' is given twice"),
+        (["--api-key", "key other"], "--api-key: expected values with commas between, and no spaces within"),
         (["--api-key", "a,,b"], "--api-key: expected a value that is not empty"),
         (["--api-key", "a", "smollm2-135m-instruct"], "--api-key: is the last word a key or the MODEL? Put MODEL"),
     ],

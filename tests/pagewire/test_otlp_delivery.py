@@ -56,7 +56,7 @@ def test_the_log_tells_when_it_begins_to_fail_and_when_it_is_back(lines: list[st
     assert "metrics cannot be sent to http://collector:4317" in line and line.endswith("Transient error")
     assert delivery.send(lambda: True, True) and delivery.send(lambda: True, True)
     [_, line] = lines
-    assert "metrics are sent to http://collector:4317 again" in line and "3 lost batches" in line
+    assert "metrics are sent to http://collector:4317 again" in line and "3 batches that failed" in line
     assert failures("metrics") - before == 3
     library.warning("what is no attempt")
     assert lines[2:] == ["what is no attempt"]

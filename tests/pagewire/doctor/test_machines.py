@@ -44,7 +44,14 @@ def test_a_good_machine_has_nothing_to_look_at(tmp_path) -> None:
         ("out of memory", Level.WARNING, {"/sys/fs/cgroup/memory.events": "oom 4\noom_kill 3"}, "3 processes|raise"),
         ("threads", Level.WARNING, {"/sys/fs/cgroup/pids.max": "512", "/sys/fs/cgroup/pids.current": "40"},
          "472 of 512|--pids-limit"),
-        ("threads", Level.PROBLEM, {"/proc/self/cgroup": "0::/a", "/sys/fs/cgroup/a/pids.max": "100"}, "100 of 100"),
+        ("threads", Level.PROBLEM, {"/proc/self/cgroup": "0::/a", "/sys/fs/cgroup/a/pids.max": "100",
+                                    "/sys/fs/cgroup/a/pids.current": "7"}, "93 of 100"),
+        ("threads", Level.PROBLEM, {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/pids.max": "100",
+                                    "/sys/fs/cgroup/a/pids.current": "7", "/sys/fs/cgroup/a/b/pids.max": "max",
+                                    "/sys/fs/cgroup/a/b/pids.current": "7"}, "93 of 100"),
+        ("throttling", Level.WARNING, {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/cpu.stat":
+                                       "nr_periods 100\nnr_throttled 30", "/sys/fs/cgroup/a/b/cpu.stat":
+                                       "nr_periods 0\nnr_throttled 0"}, "30 of 100"),
         ("kinds of cores", Level.NOTE, {f"{_CPU}/cpu{n}/cpufreq/cpuinfo_max_freq": "5100000" if n < 6 else "3900000"
                                         for n in range(8)}, "fast: 0-5; slow: 6-7|--cpu-bind 0-5"),
         ("irqbalance", Level.NOTE, {"/proc/812/comm": "irqbalance"}, "IRQBALANCE_BANNED_CPULIST"),

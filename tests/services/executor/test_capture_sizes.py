@@ -31,6 +31,7 @@ def test_sizes_of_steps_with_prompts():
     assert prompt_sizes(None, 8192)[-1] == 2048 and prompt_sizes(4096, 8192)[-1] == 4096
     assert prompt_sizes(8192, 1000)[-1] == prompt_sizes(None, 1000)[-1] == 1000  # of a step
     assert prompt_sizes(0, 8192) == ()
+    assert prompt_sizes(2, 8192) == prompt_sizes(None, 2) == ()  # two tokens may be those of two decodes
     sizes = prompt_sizes(None, 8192)
     assert sizes == tuple(sorted(sizes)) and len(sizes) < 30
     for num_tokens in range(64, 2049):
