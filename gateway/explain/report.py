@@ -17,13 +17,12 @@ def explain(request_id: str, accounts: Sequence[RequestAccount]) -> Explanation 
     if not ids and whole is not None:  # it has not come further
         ids = [request_id]
     outputs = [
-        # Of several, the gateway does not know when each ended.
-        _output(one, whole if len(ids) == 1 else None, latest.get(("tokenizer", one)), latest.get(("scheduler", one)))
+        _output(one, whole, latest.get(("tokenizer", one)), latest.get(("scheduler", one)))
         for one in sorted(ids, key=lambda one: (len(one), one))
     ]
     if not outputs:
         return None
-    seconds = max([*(output.seconds for output in outputs), 0.0 if whole is None else whole.seconds])
+    seconds = max(output.seconds for output in outputs)
     trace_id = next((one.trace_id for one in accounts if one.trace_id), None)
     is_running = any(one.is_running for one in latest.values())
     known = {one.service for one in accounts}
