@@ -33,7 +33,7 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
     )
     served_model_name: str | None = flag(
         None,
-        "names that clients use, with commas or spaces between; the first is reported (default: MODEL)",
+        "names that clients use, with commas between; the first is reported (default: MODEL)",
         group="model",
         takes="words",
     )
