@@ -72,9 +72,11 @@ class Siblings:
         """What the others know of a request."""
         told = await self._ask_all(_EXPLAIN + b64encode(wanted.SerializeToString()))
         accounts: list[RequestAccount] = []
-        for answer in told.values():
-            with suppress(DecodeError):  # cut short, or of an older gateway
+        for number, answer in told.items():
+            try:
                 accounts += ExplainRequestResponse.FromString(answer).accounts
+            except DecodeError:  # it was killed as it answered, or is of an older version
+                logger.warning("what gateway-%d knows of a request cannot be read", number)
         return accounts
 
     async def _ask_all(self, line: bytes) -> dict[int, bytes]:

@@ -88,7 +88,7 @@ def _spec_method(config: Any, facts: ModelFacts) -> str:
     if facts.has_state:
         return "nothing is drafted: layers with a state cannot take drafts back"
     if getattr(config, "pipeline_parallel_size", 1) > 1:
-        return "nothing is drafted: a pipeline of stages has no drafts"
+        return "nothing is drafted: with a pipeline of stages, name a --spec-method"
     return "nothing is drafted: vectors need none" if getattr(config, "runner", "") == "pooling" else ""
 
 

@@ -1,5 +1,6 @@
 """/metrics: formats, names of vLLM, every gateway process, a port without keys, and what does not count."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from prometheus_client.samples import Sample
 from pagewire.gateway.exposition.merge import expose
 from pagewire.gateway.siblings import Siblings
 from pagewire.recent import Accounts
-from pagewire.v1.admin_pb2 import ServiceMetrics
+from pagewire.v1.admin_pb2 import ExplainRequestRequest, ServiceMetrics
 from tests.expositions import fresh_expositions
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
@@ -186,6 +187,23 @@ async def test_every_gateway_of_a_data_directory_is_told_of(tmp_path: Path) -> N
     assert await told(gateways[1]) == every | {"gateway-0": "gateway 9"}, "it has the place of who is gone"
     for one in (*gateways[1:], after):
         await one.close()
+
+
+async def test_an_answer_of_a_gateway_that_cannot_be_read_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asking = Siblings(tmp_path, lambda: "gateway 0", Accounts(lambda: ()))
+    await asking.start()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"# TYPE of an older gateway")
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, tmp_path / "metrics" / "1.sock"):
+        assert await asking.accounts(ExplainRequestRequest(request_id="any")) == []
+    assert "what gateway-1 knows of a request cannot be read" in caplog.text
+    await asking.close()
 
 
 async def test_gateway_processes_of_one_port_share_a_scrape(fake: FakeTokenizer, address: str) -> None:
