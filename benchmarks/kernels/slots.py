@@ -89,9 +89,10 @@ def plan(
                 first = tile * cut.block_q
                 tokens = min(query_len - first, cut.block_q)
                 position = seq_len - query_len + first
-                end = min(context + bounds[1] * block_n, position + tokens)
-                of_tile = (first_item + tile, split, splits, tiles[request])
                 first_key = context + bounds[0] * block_n
+                # Of a tile that ends before, a split has no keys.
+                end = max(first_key, min(context + bounds[1] * block_n, position + tokens))
+                of_tile = (first_item + tile, split, splits, tiles[request])
                 items.append(Item(request, tokens, start + first, position, first_key, end, *of_tile))
         start += query_len
         first_item += splits * tiles[request]

@@ -37,7 +37,7 @@ def paged_attention(
 
     query            [num_tokens, num_heads, head_dim]
     kv_cache         of query's dtype, or float8_e4m3fn with kv_scales
-    block_table      int32 [num_reqs, max_blocks]; entries past a request's length are never read, nor those of blocks
+    block_table      int32 [num_reqs, max_blocks]; entries past a request's length are never used, nor those of blocks
                      that lie before the window of its first query token
     query_start_loc  int32 [num_reqs + 1]
     seq_lens         int32 [num_reqs], context_len + query_len; 0 = padding

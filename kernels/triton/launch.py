@@ -11,8 +11,8 @@ Three rules keep it right:
 
 - Every program waits, on every path that it can take, also where it finds nothing to do. A kernel that ended without
   having waited could end before the one before it, and the next one, which waits for it alone, would begin too early.
-- Before it waits, it only reads what no step writes: weights. It writes nothing, as earlier kernels may still read, and
-  counts nothing.
+- Before it waits, it only reads what no step writes (weights), and what `settle` came behind, past the L1 cache: with
+  `load_four` or ".cg". It writes nothing, as earlier kernels may still read, and counts nothing.
 - `launch_dependents()` comes behind the wait. So no more than two kernels are under way at once, and memory that torch
   uses again for the next result but one is free.
 
@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+import triton
 from triton.language import core
 from triton.language.extra import cuda
 
@@ -62,6 +63,16 @@ def launch_dependents(_semantic: Any = None) -> None:
         cuda.gdc_launch_dependents(_semantic=_semantic)
 
 
+def load_four(pointer: Any, _semantic: Any = None) -> Any:
+    """In a kernel: the four int32 at `pointer`, a multiple of 16 bytes, by one load, from the L2 cache."""
+    if _semantic is None:
+        return tuple(core.load(pointer + index) for index in range(4))
+    return core.inline_asm_elementwise(
+        "ld.relaxed.gpu.global.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l", [pointer], dtype=(core.int32,) * 4,
+        is_pure=False, pack=1, _semantic=_semantic,
+    )  # fmt: skip
+
+
 def prefetch(pointers: Any, _semantic: Any = None) -> None:
     """In a kernel, before it waits: asks memory for the lines of 128 bytes at `pointers`, for the L2 cache."""
     if _has_instructions(_semantic):
@@ -77,5 +88,22 @@ def _has_instructions(semantic: Any) -> bool:
 
 
 # What marks a function that the compiler calls, as those of triton.language are.
-for _name in ("wait_for_inputs", "launch_dependents", "prefetch"):
+for _name in ("wait_for_inputs", "launch_dependents", "load_four", "prefetch"):
     globals()[_name].__triton_builtin__ = True
+
+
+@triton.jit
+def settled_kernel():
+    wait_for_inputs()
+    launch_dependents()
+
+
+def settle(device: torch.device) -> None:
+    """Behind a kernel whose results others may then read before they wait.
+
+    Without this the next kernel could be the first to wait for it, and would read before that. Behind this one, all
+    begin when it has waited.
+    """
+    options = dependent_launch(device)
+    if options:
+        settled_kernel[(1,)](num_warps=1, **options)

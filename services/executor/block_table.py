@@ -11,6 +11,9 @@ from torch import Tensor
 from pagewire.services.executor.step import Blocks, InvalidStep
 from pagewire.services.executor.upload import upload
 
+# Rows begin at multiples of so many ids: kernels load those of a tile of keys (128, in pages of 16) by few loads.
+ROW_ALIGNMENT = 8
+
 
 class BlockTables:
     """`tensor[group, row]` = the ordered block ids, in a group's cache, of the request in that row.
@@ -33,10 +36,9 @@ class BlockTables:
         self._pool_sizes = np.array(pool_sizes, dtype=np.int64)
         self._block_tokens = np.array(block_tokens, dtype=np.int64)
         self._max_blocks = max_blocks_per_row
-        shape = (self.num_groups, max_num_seqs, max_blocks_per_row)
-        self.tensor: Tensor = torch.zeros(
-            shape, dtype=torch.int32, device=device
-        )  # int32 [G, max_num_seqs, max_blocks]
+        shape = (self.num_groups, max_num_seqs, -(-max_blocks_per_row // ROW_ALIGNMENT) * ROW_ALIGNMENT)
+        # int32 [G, max_num_seqs, at least max_blocks_per_row]
+        self.tensor: Tensor = torch.zeros(shape, dtype=torch.int32, device=device)
         self.num_blocks = np.zeros((max_num_seqs, self.num_groups), dtype=np.int64)  # [max_num_seqs, G]
 
     def fill(self, rows: np.ndarray, blocks: Sequence[Sequence[Blocks]]) -> None:

@@ -106,17 +106,20 @@ def make_batch(
     seed: int = 0,
     fp8: bool = False,
     sinks: bool = False,
+    aligned_table: bool = True,
 ) -> Batch:
     """Requests on shuffled pages; the query is a strided view, as it is of a fused qkv projection.
 
-    With fp8 the cache is float8_e4m3fn, with scales that differ per head.
+    With fp8 the cache is float8_e4m3fn, with scales that differ per head. aligned_table: its rows begin at multiples of
+    eight ids, as the executor's do.
     """
     generator = torch.Generator().manual_seed(seed)
     seq_lens = [q + c for q, c in zip(query_lens, context_lens, strict=True)]
     num_pages = [-(-s // block_size) for s in seq_lens]
     num_blocks = sum(num_pages) + 3
     free = torch.randperm(num_blocks, generator=generator).tolist()
-    block_table = torch.full((len(seq_lens), max(num_pages) + 2), GARBAGE_BLOCK_ID, dtype=torch.int32)
+    width = -(-max(num_pages) // 8) * 8 if aligned_table else max(num_pages) + 2 | 1
+    block_table = torch.full((len(seq_lens), width), GARBAGE_BLOCK_ID, dtype=torch.int32)
     kv_cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
     kv_scales = None
     if fp8:

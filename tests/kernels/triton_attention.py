@@ -52,6 +52,7 @@ def case(
     sinks: bool = False,
     split_size: int = 0,
     in_group: bool = False,
+    aligned_table: bool = True,
 ) -> None:
     batch = make_batch(
         list(query_lens),
@@ -63,6 +64,7 @@ def case(
         dtype=dtype,
         fp8=fp8,
         sinks=sinks,
+        aligned_table=aligned_table,
     )
     if in_group:
         batch = replace(batch, kv_cache=one_layer_of_a_group(batch.kv_cache)[1])
@@ -198,6 +200,13 @@ CASES: dict[str, Callable[[], None]] = {
         f"pages of {block_size}": partial(case, [1, 20, 2], [5, 280, 290], (2, 1), 16, block_size)
         for block_size in (8, 16, 32, 64, 128, 256)
     },
+    **{
+        f"a block table with rows anywhere, pages of {block_size}": partial(
+            case, [1, 20, 2], [5, 280, 290], (2, 1), 16, block_size, aligned_table=False
+        )
+        for block_size in (16, 128)
+    },
+    "contexts that end with a page, a tile and a block table": partial(case, [1, 1, 2], [127, 63, 110], (4, 2)),
     "verification of 2 to 16 tokens": partial(case, [2, 3, 8, 16, 9], [50, 0, 16, 70, 31], (4, 2)),
     "verification in several tiles": partial(case, [16, 7], [40, 9], (8, 1)),
     **{
@@ -267,6 +276,7 @@ def sweep_case(seed: int) -> None:
         choose.choice([False, False, True]),
         choose.choice([False, True]),
         choose.choice([0, 0, 16, 64, 256]),
+        aligned_table=choose.choice([False, True]),
     )
 
 

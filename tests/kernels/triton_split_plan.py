@@ -7,13 +7,18 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
+from unittest import mock
 
 import torch
+from triton.runtime.interpreter import GridExecutor
 
 from benchmarks.kernels.slots import Item, plan
+from pagewire.kernels.triton import launch
 from pagewire.kernels.triton.attention.split_plan import cut, split_plan
 from tests.kernels.interpreted import run_cases
 
+TABLE_STRIDE = 1000
 SLOTS = 396  # three programs on each multiprocessor of an H100
 
 
@@ -38,24 +43,34 @@ def check(
     )  # fmt: skip
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
     lens = torch.tensor(seq_lens, dtype=torch.int32)
-    words = split_plan(starts, lens, made, num_kv_heads, block_n, block_size, window, split_size > 0)
+    words = split_plan(starts, lens, made, TABLE_STRIDE, num_kv_heads, block_n, block_size, window, split_size > 0)
     expected = plan(query_lens, seq_lens, made, num_kv_heads, block_n, block_size, window, split_size > 0)
     assert len(words) == made.num_items >= len(expected), "the grid has fewer programs than there are items"
     assert not words[len(expected) :].any(), "programs without an item have something to do"
     assert items_of(words[: len(expected)]) == expected
+    _check_masks(words[: len(expected)], expected, block_n)
     _check_cover(expected, query_lens, seq_lens, window)
     return expected
 
 
 def items_of(words: torch.Tensor) -> list[Item]:
-    low, high = (words & 0xFFFFFFFF).tolist(), (words >> 32).tolist()
     return [
         Item(
-            request=request, tokens=of_tile & 0xFF, first_token=token, position=position, first_key=key, end=end,
-            first_item=first_item, split=of_tile >> 8, splits=counts & 0xFFFFFF, tiles=counts >> 24,
+            request=entry // TABLE_STRIDE, tokens=counts & 0xFF, first_token=token, position=position, first_key=start,
+            end=masked + (counts >> 16), first_item=partial, split=splits & 0xFFFF, splits=splits >> 16,
+            tiles=counts >> 8 & 0xFF,
         )
-        for (request, token, key, first_item), (of_tile, position, end, counts) in zip(low, high, strict=True)
+        for entry, token, start, masked, position, partial, splits, counts in words.tolist()
     ]  # fmt: skip
+
+
+def _check_masks(words: torch.Tensor, items: Sequence[Item], block_n: int) -> None:
+    """Before `masked`, tiles are whole and seen by every token; behind it, less than one is."""
+    for item, masked in zip(items, words[:, 3].tolist(), strict=True):
+        assert (masked - item.first_key) % block_n == 0
+        seen = min(item.end, item.position + 1)
+        assert masked == item.first_key or masked <= seen
+        assert seen < masked + block_n
 
 
 def _check_cover(items: Sequence[Item], query_lens: Sequence[int], seq_lens: Sequence[int], window: int) -> None:
@@ -73,8 +88,8 @@ def _check_cover(items: Sequence[Item], query_lens: Sequence[int], seq_lens: Seq
         assert splits[0].first_key <= first_seen
         # Where a tile ends, the splits behind it have no keys.
         for one, other in pairwise(splits):
-            assert one.end == min(other.first_key, last.position + last.tokens)
-        assert last.end == last.position + last.tokens
+            assert one.end == max(one.first_key, min(other.first_key, last.position + last.tokens))
+        assert last.end == max(last.first_key, last.position + last.tokens)
     ours = {request for request, length in enumerate(seq_lens) if length and 0 < query_lens[request] <= 16}
     assert {item.request for item in items} == ours
 
@@ -115,7 +130,24 @@ def sweep(seed: int) -> None:
     )
 
 
+def settled() -> None:
+    """Attention reads the plan before it waits. Where kernels begin early, one behind the plan's has to wait for it."""
+    launched = []
+    launch_one = GridExecutor.__call__
+
+    def noted(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+        launched.append(executor.fn.__name__)
+        launch_one(executor, *args, **kwargs)
+
+    with mock.patch.object(GridExecutor, "__call__", noted):
+        decodes(1, 100, 1, 100)
+        with mock.patch.object(launch, "_launches_early", lambda device: True):
+            decodes(1, 100, 1, 100)
+    assert launched == ["split_plan_kernel", "split_plan_kernel", "settled_kernel"]
+
+
 CASES: dict[str, Callable[[], None]] = {
+    "settled where kernels begin early": settled,
     "16 x 4k": partial(decodes, 16, 4096, 3, 1344),
     "64 x 1k": partial(decodes, 64, 1024, 3, 320),
     "64 x 4k": partial(decodes, 64, 4096, 3, 1344),

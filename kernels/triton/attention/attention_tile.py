@@ -29,6 +29,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels import ops
+from pagewire.kernels.triton.attention.pages import page_offsets, page_pointers
 from pagewire.kernels.triton.products import fp8
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -89,8 +90,23 @@ def as_stored(kv_cache: Tensor) -> Tensor:
 
 
 @triton.jit
+def token_and_head(rows, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """Of a tile's rows: which of its query tokens, and which head of the group."""
+    if BLOCK_Q == 1:
+        return rows * 0, rows
+    return rows // GROUP, rows % GROUP
+
+
+@triton.jit
+def repeated(rows, ROWS: tl.constexpr):
+    """rows below ROWS, and for others one of these."""
+    return tl.minimum(rows % triton.next_power_of_2(ROWS), ROWS - 1)
+
+
+@triton.jit
 def load_rows(
-    pointers,  # [rows], where each row's vector of HEAD_DIM elements begins
+    pointers,  # [rows]
+    offsets,  # int32 [rows], in elements: each row's vector of HEAD_DIM elements begins at pointers + offsets
     in_rows,  # [rows]; looked at where MASKED
     FIRST: tl.constexpr,
     SIZE: tl.constexpr,
@@ -100,7 +116,7 @@ def load_rows(
 ):
     """[rows, SIZE]: elements FIRST .. FIRST + SIZE of each row; zero past HEAD_DIM and, MASKED, where not in_rows."""
     dims = FIRST + tl.arange(0, SIZE)
-    tile = pointers[:, None] + dims[None, :]
+    tile = pointers[:, None] + (offsets[:, None] + dims[None, :])
     if MASKED:
         mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
         loaded = tl.load(tile, mask=mask, other=0, eviction_policy=EVICTION)
@@ -114,6 +130,7 @@ def load_rows(
 @triton.jit
 def load_keys(
     pointers,
+    offsets,
     in_rows,
     FIRST: tl.constexpr,
     SIZE: tl.constexpr,
@@ -124,7 +141,7 @@ def load_keys(
     NATIVE_FP8: tl.constexpr,
 ):
     """`load_rows` of stored keys, as DTYPE."""
-    stored = load_rows(pointers, in_rows, FIRST, SIZE, HEAD_DIM, MASKED, EVICTION)
+    stored = load_rows(pointers, offsets, in_rows, FIRST, SIZE, HEAD_DIM, MASKED, EVICTION)
     if stored.dtype == tl.uint8:
         stored = fp8.e4m3_to_fp16(stored, NATIVE_FP8)
     return stored.to(DTYPE)
@@ -133,6 +150,7 @@ def load_keys(
 @triton.jit
 def load_values(
     pointers,
+    offsets,
     in_rows,
     DIMS: tl.constexpr,
     REST: tl.constexpr,
@@ -145,15 +163,15 @@ def load_values(
     """Stored values as DTYPE: the two parts of `acc` and `acc_rest`."""
     if pointers.dtype.element_ty == tl.uint8:
         pairs = pointers.to(tl.pointer_type(tl.uint16), bitcast=True)
-        stored = load_rows(pairs, in_rows, 0, DIMS // 2, HEAD_DIM // 2, MASKED, EVICTION)
+        stored = load_rows(pairs, offsets // 2, in_rows, 0, DIMS // 2, HEAD_DIM // 2, MASKED, EVICTION)
         even, odd = fp8.e4m3_pairs_to_fp16(stored, NATIVE_FP8)
         value = even.to(DTYPE)
         value_rest = odd.to(DTYPE)
     else:
-        value = load_rows(pointers, in_rows, 0, DIMS, HEAD_DIM, MASKED, EVICTION)
+        value = load_rows(pointers, offsets, in_rows, 0, DIMS, HEAD_DIM, MASKED, EVICTION)
         value_rest = value
         if REST > 0:
-            value_rest = load_rows(pointers, in_rows, DIMS, REST, HEAD_DIM, MASKED, EVICTION)
+            value_rest = load_rows(pointers, offsets, in_rows, DIMS, REST, HEAD_DIM, MASKED, EVICTION)
     return value, value_rest
 
 
@@ -189,14 +207,16 @@ def with_sinks(denominator, maximum, sinks_ptr, heads, in_rows):
 
 @triton.jit
 def load_query(
-    pointers, in_rows, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, FP8_CACHE: tl.constexpr
+    query_ptr, offsets, in_rows, FIRST: tl.constexpr, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr, FP8_CACHE: tl.constexpr,
 ):  # fmt: skip
     """`load_rows` of the query, in the dtype that the tile is computed in.
 
     That is the query's own, but fp16 for bf16 with an fp8 cache: every e4m3 number is one in fp16, where a conversion
     to bf16 would cost three instructions more for each pair; and fp16 keeps more of the query and of the weights.
     """
-    query = load_rows(pointers, in_rows, FIRST, SIZE, HEAD_DIM, True, "")
+    pointers = tl.multiple_of(query_ptr, 16) + tl.zeros([offsets.shape[0]], tl.int32)
+    query = load_rows(pointers, offsets, in_rows, FIRST, SIZE, HEAD_DIM, MASKED, "")
     return query.to(tl.float16) if FP8_CACHE and query.dtype == tl.bfloat16 else query
 
 
@@ -206,32 +226,6 @@ def store_rows(pointers, in_rows, values, FIRST: tl.constexpr, SIZE: tl.constexp
     dims = FIRST + tl.arange(0, SIZE)
     mask = in_rows[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(pointers[:, None] + dims[None, :], values.to(pointers.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def load_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int32 [pages of a tile]: the block ids of the keys start .. start + BLOCK_N, 0 for pages from `end` on.
-
-    Loops load them one tile ahead and carry them: a load of block ids inside the tile that needs them would take half
-    of the compiler's pipeline stages from the loads of keys and values, which depend on it.
-    """
-    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)  # of one page in the tile
-    page = tl.arange(0, BLOCK_N // PAGE_TOKENS)
-    return tl.load(table_ptr + start // BLOCK_SIZE + page, mask=start + page * PAGE_TOKENS < end, other=0)
-
-
-@triton.jit
-def token_offsets(
-    blocks, start, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """int64 [BLOCK_N]: where the keys start .. start + BLOCK_N of a head lie in the cache."""
-    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
-    base = blocks.to(tl.int64) * block_stride  # a pool may have more than 2^31 elements
-    if BLOCK_SIZE > BLOCK_N:
-        base += start % BLOCK_SIZE * HEAD_DIM
-    offsets = base[:, None] + (tl.arange(0, PAGE_TOKENS) * HEAD_DIM)[None, :]
-    # The reshape would hide that rows are aligned, and without that loads are not 16 bytes wide.
-    return tl.multiple_of(tl.reshape(offsets, [BLOCK_N]), 16 if HEAD_DIM % 16 == 0 else 8)
 
 
 @triton.jit
@@ -270,13 +264,14 @@ def attend(
     acc_rest,  # fp32 [BLOCK_M, REST], [BLOCK_M] and unused where REST is 0
     maximum,  # fp32 [BLOCK_M], of the scores so far
     denominator,  # fp32 [BLOCK_M]
-    keys_ptr,  # the KV head's keys in block 0
+    cache_ptr,
+    head_offset,  # from the beginning of a block to the KV head's keys in it
     blocks,  # int32 [pages of a tile], from `load_blocks`
     start,
     end,  # MASKED: no key from here on is read
     position,  # int32 [BLOCK_M], of each row's token
     scale,
-    block_stride,
+    block_stride,  # bytes
     value_offset,  # from the keys of a block to its values
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -293,19 +288,20 @@ def attend(
     """One step of the online softmax: the keys start .. start + BLOCK_N. Returns the new acc .. denominator."""
     keys = start + tl.arange(0, BLOCK_N)
     in_keys = keys < end
-    pointers = keys_ptr + token_offsets(blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
-    key = load_keys(pointers, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+    pointers = page_pointers(cache_ptr, blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
+    offsets = page_offsets(BLOCK_SIZE, HEAD_DIM, BLOCK_N) + head_offset
+    key = load_keys(pointers, offsets, in_keys, 0, DIMS, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
     # Here, not where they are used: where the loop is not pipelined all are on their way together.
     if LATENT_DIM > 0:
         value = key
         value_rest = key
     else:
         value, value_rest = load_values(
-            pointers + value_offset, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8
+            pointers, offsets + value_offset, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8
         )
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if REST > 0:
-        key = load_keys(pointers, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
+        key = load_keys(pointers, offsets, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
         scores = tl.dot(query_rest, tl.trans(key), scores, input_precision="ieee")
     weights, new_maximum, correction = weigh(scores, maximum, keys, position, scale, WINDOW, SOFT_CAP, MASKED)
     denominator = denominator * correction + tl.sum(weights, axis=1)

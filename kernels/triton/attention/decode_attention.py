@@ -25,14 +25,17 @@ from pagewire.kernels.triton.attention.attention_tile import (
     attend,
     head_parts,
     in_order,
-    load_blocks,
     load_query,
+    repeated,
     store_rows,
+    token_and_head,
     with_sinks,
     zero_parts,
 )
-from pagewire.kernels.triton.attention.split_kv import STATISTICS, arrival_counters, merge
-from pagewire.kernels.triton.attention.split_plan import WORDS, Cut, cut, query_tile, split_plan
+from pagewire.kernels.triton.attention.pages import load_blocks, load_whole_tile_blocks, prefetch_pages
+from pagewire.kernels.triton.attention.split_kv import STATISTICS, arrival_counters, finish_rows
+from pagewire.kernels.triton.attention.split_plan import Cut, cut, query_tile, split_plan
+from pagewire.kernels.triton.attention.work_item import WORDS, load_item
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products import fp8
 
@@ -40,20 +43,19 @@ from pagewire.kernels.triton.products import fp8
 _MERGED_SUMS = 32
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit
 def decode_attention_kernel(
     query_ptr,  # [num_tokens, num_heads, HEAD_DIM], heads contiguous
     kv_cache_ptr,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks contiguous; fp8 as uint8
     out_ptr,  # [num_tokens, num_heads, HEAD_DIM] contiguous
     block_table_ptr,  # int32 [num_reqs, max_blocks]
-    plan_ptr,  # int64 [items, WORDS]
+    plan_ptr,  # int32 [items, WORDS], of `work_item`
     kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
     sinks_ptr,  # fp32 [num_heads], or None
     partials_ptr,  # fp32 [items, num_kv_heads, BLOCK_Q * GROUP, HEAD_DIM + STATISTICS]
     arrived_ptr,  # int32 [items, num_kv_heads]: at a tile's first item, how many of its splits are done; in the end 0
-    query_token_stride,
-    block_stride,
-    table_stride,
+    query_token_stride,  # bytes
+    block_stride,  # bytes
     scale,
     GROUP: tl.constexpr,  # query heads per KV head
     BLOCK_SIZE: tl.constexpr,
@@ -67,42 +69,51 @@ def decode_attention_kernel(
     SOFT_CAP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     LATENT_DIM: tl.constexpr,  # 0: keys and values are apart
+    WHOLE_TILES: tl.constexpr,  # the block table is as `load_whole_tile_blocks` wants it
     MERGED_ROWS: tl.constexpr,  # rows that are merged together, and splits
     MERGED: tl.constexpr,
 ):
-    wait_for_inputs()
-    launch_dependents()
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     VALUE_DIM: tl.constexpr = LATENT_DIM if LATENT_DIM > 0 else HEAD_DIM
     VALUE_REST: tl.constexpr = 0 if LATENT_DIM > 0 else REST
     ROWS: tl.constexpr = BLOCK_Q * GROUP
-    item = tl.program_id(0)
-    words = plan_ptr + item * WORDS
-    of_request = tl.load(words)
-    of_tokens = tl.load(words + 1)
-    of_keys = tl.load(words + 2)
-    of_splits = tl.load(words + 3)
-    if (of_request | of_tokens | of_keys | of_splits) == 0:  # all, so that all are on their way together
+    # Where a program reads is settled before the step's first layer, and found out while the kernel before this ends.
+    item = load_item(plan_ptr + tl.program_id(0) * WORDS)
+    entry, first_token, start, masked, end, first_position, partial, split, num_splits, num_tokens, num_tiles = item
+    head_offset = 0 if LATENT_DIM > 0 else kv_head * (BLOCK_SIZE * HEAD_DIM)
+    value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
+    bound = (end - 1).to(tl.uint32) // BLOCK_N * BLOCK_N if WHOLE_TILES else end
+    blocks = _load_blocks(block_table_ptr, entry, start, bound, BLOCK_SIZE, BLOCK_N, WHOLE_TILES)
+    if start < masked:
+        prefetch_pages(
+            kv_cache_ptr, head_offset, value_offset, blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N,
+            LATENT_DIM,
+        )  # fmt: skip
+    wait_for_inputs()
+    launch_dependents()
+    if num_tokens == 0:
         return
-    num_tokens = (of_request >> 32).to(tl.int32) & 0xFF
-    request = of_request.to(tl.int32)
-    start = of_keys.to(tl.int32)
-    end = (of_keys >> 32).to(tl.int32)
-    first_position = (of_tokens >> 32).to(tl.int32)
-    num_splits = (of_splits >> 32).to(tl.int32) & 0xFFFFFF
 
     rows = tl.arange(0, BLOCK_M)
-    token, head = _token_and_head(rows, GROUP, BLOCK_Q)
+    token, head = token_and_head(rows, GROUP, BLOCK_Q)
     in_rows = (rows < ROWS) & (token < num_tokens)
-    row_token = of_tokens.to(tl.int32).to(tl.int64)
-    query_tile = query_ptr + row_token * query_token_stride + kv_head * (GROUP * HEAD_DIM)
-    query_rows = query_tile + tl.multiple_of(token * query_token_stride + head * HEAD_DIM, 8)
+    # As bytes: address and stride of a token are then one multiply-add.
+    query_bytes = query_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
+    query_bytes += first_token.to(tl.int64) * query_token_stride
+    query_tile = query_bytes.to(query_ptr.dtype, bitcast=True)
+    # Rows that are not used repeat others, so that loads need no mask: what becomes of them is not stored.
+    near_token, near_head = token_and_head(repeated(rows, ROWS), GROUP, BLOCK_Q)
+    query_rows = (kv_head * GROUP + near_head) * HEAD_DIM
+    if BLOCK_Q > 1:
+        QUERY_BYTES: tl.constexpr = query_ptr.dtype.element_ty.primitive_bitwidth // 8
+        query_rows += tl.minimum(near_token, num_tokens - 1) * (query_token_stride // QUERY_BYTES)
+    query_rows = tl.multiple_of(query_rows, 8)
     FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
-    query = load_query(query_rows, in_rows, 0, DIMS, HEAD_DIM, FP8_CACHE)
+    query = load_query(query_tile, query_rows, in_rows, 0, DIMS, HEAD_DIM, False, FP8_CACHE)
     query_rest = query
     if REST > 0:
-        query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
+        query_rest = load_query(query_tile, query_rows, in_rows, DIMS, REST, HEAD_DIM, False, FP8_CACHE)
     acc, acc_rest = zero_parts(BLOCK_M, DIMS, VALUE_REST, FP8_CACHE)
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -112,38 +123,31 @@ def decode_attention_kernel(
         scale *= tl.load(kv_scales_ptr + kv_head)
         value_scale = tl.load(kv_scales_ptr + num_kv_heads + kv_head)
 
-    # Of the keys start .. end those before `masked` are seen by every row, unless a window ends before them.
-    seen = tl.minimum(end, first_position + 1)
-    masked = start + tl.maximum(seen - start, 0) // BLOCK_N * BLOCK_N
-    table_ptr = block_table_ptr + request * table_stride  # of far less than 2^31 entries
-    keys_ptr = kv_cache_ptr
-    if LATENT_DIM == 0:
-        keys_ptr += kv_head * (BLOCK_SIZE * HEAD_DIM)
-    value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
-    blocks = load_blocks(table_ptr, start, end, BLOCK_SIZE, BLOCK_N)
-    masked_blocks = load_blocks(table_ptr, masked, end, BLOCK_SIZE, BLOCK_N)
     # A window masks every tile: reading is what costs here. "evict_first" holds where loads are not pipelined: Triton
     # (3.6, 3.7) drops it from those that it makes asynchronous.
     for tile_start in tl.range(start, masked, BLOCK_N):
-        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        following = _load_blocks(
+            block_table_ptr, entry, tile_start + BLOCK_N, bound, BLOCK_SIZE, BLOCK_N, WHOLE_TILES
+        )  # fmt: skip
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks, tile_start, end,
+            position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
             "evict_first", NATIVE_FP8, LATENT_DIM, WINDOW > 0,
         )  # fmt: skip
         blocks = following
-    blocks = masked_blocks
     for tile_start in tl.range(masked, end, BLOCK_N, num_stages=1):
-        following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        following = _load_blocks(
+            block_table_ptr, entry, tile_start + BLOCK_N, bound, BLOCK_SIZE, BLOCK_N, WHOLE_TILES
+        )  # fmt: skip
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
+            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks, tile_start, end,
+            position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
             "evict_first", NATIVE_FP8, LATENT_DIM, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
 
-    out_tile = out_ptr + row_token * (num_kv_heads * GROUP * VALUE_DIM) + kv_head * (GROUP * VALUE_DIM)
+    out_tile = out_ptr + (first_token.to(tl.int64) * num_kv_heads + kv_head) * (GROUP * VALUE_DIM)
     if num_splits == 1:
         denominator = with_sinks(denominator, maximum, sinks_ptr, kv_head * GROUP + head, in_rows)
         result = value_scale / denominator
@@ -154,66 +158,45 @@ def decode_attention_kernel(
         return
 
     WIDTH: tl.constexpr = VALUE_DIM + STATISTICS
-    first_item = of_splits & 0x7FFFFFFF
-    # The tile's partial of split s is that of item first_item + s * num_tiles.
-    num_tiles = of_splits >> 56
-    mine = partials_ptr + ((first_item + (of_request >> 40) * num_tiles) * num_kv_heads + kv_head) * (ROWS * WIDTH)
-    mine += rows * WIDTH
+    # Of the first split, and of this one.
+    partials = partials_ptr + (partial.to(tl.int64) * num_kv_heads + kv_head) * (ROWS * WIDTH)
+    split_stride = num_tiles * num_kv_heads * (ROWS * WIDTH)
+    mine = partials + split.to(tl.int64) * split_stride + rows * WIDTH
     store_rows(mine, in_rows, acc, 0, DIMS, VALUE_DIM)
     if VALUE_REST > 0:
         store_rows(mine, in_rows, acc_rest, DIMS, VALUE_REST, VALUE_DIM)
     tl.store(mine + VALUE_DIM, maximum, mask=in_rows)
     tl.store(mine + VALUE_DIM + 1, denominator, mask=in_rows)
     tl.debug_barrier()  # all threads have stored before one of them counts the program
-    arrived = arrived_ptr + first_item * num_kv_heads + kv_head
+    arrived = arrived_ptr + partial * num_kv_heads + kv_head
     if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
         return
     tl.store(arrived, 0)  # for the next launch: all of the tile's programs have counted
 
     # Of the tile no more rows than are used, some at a time, and more splits instead.
-    partials = partials_ptr + (first_item * num_kv_heads + kv_head) * (ROWS * WIDTH)
     for first_row in range(0, ROWS, MERGED_ROWS):
-        _finish_rows(
-            first_row, num_tokens, kv_head, num_kv_heads, partials, num_tiles * num_kv_heads * (ROWS * WIDTH),
-            num_splits, out_tile, value_scale, sinks_ptr, GROUP, BLOCK_Q, VALUE_DIM, DIMS, VALUE_REST, MERGED_ROWS,
-            MERGED,
+        finish_rows(
+            first_row, num_tokens, kv_head, num_kv_heads, partials, split_stride, num_splits, out_tile, value_scale,
+            sinks_ptr, GROUP, BLOCK_Q, VALUE_DIM, DIMS, VALUE_REST, MERGED_ROWS, MERGED,
         )  # fmt: skip
 
 
 @triton.jit
-def _finish_rows(
-    first_row, num_tokens, kv_head, num_kv_heads, partials, split_stride, num_splits, out_tile, value_scale, sinks_ptr,
-    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, VALUE_DIM: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
-    MERGED_ROWS: tl.constexpr, MERGED: tl.constexpr,
+def _load_blocks(
+    block_table_ptr, entry, start, bound, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WHOLE_TILES: tl.constexpr
 ):  # fmt: skip
-    """Merges all splits of some rows of a tile, and writes the rows' output."""
-    rows = first_row + tl.arange(0, MERGED_ROWS)
-    token, head = _token_and_head(rows, GROUP, BLOCK_Q)
-    in_rows = (rows < BLOCK_Q * GROUP) & (token < num_tokens)
-    pointers = partials + rows * (VALUE_DIM + STATISTICS)
-    acc, acc_rest, maximum, denominator = merge(
-        pointers, split_stride, num_splits, in_rows, VALUE_DIM, DIMS, REST, MERGED
-    )
-    denominator = with_sinks(denominator, maximum, sinks_ptr, kv_head * GROUP + head, in_rows)
-    result = value_scale / denominator
-    out_rows = out_tile + token * (num_kv_heads * GROUP * VALUE_DIM) + head * VALUE_DIM
-    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, VALUE_DIM)
-    if REST > 0:
-        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, REST, VALUE_DIM)
-
-
-@triton.jit
-def _token_and_head(rows, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """Of a tile's rows: which of its query tokens, and which head of the group."""
-    if BLOCK_Q == 1:
-        return rows * 0, rows
-    return rows // GROUP, rows % GROUP
+    """Block ids of the tile at `start`. bound: the request's last tile, whose ids those behind it get; or, without
+    WHOLE_TILES, the end of its keys."""
+    if WHOLE_TILES:
+        start = tl.minimum(tl.cast(start, tl.uint32), bound)
+        return load_whole_tile_blocks(block_table_ptr, entry, start, BLOCK_SIZE, BLOCK_N)
+    return load_blocks(block_table_ptr + entry, start, bound, BLOCK_SIZE, BLOCK_N)
 
 
 @cache
 def _constants(
     head_dim: int, group: int, block_size: int, block_m: int, block_q: int, block_n: int, num_warps: int, window: int,
-    soft_cap: float, fp8_cache: bool, native_fp8: bool, latent_dim: int,
+    soft_cap: float, fp8_cache: bool, native_fp8: bool, latent_dim: int, whole_tiles: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for."""
     dims, rest = head_parts(head_dim, fp8_cache, latent_dim)
@@ -232,6 +215,7 @@ def _constants(
         "SOFT_CAP": soft_cap,
         "NATIVE_FP8": native_fp8,
         "LATENT_DIM": latent_dim,
+        "WHOLE_TILES": whole_tiles,
         "MERGED_ROWS": rows,
         "MERGED": min(16, sums // rows),
     }
@@ -272,7 +256,7 @@ def decode_attention(
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, made.block_m, made.block_q, config["block_n"],
         config["num_warps"], sliding_window, soft_cap, kv_scales is not None, fp8.has_native_decode(query.device),
-        latent_dim,
+        latent_dim, _has_whole_tiles(block_table, block_size, config["block_n"], sliding_window),
     )  # fmt: skip
     rows = made.block_q * constants["GROUP"]
     partials = torch.empty(
@@ -290,15 +274,22 @@ def decode_attention(
         sinks,
         partials,
         arrival_counters(query.device, made.num_items * num_kv_heads),
-        query.stride(0),
-        kv_cache.stride(0),
-        block_table.stride(0),
+        query.stride(0) * query.element_size(),
+        kv_cache.stride(0) * kv_cache.element_size(),
         scale,
         **constants,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
         **dependent_launch(query.device),
     )
+
+
+def _has_whole_tiles(block_table: Tensor, block_size: int, block_n: int, sliding_window: int) -> bool:
+    """Whether the ids of a tile's pages may be loaded together. The executor's tables are so; a window begins with any
+    page."""
+    pages = max(1, block_n // block_size)
+    aligned = block_table.stride(0) % pages == 0 and block_table.data_ptr() % 16 == 0
+    return aligned and sliding_window == 0
 
 
 def cut_for(
@@ -333,8 +324,9 @@ def plan_for(
     made = cut_for(query, kv_cache, block_table, max_query_len, split_size, config)
     num_kv_heads, block_size = kv_cache.shape[2:4]
     return split_plan(
-        query_start_loc, seq_lens, made, num_kv_heads, config["block_n"], block_size, sliding_window, split_size > 0
-    )
+        query_start_loc, seq_lens, made, block_table.stride(0), num_kv_heads, config["block_n"], block_size,
+        sliding_window, split_size > 0,
+    )  # fmt: skip
 
 
 @cache
@@ -348,14 +340,13 @@ _TYPES = {
     "kv_cache_ptr": "",
     "out_ptr": "",
     "block_table_ptr": "*i32",
-    "plan_ptr": "*i64",
+    "plan_ptr": "*i32",
     "kv_scales_ptr": "*fp32",
     "sinks_ptr": "*fp32",
     "partials_ptr": "*fp32",
     "arrived_ptr": "*i32",
     "query_token_stride": "i32",
     "block_stride": "i32",
-    "table_stride": "i32",
     "scale": "fp32",
 }
 
@@ -380,6 +371,6 @@ def specialization(
     types, absent = argument_types(_TYPES, dtype, fp8_cache, sinks)
     constants = _constants(
         head_dim, group, block_size, *query_tile(head_dim, group, query_len), config["block_n"], config["num_warps"],
-        sliding_window, soft_cap, fp8_cache, capability >= 89, latent_dim,
+        sliding_window, soft_cap, fp8_cache, capability >= 89, latent_dim, sliding_window == 0,
     )  # fmt: skip
     return Specialization(decode_attention_kernel, types, constants | absent, config["num_warps"], config["num_stages"])

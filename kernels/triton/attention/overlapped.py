@@ -17,12 +17,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import (
-    load_blocks,
     load_keys,
     load_values,
-    token_offsets,
     weigh,
 )
+from pagewire.kernels.triton.attention.pages import load_blocks, page_offsets, page_pointers
 
 
 @triton.jit
@@ -33,13 +32,14 @@ def attend_overlapped(
     acc_rest,
     maximum,
     denominator,
-    keys_ptr,
+    cache_ptr,
+    head_offset,
     table_ptr,  # int32 [pages], the request's block ids
     start,
     stop,  # keys start .. stop, a whole number of tiles
     position,
     scale,
-    block_stride,
+    block_stride,  # bytes
     value_offset,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -53,22 +53,21 @@ def attend_overlapped(
     """acc, acc_rest, maximum and denominator with the keys start .. stop, which may be none."""
     blocks = load_blocks(table_ptr, start, stop, BLOCK_SIZE, BLOCK_N)
     # Before the first tile there is none: its own values count for it, with weights of 0.
-    offsets = token_offsets(blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
+    pointers = page_pointers(cache_ptr, blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
+    offsets = page_offsets(BLOCK_SIZE, HEAD_DIM, BLOCK_N) + head_offset
     # Weights are kept in fp32: only of a conversion in the iteration of the product Triton knows that it may go on.
     weights = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     correction = tl.full([BLOCK_M], 1.0, tl.float32)
-    values_ptr = keys_ptr + value_offset
     for tile_start in tl.range(start, stop, BLOCK_N):
         following = load_blocks(table_ptr, tile_start + BLOCK_N, stop, BLOCK_SIZE, BLOCK_N)
         value, value_rest = load_values(
-            values_ptr + offsets, None, DIMS, REST, HEAD_DIM, False, "", query.dtype, NATIVE_FP8
+            pointers, offsets + value_offset, None, DIMS, REST, HEAD_DIM, False, "", query.dtype, NATIVE_FP8
         )
-        offsets = token_offsets(blocks, tile_start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
-        pointers = keys_ptr + offsets
-        key = load_keys(pointers, None, 0, DIMS, HEAD_DIM, False, "", query.dtype, NATIVE_FP8)
+        pointers = page_pointers(cache_ptr, blocks, tile_start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N)
+        key = load_keys(pointers, offsets, None, 0, DIMS, HEAD_DIM, False, "", query.dtype, NATIVE_FP8)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if REST > 0:
-            key = load_keys(pointers, None, DIMS, REST, HEAD_DIM, False, "", query.dtype, NATIVE_FP8)
+            key = load_keys(pointers, offsets, None, DIMS, REST, HEAD_DIM, False, "", query.dtype, NATIVE_FP8)
             scores = tl.dot(query_rest, tl.trans(key), scores, input_precision="ieee")
         acc, acc_rest = add_values(acc, acc_rest, weights, correction, value, value_rest)
         keys = tile_start + tl.arange(0, BLOCK_N)
@@ -77,7 +76,7 @@ def attend_overlapped(
         blocks = following
     if start < stop:
         value, value_rest = load_values(
-            values_ptr + offsets, None, DIMS, REST, HEAD_DIM, False, "", query.dtype, NATIVE_FP8
+            pointers, offsets + value_offset, None, DIMS, REST, HEAD_DIM, False, "", query.dtype, NATIVE_FP8
         )
         acc, acc_rest = add_values(acc, acc_rest, weights, correction, value, value_rest)
     return acc, acc_rest, maximum, denominator

@@ -25,7 +25,6 @@ from pagewire.kernels.triton.attention.attention_tile import (
     attend,
     head_parts,
     in_order,
-    load_blocks,
     load_query,
     requests_padded,
     store_rows,
@@ -39,6 +38,7 @@ from pagewire.kernels.triton.attention.page_descriptors import (
     describe_pages,
     descriptor_type,
 )
+from pagewire.kernels.triton.attention.pages import load_blocks
 from pagewire.kernels.triton.products import fp8
 
 
@@ -55,7 +55,7 @@ def prefill_attention_kernel(
     pages,  # the KV cache as `page_descriptors.describe_pages` describes it, or None: keys are read by addresses
     num_reqs,
     query_token_stride,
-    block_stride,
+    block_stride,  # bytes
     table_stride,
     scale,
     GROUP: tl.constexpr,  # query heads per KV head
@@ -102,12 +102,12 @@ def prefill_attention_kernel(
     in_rows, token, head, row_token = rows_of_tile(
         query_start, query_len, first_token, kv_head, 0, GROUP, BLOCK_M, BLOCK_Q
     )
-    query_rows = query_ptr + tl.multiple_of(row_token * query_token_stride + head * HEAD_DIM, 8)
+    query_rows = tl.multiple_of(row_token * query_token_stride + head * HEAD_DIM, 8)
     FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
-    query = load_query(query_rows, in_rows, 0, DIMS, HEAD_DIM, FP8_CACHE)
+    query = load_query(query_ptr, query_rows, in_rows, 0, DIMS, HEAD_DIM, True, FP8_CACHE)
     query_rest = query
     if REST > 0:
-        query_rest = load_query(query_rows, in_rows, DIMS, REST, HEAD_DIM, FP8_CACHE)
+        query_rest = load_query(query_ptr, query_rows, in_rows, DIMS, REST, HEAD_DIM, True, FP8_CACHE)
     acc, acc_rest = zero_parts(BLOCK_M, DIMS, VALUE_REST, FP8_CACHE)
     maximum = tl.full([BLOCK_M], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -128,9 +128,7 @@ def prefill_attention_kernel(
     masked = start + (first_position + 1 - start) // BLOCK_N * BLOCK_N
     entered = tl.minimum(entered, masked)
     table_ptr = block_table_ptr + request.to(tl.int64) * table_stride
-    keys_ptr = kv_cache_ptr
-    if LATENT_DIM == 0:
-        keys_ptr += kv_head * (BLOCK_SIZE * HEAD_DIM)
+    head_offset = 0 if LATENT_DIM > 0 else kv_head * (BLOCK_SIZE * HEAD_DIM)
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
     # Tiles at the edges are narrower where the others leave few registers for their masks and addresses.
     EDGE_N: tl.constexpr = BLOCK_N if pages is None else BLOCK_N // 2
@@ -140,9 +138,9 @@ def prefill_attention_kernel(
         for tile_start in tl.range(start, entered, EDGE_N, num_stages=1):
             following = load_blocks(table_ptr, tile_start + EDGE_N, end, BLOCK_SIZE, EDGE_N)
             acc, acc_rest, maximum, denominator = attend(
-                query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-                scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, EDGE_N, WINDOW, SOFT_CAP,
-                "", NATIVE_FP8, LATENT_DIM, True,
+                query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks,
+                tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
+                EDGE_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, True,
             )  # fmt: skip
             blocks = following
     if pages is not None:
@@ -152,27 +150,27 @@ def prefill_attention_kernel(
         )  # fmt: skip
     elif TILES_IN_FLIGHT == 2:
         acc, acc_rest, maximum, denominator = attend_overlapped(
-            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, table_ptr, entered, masked, position,
-            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_M, BLOCK_N, SOFT_CAP,
-            NATIVE_FP8,
+            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, table_ptr,
+            entered, masked, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
+            BLOCK_M, BLOCK_N, SOFT_CAP, NATIVE_FP8,
         )  # fmt: skip
     else:
         blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
         for tile_start in tl.range(entered, masked, BLOCK_N):
             following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
             acc, acc_rest, maximum, denominator = attend(
-                query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-                scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-                "", NATIVE_FP8, LATENT_DIM, False,
+                query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks,
+                tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
+                BLOCK_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, False,
             )  # fmt: skip
             blocks = following
     blocks = masked_blocks
     for tile_start in tl.range(masked, end, EDGE_N, num_stages=1):
         following = load_blocks(table_ptr, tile_start + EDGE_N, end, BLOCK_SIZE, EDGE_N)
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, keys_ptr, blocks, tile_start, end, position,
-            scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, EDGE_N, WINDOW, SOFT_CAP,
-            "", NATIVE_FP8, LATENT_DIM, True,
+            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks,
+            tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
+            EDGE_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
@@ -287,7 +285,7 @@ def prefill_attention(
         pages,
         num_reqs,
         query.stride(0),
-        kv_cache.stride(0),
+        kv_cache.stride(0) * kv_cache.element_size(),
         block_table.stride(0),
         scale,
         **constants,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import NO_KEY
+from pagewire.kernels.triton.attention.attention_tile import NO_KEY, store_rows, token_and_head, with_sinks
 
 # Columns that a row of a partial has behind its HEAD_DIM sums: maximum, denominator, and padding to 16 bytes.
 STATISTICS = tl.constexpr(4)
@@ -64,6 +64,28 @@ def _load_parts(pointers, mask, FIRST: tl.constexpr, SIZE: tl.constexpr, VALUE_D
     dims = FIRST + tl.arange(0, SIZE)
     tile_mask = mask[:, :, None] & (dims < VALUE_DIM)[None, None, :]
     return tl.load(pointers[:, :, None] + dims[None, None, :], mask=tile_mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def finish_rows(
+    first_row, num_tokens, kv_head, num_kv_heads, partials, split_stride, num_splits, out_tile, value_scale, sinks_ptr,
+    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, VALUE_DIM: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
+    MERGED_ROWS: tl.constexpr, MERGED: tl.constexpr,
+):  # fmt: skip
+    """Merges all splits of some rows of a tile, and writes the rows' output."""
+    rows = first_row + tl.arange(0, MERGED_ROWS)
+    token, head = token_and_head(rows, GROUP, BLOCK_Q)
+    in_rows = (rows < BLOCK_Q * GROUP) & (token < num_tokens)
+    pointers = partials + rows * (VALUE_DIM + STATISTICS)
+    acc, acc_rest, maximum, denominator = merge(
+        pointers, split_stride, num_splits, in_rows, VALUE_DIM, DIMS, REST, MERGED
+    )
+    denominator = with_sinks(denominator, maximum, sinks_ptr, kv_head * GROUP + head, in_rows)
+    result = value_scale / denominator
+    out_rows = out_tile + token * (num_kv_heads * GROUP * VALUE_DIM) + head * VALUE_DIM
+    store_rows(out_rows, in_rows, acc * result[:, None], 0, DIMS, VALUE_DIM)
+    if REST > 0:
+        store_rows(out_rows, in_rows, acc_rest * result[:, None], DIMS, REST, VALUE_DIM)
 
 
 # device -> zeros. Counters return to zero by the end of every launch, so one buffer serves all launches of a stream,

@@ -28,13 +28,9 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.attention.work_item import MOST_COUNTED, WORDS, store_item
+from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, settle, wait_for_inputs
 
-# int64 of an item, two numbers each, the lower half first: request, tokens of the tile and (<< 8) split; the tile's
-# first token in the batch, that one's position; first key, end of the keys; where the tile's partials begin, splits and
-# (<< 24) query tiles of the request. What has nothing to do is all zeros. A request's partials are side by side, those
-# of split s of tile t at s * tiles + t; the items themselves are in the order in which programs should start.
-WORDS = tl.constexpr(4)
 # Splits of a request, unless their length is fixed.
 MOST_SPLITS = tl.constexpr(64)
 # Waves that a batch may be cut into. Surplus programs of the grid end at once, but each has to be started.
@@ -80,6 +76,11 @@ def cut(
     tiles = min(num_reqs * -(-min(max_query_len, short) // block_q), num_tokens // block_q + num_reqs)
     splits = -(-max_tokens // least)
     if split_size > 0:
+        if splits > MOST_COUNTED:
+            raise ValueError(
+                f"splits of {least} tokens would cut a context of {max_tokens} into {splits}, and {MOST_COUNTED} are "
+                "possible: the attention split size has to be larger"
+            )
         return Cut(block_m, block_q, tiles * splits, slots, least)
     items = tiles + MOST_WAVES * -(-slots // num_kv_heads)
     return Cut(block_m, block_q, min(items, tiles * min(splits, MOST_SPLITS.value)), slots, least)
@@ -156,14 +157,9 @@ def _split_length(
 
 
 @triton.jit
-def _pair(low, high):
-    return (high.to(tl.int64) << 32) | low.to(tl.int64)
-
-
-@triton.jit
 def _write(
     place_ptr, mask, request, tile, split, from_tile, to_tile, first_item, splits, tiles, start, query_len, seq_len,
-    context_start, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+    context_start, table_stride, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Items of the requests [.., 1] to place_ptr [.., n], where mask says that there are any."""
     first_token = tile * BLOCK_Q
@@ -171,15 +167,15 @@ def _write(
     position = seq_len - query_len + first_token
     from_key = context_start + from_tile * BLOCK_N
     to_key = tl.minimum(context_start + to_tile * BLOCK_N, position + tokens)
-    tl.store(place_ptr, _pair(request, tokens + (split << 8)), mask=mask)
-    tl.store(place_ptr + 1, _pair(start + first_token, position), mask=mask)
-    tl.store(place_ptr + 2, _pair(from_key, to_key), mask=mask)
-    tl.store(place_ptr + 3, _pair(first_item + tile, splits + (tiles << 24)), mask=mask)
+    store_item(
+        place_ptr, mask, request * table_stride, start + first_token, from_key, to_key, position, first_item + tile,
+        split, splits, tokens, tiles, BLOCK_N,
+    )  # fmt: skip
 
 
 @triton.jit
 def _plan_by_split(
-    query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, length,
+    query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, table_stride, length,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, REQS: tl.constexpr,
 ):  # fmt: skip
     """Even splits, the last of all requests first: those have the odd tiles, so that long programs start first."""
@@ -212,7 +208,7 @@ def _plan_by_split(
             _write(
                 plan_ptr + (place + tile) * WORDS, here > tile, request, tile, split[None, :], from_tile, to_tile,
                 first_item[:, None], splits[:, None], tiles[:, None], start[:, None], query_len[:, None],
-                seq_len[:, None], context_start[:, None], BLOCK_Q, BLOCK_N,
+                seq_len[:, None], context_start[:, None], table_stride, BLOCK_Q, BLOCK_N,
             )  # fmt: skip
         places += tl.sum(here, axis=0)
         planned += tl.sum(items)
@@ -221,7 +217,7 @@ def _plan_by_split(
 
 @triton.jit
 def _plan_by_request(
-    query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, length,
+    query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, table_stride, length,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, REQS: tl.constexpr,
     ITEMS: tl.constexpr,
 ):  # fmt: skip
@@ -242,18 +238,19 @@ def _plan_by_request(
             _write(
                 plan_ptr + (first_item + item) * WORDS, item < items[:, None], request, tile, split, split * length,
                 split * length + length, first_item, splits[:, None], tiles[:, None], start[:, None],
-                query_len[:, None], seq_len[:, None], context_start[:, None], BLOCK_Q, BLOCK_N,
+                query_len[:, None], seq_len[:, None], context_start[:, None], table_stride, BLOCK_Q, BLOCK_N,
             )  # fmt: skip
         planned += tl.sum(items)
     return planned
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_items", "num_kv_heads", "slots", "least"])
+@triton.jit(do_not_specialize=["num_reqs", "table_stride", "num_items", "num_kv_heads", "slots", "least"])
 def split_plan_kernel(
     query_start_loc_ptr,  # int32 [num_reqs + 1]
     seq_lens_ptr,  # int32 [num_reqs]
-    plan_ptr,  # int64 [num_items, WORDS]
+    plan_ptr,  # int32 [num_items, WORDS]
     num_reqs,
+    table_stride,  # of block tables, int32
     num_items,
     num_kv_heads,
     slots,
@@ -271,7 +268,7 @@ def split_plan_kernel(
     launch_dependents()
     if FIXED:
         total = _plan_by_request(
-            query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, least // BLOCK_N,
+            query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, table_stride, least // BLOCK_N,
             BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS, ITEMS,
         )  # fmt: skip
     else:
@@ -280,31 +277,33 @@ def split_plan_kernel(
             BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS,
         )  # fmt: skip
         total = _plan_by_split(
-            query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, length,
+            query_start_loc_ptr, seq_lens_ptr, plan_ptr, num_reqs, table_stride, length,
             BLOCK_Q, BLOCK_N, PAGE_TOKENS, WINDOW, REQS,
         )  # fmt: skip
     for begin in range(total * WORDS, num_items * WORDS, REQS * WORDS):
         word = begin + tl.arange(0, REQS * WORDS)
-        tl.store(plan_ptr + word, tl.zeros([REQS * WORDS], tl.int64), mask=word < num_items * WORDS)
+        tl.store(plan_ptr + word, tl.zeros([REQS * WORDS], tl.int32), mask=word < num_items * WORDS)
 
 
 def split_plan(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     cut: Cut,
+    table_stride: int,
     num_kv_heads: int,
     block_n: int,
     block_size: int,
     sliding_window: int,
     is_fixed: bool,
 ) -> Tensor:
-    """The plan, int64 [cut.num_items, WORDS]."""
-    plan = torch.empty((cut.num_items, WORDS.value), dtype=torch.int64, device=seq_lens.device)
+    """The plan, int32 [cut.num_items, WORDS], which may be read before waiting. table_stride: of the block tables."""
+    plan = torch.empty((cut.num_items, WORDS.value), dtype=torch.int32, device=seq_lens.device)
     split_plan_kernel[(1,)](
         query_start_loc,
         seq_lens,
         plan,
         seq_lens.shape[0],
+        table_stride,
         cut.num_items,
         num_kv_heads,
         cut.slots,
@@ -313,6 +312,7 @@ def split_plan(
         num_warps=NUM_WARPS,
         **dependent_launch(seq_lens.device),
     )
+    settle(seq_lens.device)
     return plan
 
 
@@ -334,6 +334,6 @@ def specialization(
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
     """What `split_plan` compiles (kernel, argument types, constants, num_warps)."""
     names = split_plan_kernel.arg_names
-    types = {name: "*i64" if name == "plan_ptr" else "*i32" for name in names if name.endswith("_ptr")}
-    types |= dict.fromkeys(("num_reqs", "num_items", "num_kv_heads", "slots", "least"), "i32")
+    types = {name: "*i32" for name in names if name.endswith("_ptr")}
+    types |= dict.fromkeys(("num_reqs", "table_stride", "num_items", "num_kv_heads", "slots", "least"), "i32")
     return split_plan_kernel, types, _constants(block_q, block_n, block_size, sliding_window, is_fixed), NUM_WARPS
