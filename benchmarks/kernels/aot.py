@@ -89,15 +89,19 @@ def write(record: Record) -> Path:
     return path
 
 
-def recorded() -> set[tuple[int, str, str]]:
-    """(capability, kernel's name, variant) of everything in the committed record."""
+def recorded() -> dict[tuple[int, str, str], Resources]:
+    """(capability, kernel's name, variant) of everything in the committed record -> what it uses."""
     (path,) = RESULTS.glob("*-kernels-aot.md")
-    found = set()
+    found = {}
     kernel = ""
     for line in path.read_text().splitlines():
         if line.startswith("## "):
             kernel = line.removeprefix("## ")
         elif line.startswith("| ") and not line.startswith(("| form ", "| --- ")):
             variant, *cells = (part.strip() for part in line.strip("|").split("|"))
-            found |= {(c, kernel, variant) for c, text in zip(ARCHITECTURES, cells, strict=True) if text != "-"}
+            num_warps = int(variant.rpartition("num_warps=")[2].split()[0])
+            for capability, text in zip(ARCHITECTURES, cells, strict=True):
+                if text != "-":
+                    registers, stack, shared = map(int, text.split(" / "))
+                    found[capability, kernel, variant] = Resources(registers, stack, shared, 32 * num_warps)
     return found

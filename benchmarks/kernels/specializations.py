@@ -14,7 +14,7 @@ from benchmarks.kernels.grouped_products import grouped_products
 from benchmarks.kernels.scaled_products import scaled_products
 from benchmarks.kernels.skinny_forms import skinny_forms
 from pagewire.kernels import tuning
-from pagewire.kernels.triton import step_inputs
+from pagewire.kernels.triton import launch, step_inputs
 from pagewire.kernels.triton.attention import (
     decode_attention,
     encoder_attention,
@@ -222,6 +222,8 @@ def elementwise(capability: int) -> Iterator[Specialization]:
     yield Specialization(*step_inputs.specialization(16))
     for block_q, window, is_fixed in ((1, 0, False), (4, 4096, False), (4, 0, True)):
         yield Specialization(*split_plan.specialization(block_q, 64, 16, window, is_fixed))
+    if capability >= 90:
+        yield Specialization(launch.settled_kernel, {}, {}, num_warps=1)
 
 
 def sampling_forms() -> Iterator[Specialization]:

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from benchmarks.kernels import aot
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, _dump, compile_for
 from benchmarks.kernels.grids import forms_of
 from benchmarks.kernels.main_loop import count, main_loop
@@ -101,3 +102,15 @@ def test_tables_count_on_as_many_programs_as_fit(decodes: dict[Key, Decode]) -> 
         planned = tuning.lookup("decode_attention", capability, **shape)["programs_per_sm"] * multiprocessors
         name = next(name for name, other, count in DEVICES if (other, count) == (capability, multiprocessors))
         assert planned == decodes[name, heads, "64 x 4096"].schedule.slots
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+def test_no_table_counts_on_more_programs_than_fit(capability: int) -> None:
+    """Waves of so many programs would be two."""
+    record, entries = aot.recorded(), tuning.load_table("decode_attention", capability)
+    forms = [(entry, attention_form("decode_attention", capability, entry.shape)) for entry in entries]
+    known = [(entry, used) for entry, form in forms if (used := record.get((capability, form.name, form.variant)))]
+    assert len(known) > 20
+    for entry, used in known:
+        fits = used.programs_per_sm(ARCHITECTURES[capability])
+        assert entry.config["programs_per_sm"] <= fits, dict(entry.shape)

@@ -95,7 +95,7 @@ def test_ahead_of_time_compilation_of_every_form() -> None:
 
 def test_record_of_compiled_forms_is_of_this_code() -> None:
     compiled = {(capability, *form) for capability in ARCHITECTURES for form in all_forms(capability)}
-    assert aot.recorded() == compiled, "forms have changed: run python -m benchmarks.kernels aot"
+    assert aot.recorded().keys() == compiled, "forms have changed: run python -m benchmarks.kernels aot"
 
 
 @pytest.mark.parametrize("capability", ARCHITECTURES)
