@@ -47,8 +47,8 @@ class Layer:
     def ours(self, hidden: Tensor, logits: Tensor) -> Tensor:
         ids, weights = ops.route_experts(logits, None, self.top_k, "softmax", True, 1.0, 1, 1, 1)
         order, starts = ops.sort_by_expert(ids, logits.shape[1])
-        inner = ops.silu_and_mul(self.gate_up.multiply_experts(hidden, None, order, starts))
-        return ops.combine_experts(self.down.multiply_experts(inner, None, order, starts), weights)
+        inner = self.gate_up.multiply_experts(hidden, None, order, starts, gated=True)
+        return ops.combine_experts(self.down.multiply_experts(inner, None, order, starts, gated=False), weights)
 
     def loop(self, hidden: Tensor, logits: Tensor) -> Tensor:
         """transformers 5, `Qwen3MoeExperts.forward`, but without one_hot"""

@@ -1,4 +1,5 @@
-"""Products with experts' weights, all tokens' experts at once: the gate and up projections of Qwen3 30B-A3B."""
+"""Products with experts' weights, all tokens' experts at once: the gate and up projections of Qwen3 30B-A3B, with their
+activation; beside it "apart": the activation in a launch of its own."""
 
 from __future__ import annotations
 
@@ -48,6 +49,7 @@ class _Experts:
         self.name, self.form, self.num_experts, self.top_k = name, form, num_experts, top_k
         self.outputs, self.inputs, self.dtype, self.device = outputs, inputs, dtype, device
         self._weight: Any = None
+        self._packed: Any = None
 
     def case(self, num_tokens: int) -> Case:
         pairs = num_tokens * self.top_k
@@ -56,7 +58,7 @@ class _Experts:
         each = (
             size * self.outputs * self.inputs if self.form is None else self.form.num_bytes(self.outputs, self.inputs)
         )
-        moved = size * (num_tokens * self.inputs + pairs * self.outputs)
+        moved = size * (num_tokens * self.inputs + pairs * self.outputs // 2)
         targets = (_FEW_TARGET,) if num_tokens <= _FEW_TOKENS else (_MANY_TARGET,) * (num_tokens >= _MANY_TOKENS)
         name = f"{self.name} {self.num_experts}x{self.outputs}x{self.inputs} k={self.top_k} T={num_tokens}"
         return Case(
@@ -71,13 +73,17 @@ class _Experts:
         pairs = [reference.sort_by_expert(some.contiguous(), self.num_experts) for some in ids]
         if self._weight is None:
             self._weight = self._random()
-        product, expected = self._product()
+        product, expected = partial(self._multiply, gated=True), self._expected
 
         def error() -> float:
             out = product(x, *pairs[0])
             return min(relative_error(out, right) for right in expected(x, *pairs[0]))
 
+        def apart(x: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+            return ops.silu_and_mul(self._multiply(x, order, starts, gated=False))
+
         built = Built({OURS: Contestant([partial(product, x, *some) for some in pairs], error)})
+        built.contestants["apart"] = Contestant([partial(apart, x, *some) for some in pairs], None)
         if self.form is None and self.device.type == "cuda":
             try:
                 built.contestants["grouped_mm"] = self._grouped_mm(x, pairs)
@@ -92,24 +98,23 @@ class _Experts:
             return self.form.random(rows, self.inputs, self.device)
         return torch.randn(rows, self.inputs, dtype=self.dtype, device=self.device) / self.inputs**0.5
 
-    def _product(self) -> tuple[Product, Callable[[Tensor, Tensor, Tensor], list[Tensor]]]:
-        """Ours, and what it may give."""
-        weight = self._weight
+    def _multiply(self, x: Tensor, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
         if self.form is None:
-            return (
-                lambda x, order, starts: ops.experts_linear(x, weight, None, order, starts),
-                lambda x, order, starts: [reference.experts_linear(x, weight, None, order, starts)],
-            )
-        packed: Any = pack(weight)
+            return ops.experts_linear(x, self._weight, None, order, starts, gated)
+        if self._packed is None:
+            self._packed = pack(self._weight)
+        product: Tensor = self._packed.multiply_experts(x, None, order, starts, gated)
+        return product
 
-        def expected(x: Tensor, order: Tensor, starts: Tensor) -> list[Tensor]:
-            pairs = (None, order, starts)
-            if not isinstance(weight, Fp8Weight):
-                return [reference.grouped_experts_linear(x, weight, *pairs)]
-            operands = (x, weight.weight, weight.scales, *pairs)
-            return [reference.fp8_experts_linear(*operands, quantize_input=quantize) for quantize in (True, False)]
-
-        return lambda x, order, starts: packed.multiply_experts(x, None, order, starts), expected
+    def _expected(self, x: Tensor, order: Tensor, starts: Tensor) -> list[Tensor]:
+        """What the gated product may give."""
+        weight, pairs = self._weight, (None, order, starts, True)
+        if self.form is None:
+            return [reference.experts_linear(x, weight, *pairs)]
+        if not isinstance(weight, Fp8Weight):
+            return [reference.grouped_experts_linear(x, weight, *pairs)]
+        operands = (x, weight.weight, weight.scales, *pairs)
+        return [reference.fp8_experts_linear(*operands, quantize_input=quantize) for quantize in (True, False)]
 
     def _grouped_mm(self, x: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Contestant:
         """torch's, of tokens that are already copied and sorted by expert."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,8 +39,8 @@ def _forms(capability: int) -> Iterator[tuple[Any, ...]]:
         yield combine.specialization("bf16", top_k)
     for entry in tuning.load_table("experts", tuning.table_architecture("experts", capability)):
         yield from _listed(entry)
-    for pairs in _PAIRS:
-        yield _grouped(capability, pairs, _QWEN, 4, 128, "fp16", "zeros")
+    for pairs, gated in itertools.product(_PAIRS, (False, True)):
+        yield _grouped(capability, pairs, _QWEN, 4, 128, "fp16", "zeros", gated)
     few = {"x_bytes": 2, "tokens": 1, "outputs": 4096, "inputs": 4096}
     dense, fp8 = (tuning.lookup("experts", capability, weight_bytes=size, **few) for size in (2, 1))
     yield linear.specialization("bf16", "bf16", *_MIXTRAL, dense)
@@ -51,12 +52,15 @@ def _forms(capability: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _listed(entry: tuning.Entry) -> Iterator[tuple[Any, ...]]:
-    """Products in a configuration of the table: as stored, or fp8 with scales per output and per block."""
+    """Products in a configuration of the table: as stored, or fp8 with scales per output and per block; of down, and of
+    gate and up projections."""
     x_bytes, weight_bytes = entry.shape["x_bytes"], entry.shape["weight_bytes"]
     x = {1: "fp8e4nv", 2: "bf16", 4: "fp32"}[x_bytes]
     out = "fp32" if x == "fp32" else "bf16"
-    for blocks in (False, True) if weight_bytes == 1 else (False,):
-        yield linear.specialization(x, out, *_QWEN, entry.config, fp8=weight_bytes == 1, block_scales=blocks)
+    for blocks, gated in itertools.product((False, True) if weight_bytes == 1 else (False,), (False, True)):
+        yield linear.specialization(
+            x, out, *_QWEN, entry.config, fp8=weight_bytes == 1, block_scales=blocks, gated=gated
+        )
 
 
 def largest_expert_products(capability: int) -> Iterator[Specialization]:
@@ -66,11 +70,19 @@ def largest_expert_products(capability: int) -> Iterator[Specialization]:
         *_, largest[entry.shape["x_bytes"], entry.shape["weight_bytes"]] = _listed(entry)
     for form in largest.values():
         yield Specialization(*form)
-    yield Specialization(*_grouped(capability, 256, _MIXTRAL, 4, 32, "fp32", "minimums"))
+    for gated in (False, True):
+        yield Specialization(*_grouped(capability, 256, _MIXTRAL, 4, 32, "fp32", "minimums", gated))
 
 
 def _grouped(
-    capability: int, pairs: int, shape: tuple[int, int], bits: int, group: int, scale_type: str, form: str
+    capability: int,
+    pairs: int,
+    shape: tuple[int, int],
+    bits: int,
+    group: int,
+    scale_type: str,
+    form: str,
+    gated: bool = False,
 ) -> tuple[Any, ...]:
     num_experts, num_inputs = shape
     config = tuning.lookup(
@@ -88,4 +100,5 @@ def _grouped(
         zeros=form == "zeros",
         minimums=form == "minimums",
         bias=form == "mxfp4",
+        gated=gated,
     )

@@ -39,12 +39,12 @@ class ExpertsProblem:
 
     def product(self) -> Tensor:
         if self.scales is None:
-            return linear.experts_linear(self.x, self.weight, None, self.order, self.starts)
+            return linear.experts_linear(self.x, self.weight, None, self.order, self.starts, False)
         operands = (self.x, self.weight, self.scales, None, self.order, self.starts)
-        return linear.fp8_product(*operands, quantize=self.quantize)
+        return linear.fp8_product(*operands, False, quantize=self.quantize)
 
     def is_right(self) -> bool:
-        pairs = (None, self.order, self.starts)
+        pairs = (None, self.order, self.starts, False)
         if self.scales is None:
             expected = reference.experts_linear(self.x, self.weight, *pairs)
         else:

@@ -32,7 +32,8 @@ def grouped_products(capability: int) -> Iterator[Specialization]:
     """
     for entry in tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability)):
         if (entry.shape["bits"], entry.shape["group"]) == (4, 128):
-            yield _gemm("bf16", "fp16", 4, 128, entry.config, **_ZEROS)
+            for gated in (False, True):
+                yield _gemm("bf16", "fp16", 4, 128, entry.config, gated=gated, **_ZEROS)
     yield from wide_products(capability)
     yield from largest_products(capability)
     for (bits, group), weights in _WEIGHTS.items():
@@ -79,15 +80,15 @@ def largest_products(capability: int) -> Iterator[Specialization]:
 
 
 def wide_products(capability: int) -> Iterator[Specialization]:
-    """The products of AWQ and GPTQ weights with many rows, in every configuration of the table."""
+    """The products of AWQ and GPTQ weights with many rows, in every configuration of the table, gated or not."""
     table = tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability))
     configs = {
         tuple(entry.config.values()): entry.config
         for entry in table
         if entry.config["wide"] and (entry.shape["bits"], entry.shape["group"]) == (4, 128)
     }
-    for config, form in itertools.product(configs.values(), (_ZEROS, _SYMMETRIC)):
-        yield _gemm("bf16", "fp16", 4, 128, config, **form)
+    for config, form, gated in itertools.product(configs.values(), (_ZEROS, _SYMMETRIC), (False, True)):
+        yield _gemm("bf16", "fp16", 4, 128, config, gated=gated, **form)
 
 
 def _gemvs(capability: int) -> Iterator[Specialization]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagewire.kernels.cpu.elementwise import silu_and_mul
 from pagewire.kernels.cpu.grouped import KINDS, check_codes
 from pagewire.kernels.cpu.grouped_layout import TILE
 from pagewire.kernels.cpu.library import F, I, L, P, bind, dtype_code, threads_for
@@ -77,7 +78,9 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
-def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+def experts_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
+) -> Tensor:
     if weight.dtype is not x.dtype or weight.shape[1] != x.shape[1] or not weight.is_contiguous():
         raise ValueError(
             f"experts_linear: weight must be contiguous {x.dtype} [.., {x.shape[1]}], not {weight.dtype} "
@@ -93,11 +96,11 @@ def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor
         *_pairs(out, x, order, starts),
         torch.get_num_threads(),
     )
-    return out
+    return silu_and_mul(out) if gated else out
 
 
 def packed_experts_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int, gated: bool
 ) -> Tensor:
     if x.dtype is not torch.bfloat16 or weight.shape != packed_shape(out_features, x.shape[1]):
         raise ValueError(
@@ -114,7 +117,7 @@ def packed_experts_linear(
         weight.nbytes // (starts.shape[0] - 1),
         torch.get_num_threads(),
     )
-    return out
+    return silu_and_mul(out) if gated else out
 
 
 def grouped_experts_linear(
@@ -130,6 +133,7 @@ def grouped_experts_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    gated: bool,
 ) -> Tensor:
     num_experts = starts.shape[0] - 1
     check_codes("grouped_experts_linear", codes, out_features, x.shape[1], group_size, bits)
@@ -154,7 +158,7 @@ def grouped_experts_linear(
         zero_point,
         torch.get_num_threads(),
     )
-    return out
+    return silu_and_mul(out) if gated else out
 
 
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:

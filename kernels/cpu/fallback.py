@@ -283,9 +283,9 @@ def grouped_embedding(
 
 
 def packed_experts_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int, gated: bool
 ) -> Tensor:
-    return experts_linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias, order, starts)
+    return experts_linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias, order, starts, gated)
 
 
 def grouped_experts_linear(
@@ -301,10 +301,11 @@ def grouped_experts_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    gated: bool,
 ) -> Tensor:
     shape = (out_features, x.shape[1])
     weight = grouped_layout.dequantize(codes, scales, offsets, codebook, None, shape, bits, group_size, zero_point)
-    return experts_linear(x, weight, bias, order, starts)
+    return experts_linear(x, weight, bias, order, starts, gated)
 
 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -313,10 +314,10 @@ def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | 
 
 
 def fp8_experts_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
     """For the op's sake, as `fp8_linear`."""
-    return reference.fp8_experts_linear(x, weight, scales, bias, order, starts)
+    return reference.fp8_experts_linear(x, weight, scales, bias, order, starts, gated)
 
 
 class TokenGroups:

@@ -52,19 +52,22 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 
 # In all products: x [T, K], a token's row for each of its pairs, or [P, K], a row per pair; the result [P, N] in x's
-# dtype. Pair p with expert e: x[p * len(x) // P] @ weight[e * N : (e + 1) * N].T + bias[e * N : (e + 1) * N].
+# dtype. Pair p with expert e: x[p * len(x) // P] @ weight[e * N : (e + 1) * N].T + bias[e * N : (e + 1) * N]; gated:
+# `silu_and_mul` of that, [P, N / 2], which a device may round once.
 @op(cuda="experts.linear")
-def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+def experts_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
+) -> Tensor:
     """weight [E * N, K] in x's dtype."""
-    return x.new_empty((order.shape[0], weight.shape[0] // (starts.shape[0] - 1)))
+    return _of_pairs(x, order, starts, weight.shape[0], gated)
 
 
 @op(cuda=None)
 def packed_experts_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int, gated: bool
 ) -> Tensor:
     """As `experts_linear`, of a bf16 weight in a CPU's layout; out_features: E * N, N a multiple of 16."""
-    return x.new_empty((order.shape[0], out_features // (starts.shape[0] - 1)))
+    return _of_pairs(x, order, starts, out_features, gated)
 
 
 # codes .. codebook and bits .. zero_point are those of a `quantized.PackedGrouped`.
@@ -82,20 +85,21 @@ def grouped_experts_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    gated: bool,
 ) -> Tensor:
     """As `experts_linear`, of a weight quantized in groups; out_features: E * N, N a multiple of the layout's tile."""
-    return x.new_empty((order.shape[0], out_features // (starts.shape[0] - 1)))
+    return _of_pairs(x, order, starts, out_features, gated)
 
 
 @op(cuda="experts.linear")
 def fp8_experts_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
     """As `experts_linear`, of an `Fp8Weight`; its scales are per output, or per block with N a multiple of 128.
 
     A device may quantize activations, as `fp8_linear` does, where experts have many pairs.
     """
-    return x.new_empty((order.shape[0], weight.shape[0] // (starts.shape[0] - 1)))
+    return _of_pairs(x, order, starts, weight.shape[0], gated)
 
 
 @op(cuda="experts.combine")
@@ -105,3 +109,7 @@ def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
     A pair that counts 0 is not read: it may have been left out of products.
     """
     return y.new_empty((weights.shape[0], y.shape[1]))
+
+
+def _of_pairs(x: Tensor, order: Tensor, starts: Tensor, out_features: int, gated: bool) -> Tensor:
+    return x.new_empty((order.shape[0], out_features // (starts.shape[0] - 1) // (2 if gated else 1)))

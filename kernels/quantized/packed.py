@@ -104,7 +104,7 @@ class PackedGrouped:
             gated,
         )
 
-    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
         """As `ops.experts_linear`: a weight without permutation, of experts whose outputs fill whole TILES."""
         return ops.grouped_experts_linear(
             x,
@@ -119,6 +119,7 @@ class PackedGrouped:
             self.bits,
             self.group_size,
             self.zero_point,
+            gated,
         )
 
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,9 +180,9 @@ class PackedFp8(_PackedBytes):
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias)
 
-    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
         """As `ops.experts_linear`, without input_scale."""
-        return ops.fp8_experts_linear(x, self.weight, self.scales, bias, order, starts)
+        return ops.fp8_experts_linear(x, self.weight, self.scales, bias, order, starts, gated)
 
 
 def pack(weight: QuantizedWeight) -> PackedWeight:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized.weights import FP8_BLOCK, Fp8Weight, GroupedWeight
+from pagewire.kernels.reference.elementwise import silu_and_mul
 from pagewire.kernels.reference.products import as_fp8
 
 
@@ -50,8 +51,10 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return order, counts.cumsum(0, dtype=torch.int32)
 
 
-def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
-    """In fp32, rounded once to x's dtype."""
+def experts_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
+) -> Tensor:
+    """In fp32, rounded once to x's dtype, and once more where gated."""
     num_pairs, num_experts = order.shape[0], starts.shape[0] - 1
     weights = weight.float().unflatten(0, (num_experts, -1))
     out = x.new_empty(num_pairs, weights.shape[1])
@@ -62,14 +65,14 @@ def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor
         if bias is not None:
             product += bias.unflatten(0, (num_experts, -1))[expert].float()
         out[pairs] = product.to(x.dtype)
-    return out
+    return silu_and_mul(out) if gated else out
 
 
 def grouped_experts_linear(
-    x: Tensor, weight: GroupedWeight, bias: Tensor | None, order: Tensor, starts: Tensor
+    x: Tensor, weight: GroupedWeight, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
     """May round as `reference.grouped_linear` says."""
-    return experts_linear(x, weight.dequantize(), bias, order, starts)
+    return experts_linear(x, weight.dequantize(), bias, order, starts, gated)
 
 
 def fp8_experts_linear(
@@ -79,14 +82,15 @@ def fp8_experts_linear(
     bias: Tensor | None,
     order: Tensor,
     starts: Tensor,
+    gated: bool,
     *,
     quantize_input: bool = False,
 ) -> Tensor:
     """quantize_input: as `reference.fp8_linear` says."""
     if quantize_input:
         x32 = as_fp8(x.float(), None, FP8_BLOCK if scales.dim() == 2 else x.shape[1])
-        return experts_linear(x32, Fp8Weight(weight, scales).dequantize(), bias, order, starts).to(x.dtype)
-    return experts_linear(x, Fp8Weight(weight, scales).dequantize(), bias, order, starts)
+        return experts_linear(x32, Fp8Weight(weight, scales).dequantize(), bias, order, starts, gated).to(x.dtype)
+    return experts_linear(x, Fp8Weight(weight, scales).dequantize(), bias, order, starts, gated)
 
 
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:

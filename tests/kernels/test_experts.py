@@ -91,26 +91,28 @@ def test_sort_by_expert(num_tokens: int, top_k: int, num_experts: int, seed: int
 @pytest.mark.parametrize("num_tokens", [1, 9, 60])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("per_pair", [False, True], ids=["a row per token", "a row per pair"])
-def test_dense_products(cpu: ModuleType, num_tokens: int, dtype: torch.dtype, per_pair: bool) -> None:
+@pytest.mark.parametrize("gated", [False, True], ids=["as they are", "gated"])
+def test_dense_products(cpu: ModuleType, num_tokens: int, dtype: torch.dtype, per_pair: bool, gated: bool) -> None:
     num_experts, outputs, inputs = 12, 48, 70
     order, starts = reference.sort_by_expert(chosen(num_tokens, 3, num_experts, num_tokens), num_experts)
     x = torch.randn(num_tokens * (3 if per_pair else 1), inputs).to(dtype)
     weight = (torch.randn(num_experts * outputs, inputs) / inputs**0.5).to(dtype)
     bias = torch.randn(num_experts * outputs).to(dtype)
-    expected = reference.experts_linear(x, weight, bias, order, starts)
+    expected = reference.experts_linear(x, weight, bias, order, starts, gated)
     tolerance = TOLERANCES[dtype]
-    actual = cpu.experts_linear(x, weight, bias, order, starts)
+    actual = cpu.experts_linear(x, weight, bias, order, starts, gated)
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
     if dtype is torch.bfloat16:
         packed = packed_layout.pack(weight)
-        actual = cpu.packed_experts_linear(x, packed, bias, order, starts, num_experts * outputs)
+        actual = cpu.packed_experts_linear(x, packed, bias, order, starts, num_experts * outputs, gated)
         torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 @cpu
 @pytest.mark.parametrize("num_tokens", [2, 40])
 @pytest.mark.parametrize("form", ["symmetric", "zeros", "minimums", "two levels"])
-def test_grouped_products(cpu: ModuleType, num_tokens: int, form: str) -> None:
+@pytest.mark.parametrize("gated", [False, True], ids=["as they are", "gated"])
+def test_grouped_products(cpu: ModuleType, num_tokens: int, form: str, gated: bool) -> None:
     num_experts, outputs, inputs, group = 8, 32, 256, 32
     order, starts = reference.sort_by_expert(chosen(num_tokens, 2, num_experts, 1), num_experts)
     size, groups = num_experts * outputs, inputs // group
@@ -127,7 +129,7 @@ def test_grouped_products(cpu: ModuleType, num_tokens: int, form: str) -> None:
     bias = torch.randn(size)
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(num_tokens, inputs).to(dtype)
-        expected = reference.grouped_experts_linear(x, weight, bias.to(dtype), order, starts)
+        expected = reference.grouped_experts_linear(x, weight, bias.to(dtype), order, starts, gated)
         actual = cpu.grouped_experts_linear(
             x,
             packed.codes,
@@ -141,6 +143,7 @@ def test_grouped_products(cpu: ModuleType, num_tokens: int, form: str) -> None:
             packed.bits,
             packed.group_size,
             packed.zero_point,
+            gated,
         )
         torch.testing.assert_close(actual, expected, atol=10 * TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
@@ -153,7 +156,7 @@ def test_pairs_that_count_nothing_are_left_out(cpu: ModuleType, dtype: torch.dty
     x, weight = torch.randn(3, 32).to(dtype), torch.randn(2 * 16, 32).to(dtype)
     order, starts = cpu.sort_by_expert(ids, 6)
     pairs = torch.full((6, 16), float("nan"), dtype=dtype)
-    products = cpu.experts_linear(x, weight, None, order, starts[2:5])
+    products = cpu.experts_linear(x, weight, None, order, starts[2:5], False)
     pairs[[1, 2]] = products[[1, 2]]
     expected = torch.stack([weights[0, 1] * (weight[:16].float() @ x[0].float()), torch.zeros(16), torch.zeros(16)])
     expected[1] = weights[1, 0] * (weight[16:].float() @ x[1].float())

@@ -118,7 +118,8 @@ def loop_faults() -> Iterator[str]:
     for form in expert_forms(90):
         if form.name == "experts_linear_kernel" and form.types["out_ptr"] != "*fp32":
             blocks = form.constants["BLOCK_SCALES"]
-            yield from _step_faults(form, 90, blocks + 2 * (blocks and form.types["x_ptr"] == "*fp8e4nv"))
+            of_weight = blocks + (blocks and form.constants["GATED"])
+            yield from _step_faults(form, 90, of_weight + 2 * (blocks and form.types["x_ptr"] == "*fp8e4nv"))
 
 
 def _step_faults(form: Specialization, capability: int, most_scales: int) -> Iterator[str]:

@@ -106,12 +106,13 @@ def dense(
     per_pair: bool = False,
     bias: bool = False,
     top_k: int = 2,
+    gated: bool = False,
 ) -> None:
-    x, *pairs = rows(num_tokens, inputs, dtype, num_experts, per_pair, top_k)
+    x, order, starts = rows(num_tokens, inputs, dtype, num_experts, per_pair, top_k)
     weight = (torch.randn(num_experts * outputs, inputs) / inputs**0.5).to(dtype)
     offset = torch.randn(num_experts * outputs).to(dtype) if bias else None
-    expected = reference.experts_linear(x, weight, offset, *pairs)
-    assert_close(linear.experts_linear(x, weight, offset, *pairs), expected)
+    expected = reference.experts_linear(x, weight, offset, order, starts, gated)
+    assert_close(linear.experts_linear(x, weight, offset, order, starts, gated), expected)
 
 
 def fp8(
@@ -124,26 +125,28 @@ def fp8(
     quantized: bool = False,
     top_k: int = 2,
     per_pair: bool = False,
+    gated: bool = False,
 ) -> None:
     """quantized: whether there are so many pairs that x is, where fp8 is multiplied."""
     num_experts = 3 if top_k <= 3 else 8
-    x, *pairs = rows(num_tokens, inputs, F16, num_experts, per_pair, top_k)
+    x, order, starts = rows(num_tokens, inputs, F16, num_experts, per_pair, top_k)
     quantized = quantized and multiplies_fp8(x.device)
     weight = torch.randn(num_experts * outputs, inputs).to(torch.float8_e4m3fn)
     blocks_of = (num_experts * outputs // 128, -(-inputs // 128))
     scales = (0.5 + torch.rand(blocks_of if block_scales else num_experts * outputs)) / inputs**0.5
     offset = torch.randn(num_experts * outputs).half() if bias else None
-    operands = (weight, scales, offset, *pairs)
     expected, other = (
-        reference.fp8_experts_linear(x.float(), weight, scales, None if offset is None else offset.float(), *pairs,
-                                     quantize_input=quantize).half()
+        reference.fp8_experts_linear(x.float(), weight, scales, None if offset is None else offset.float(), order,
+                                     starts, gated, quantize_input=quantize).half()
         for quantize in (quantized, not quantized)
     )  # fmt: skip
     assert not torch.allclose(expected, other, atol=TOLERANCES[F16], rtol=TOLERANCES[F16])
-    assert_close(linear.fp8_experts_linear(x, *operands), expected)
+    assert_close(linear.fp8_experts_linear(x, weight, scales, offset, order, starts, gated), expected)
 
 
-def multiply(x: Tensor, packed: PackedGrouped, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+def multiply(
+    x: Tensor, packed: PackedGrouped, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
+) -> Tensor:
     return grouped_linear.grouped_experts_linear(
         x,
         packed.codes,
@@ -157,6 +160,7 @@ def multiply(x: Tensor, packed: PackedGrouped, bias: Tensor | None, order: Tenso
         packed.bits,
         packed.group_size,
         packed.zero_point,
+        gated,
     )
 
 
@@ -173,20 +177,21 @@ def grouped(
     bias: bool = False,
     codebook: Tensor | None = None,
     becomes_codes: bool = False,
+    gated: bool = False,
     **config: int,
 ) -> None:
     """becomes_codes: the codebook does not outlive packing. config: of the table, in place of its values."""
     num_experts = 5
-    x, *pairs = rows(num_tokens, inputs, dtype, num_experts, per_pair)
+    x, order, starts = rows(num_tokens, inputs, dtype, num_experts, per_pair)
     weight = grouped_weight(num_experts * outputs, inputs, bits, group_size, form)
     if codebook is not None:
         weight = replace(weight, codebook=codebook, zero_point=0, scales=weight.scales * (8 / float(codebook.max())))
     offset = torch.randn(num_experts * outputs).to(dtype) if bias else None
-    expected = reference.grouped_experts_linear(x, weight, offset, *pairs)
+    expected = reference.grouped_experts_linear(x, weight, offset, order, starts, gated)
     packed = grouped_layout.pack(weight)
     assert (packed.codebook is None) == (codebook is None or becomes_codes)
     with configured(**config):
-        assert_close(multiply(x, packed, offset, *pairs), expected)
+        assert_close(multiply(x, packed, offset, order, starts, gated), expected)
 
 
 CASES: dict[str, Callable[[], None]] = {
@@ -212,8 +217,19 @@ CASES: dict[str, Callable[[], None]] = {
     "dense, all to one": partial(dense, 40, 48, 64, F16, top_k=1),
     "dense, 6 each": partial(dense, 9, 48, 64, F16, num_experts=9, top_k=6),
     "dense, nothing": partial(dense, 0, 16, 32),
+    "dense, gated": partial(dense, 9, 2 * 80, 64, gated=True, bias=True),
+    "dense, gated, ragged, fp16": partial(dense, 70, 2 * 48, 70, F16, gated=True, num_experts=4),
+    "dense, gated, a token": partial(dense, 1, 2 * 16, 70, gated=True, top_k=1),
+    "dense, gated, nothing": partial(dense, 0, 2 * 16, 32, gated=True),
     "fp8": partial(fp8, 5, 48, 80, block_scales=False, bias=True),
     "fp8 in blocks": partial(fp8, 9, 128, 160, block_scales=True),
+    "fp8, gated": partial(fp8, 5, 2 * 48, 80, block_scales=False, bias=True, gated=True),
+    "fp8 in blocks, gated": partial(fp8, 9, 2 * 256, 160, block_scales=True, bias=True, gated=True),
+    "fp8 in blocks of gates and ups": partial(fp8, 9, 2 * 64, 160, block_scales=True, gated=True),
+    "fp8, quantized, gated": partial(fp8, 50, 2 * 48, 80, block_scales=False, bias=True, quantized=True, gated=True),
+    "fp8 in blocks, quantized, gated": partial(
+        fp8, 60, 2 * 128, 256, block_scales=True, bias=True, quantized=True, gated=True
+    ),
     "fp8, quantized": partial(fp8, 50, 48, 80, block_scales=False, bias=True, quantized=True),
     "fp8 in blocks, quantized": partial(fp8, 60, 128, 256, block_scales=True, bias=True, quantized=True),
     "fp8 in blocks, quantized, all to one": partial(fp8, 140, 128, 80, block_scales=True, quantized=True, top_k=1),
@@ -237,6 +253,17 @@ CASES: dict[str, Callable[[], None]] = {
     "grouped, many rows": partial(grouped, 90, 4, 128, "zeros", outputs=192),
     "grouped, wide": partial(grouped, 30, 4, 128, "zeros", outputs=192, bias=True, wide=1, block_m=16, block_n=128),
     "grouped, nothing": partial(grouped, 0, 4, 32, "zeros"),
+    **{
+        f"grouped {form}, gated": partial(grouped, 7, bits, group, form, outputs=2 * 96, bias=bits == 8, gated=True)
+        for form, group, bits in (("symmetric", 128, 4), ("zeros", 128, 4), ("minimums", 32, 4), ("symmetric", 32, 8))
+    },
+    **{
+        f"grouped, wide, gated, {form}": partial(
+            grouped, 30, 4, 128, form, outputs=2 * 96, bias=True, gated=True, wide=1, block_m=16, block_n=128
+        )
+        for form in ("symmetric", "zeros", "minimums")
+    },
+    "groups that do not fit, gated": partial(grouped, 4, 4, 48, "zeros", outputs=128, inputs=240, gated=True),
     "MXFP4": partial(grouped, 5, 4, 32, "fp32", codebook=E2M1, bias=True, becomes_codes=True),
     "a codebook of fractions": partial(grouped, 4, 4, 64, "symmetric", codebook=NF4),
     "groups that do not fit": partial(grouped, 4, 4, 48, "zeros", inputs=240),

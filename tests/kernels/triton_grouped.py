@@ -52,7 +52,7 @@ def configured(**values: int) -> Iterator[None]:
         yield
 
 
-def multiply(x: Tensor, packed: PackedGrouped, bias: Tensor | None) -> Tensor:
+def multiply(x: Tensor, packed: PackedGrouped, bias: Tensor | None, gated: bool = False) -> Tensor:
     return grouped_linear.grouped_linear(
         x,
         packed.codes,
@@ -65,6 +65,7 @@ def multiply(x: Tensor, packed: PackedGrouped, bias: Tensor | None) -> Tensor:
         packed.bits,
         packed.group_size,
         packed.zero_point,
+        gated=gated,
     )
 
 
@@ -89,6 +90,7 @@ def product_case(
     permuted: bool = False,
     bias: bool = False,
     codebook: Tensor | None = None,
+    gated: bool = False,
     **config: int,
 ) -> None:
     """x has rows apart, and NaN between them."""
@@ -99,8 +101,10 @@ def product_case(
     x.copy_(torch.randn(x.shape))
     offset = torch.randn(shape[0]).to(dtype) if bias else None
     expected = reference.grouped_linear(x, weight, offset)
+    if gated:
+        expected = reference.silu_and_mul(expected)
     with configured(**PATHS[path], **config):
-        assert_close(multiply(x, grouped_layout.pack(weight), offset), expected)
+        assert_close(multiply(x, grouped_layout.pack(weight), offset, gated), expected)
 
 
 def split_case(path: str, **config: int) -> None:
@@ -246,6 +250,18 @@ CASES: dict[str, Callable[[], None]] = {
     "splits": partial(split_case, "gemm"),
     "splits, wide": partial(split_case, "gemm", wide=1),
     "splits, gemv": partial(split_case, "gemv"),
+    **{
+        f"{path}, gated, {outputs} outputs{', wide' * wide}": partial(
+            product_case, path, 3, (2 * outputs, 200), 4, 64, form, bias=True, gated=True, wide=wide, block_n=block_n
+        )
+        for path in PATHS
+        for outputs, form in ((72, "zeros"), (72, "minimums"), (37, "symmetric"))
+        for wide, block_n in ((0, 32), (1, 128))
+        if path == "gemm" or not wide
+    },
+    "splits, gated": partial(
+        product_case, "gemm", 3, (2 * 24, 1024), 4, 128, "zeros", gated=True, programs_per_sm=16, block_n=32
+    ),
     "exact": exact_case,
     "groups that do not fit": fitting_case,
     "no tokens": no_tokens_case,
@@ -263,7 +279,7 @@ def random_case(seed: int) -> None:
     product_case(
         path,
         num_tokens,
-        (random.randint(1, 200), random.randint(1, 500)),
+        (2 * random.randint(1, 100), random.randint(1, 500)),
         random.choice(BITS),
         random.choice([16, 32, 48, 64, 128, 256, 1000]),
         random.choice(FORMS),
@@ -273,6 +289,7 @@ def random_case(seed: int) -> None:
         block_n=random.choice([32, 64, 128]),
         block_m=random.choice([8, 16, 32]),
         wide=random.choice([0, 1]),
+        gated=random.choice([False, True]),
         programs_per_sm=random.choice([1, 4, 16]),
     )
 

@@ -18,6 +18,7 @@ from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
 from pagewire.kernels.triton.experts.linear import experts_linear
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
 from pagewire.kernels.triton.products.grouped_gemm import has_words, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
@@ -31,7 +32,7 @@ def grouped_experts_kernel(
     codes_ptr,
     scales_ptr,  # as of `grouped_gemm_kernel`
     minimums_ptr,
-    bias_ptr,  # [NUM_EXPERTS * N], or None
+    bias_ptr,  # [NUM_EXPERTS * N], GATED 2 * N, or None
     order_ptr,
     starts_ptr,
     out_ptr,  # [pairs, N] contiguous
@@ -40,7 +41,7 @@ def grouped_experts_kernel(
     output_stride,  # N
     num_inputs,
     x_stride,
-    group_stride,  # NUM_EXPERTS * N
+    group_stride,  # rows of the weight
     tiles_k,
     NUM_EXPERTS: tl.constexpr,
     BITS: tl.constexpr,
@@ -52,39 +53,42 @@ def grouped_experts_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     WIDE: tl.constexpr,  # as of `grouped_gemm_kernel`
+    GATED: tl.constexpr,
     INLINE_ASM: tl.constexpr,
 ):
     wait_for_inputs()
     launch_dependents()
-    block, tile = tile_of_program(tl.program_id(0), row_blocks, tl.cdiv(output_stride, BLOCK_N))
+    OUTPUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # of a tile
+    block, tile = tile_of_program(tl.program_id(0), row_blocks, tl.cdiv(output_stride, OUTPUTS))
     expert, first, stop = block_of_expert(starts_ptr, block, NUM_EXPERTS, BLOCK_M)
     if first >= stop:
         return
     places = first + tl.arange(0, BLOCK_M)
     in_rows = (places < stop)[None, :]
     pairs = tl.load(order_ptr + places, mask=places < stop, other=0)[None, :]
-    first_output = tile * BLOCK_N
-    outputs = first_output + tl.arange(0, BLOCK_N)
-    expert_output = expert * output_stride
+    expert_row = expert * (2 * output_stride if GATED else output_stride)
     # A block may have more outputs than the expert: these read its last one's.
-    source = expert_output + tl.minimum(outputs, output_stride - 1)
+    source = expert_row + tile_rows(tile, output_stride, BLOCK_N, GATED)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
 
     x_rows = x_ptr + (pairs // pairs_per_row).to(tl.int64) * x_stride
     if WIDE:
+        rows = expert_row + tile_runs(tile, output_stride, BLOCK_N, GATED)
         acc = multiply_wide_tiles(
-            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_output + first_output,
-            num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N,
-            BLOCK_M, dtype, INLINE_ASM,
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, rows, num_inputs, group_stride, tiles_k, 0, tiles_k,
+            BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
         )  # fmt: skip
     else:
         acc = multiply_tiles(
-            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_output + first_output, source,
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, expert_row + tile * OUTPUTS, source,
             num_inputs, group_stride, tiles_k, 0, tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N,
             BLOCK_M, dtype, INLINE_ASM,
         )  # fmt: skip
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + source).to(tl.float32)[:, None]
+    if GATED:
+        acc = silu_and_mul(acc)
+    outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     mask = in_rows & (outputs < output_stride)[:, None]
     tl.store(out_ptr + pairs.to(tl.int64) * output_stride + outputs[:, None], acc.to(dtype), mask=mask)
 
@@ -102,6 +106,7 @@ def grouped_experts_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    gated: bool,
 ) -> Tensor:
     """As `reference.grouped_experts_linear`, of a weight in the layout "cuda"; x may have any stride between rows.
 
@@ -109,13 +114,14 @@ def grouped_experts_linear(
     codebooks, groups that do not fit the layout's tiles, and, on a GPU, fp32.
     """
     num_pairs, num_experts = order.shape[0], starts.shape[0] - 1
-    num_outputs, num_inputs = out_features // num_experts, x.shape[1]
+    num_rows, num_inputs = out_features // num_experts, x.shape[1]
+    num_outputs = num_rows // 2 if gated else num_rows
     assert out_features % (num_experts * TILE_N) == 0, f"experts' outputs must be multiples of {TILE_N}"
     in_fp32 = x.is_cuda and x.dtype is torch.float32  # tensor cores have no such thing
     if codebook is not None or not groups_fit(bits, group_size, num_inputs) or in_fp32:
         shape = (out_features, num_inputs)
         dense = dequantize(codes, scales, offsets, codebook, shape, bits, group_size, zero_point, x.dtype)
-        return experts_linear(x, dense, bias, order, starts)
+        return experts_linear(x, dense, bias, order, starts, gated)
     out = x.new_empty(num_pairs, num_outputs)
     if num_pairs == 0:
         return out
@@ -125,10 +131,10 @@ def grouped_experts_linear(
     # As a product of one expert with as many rows as it has on average.
     config = tuning.lookup(
         "grouped_gemm", tuning.capability_of(x.device), bits=bits, group=min(group_size, num_inputs),
-        tokens=triton.cdiv(num_pairs, num_experts), outputs=num_outputs, inputs=num_inputs,
+        tokens=triton.cdiv(num_pairs, num_experts), outputs=num_rows, inputs=num_inputs,
     )  # fmt: skip
     row_blocks = num_blocks(num_pairs, num_experts, config["block_m"])
-    grouped_experts_kernel[(row_blocks * triton.cdiv(num_outputs, config["block_n"]),)](
+    grouped_experts_kernel[(row_blocks * triton.cdiv(num_rows, config["block_n"]),)](
         x,
         codes,
         scales.view(torch.int32) if has_words(scales) else scales,
@@ -149,6 +155,7 @@ def grouped_experts_linear(
         BLOCK_N=config["block_n"],
         BLOCK_M=config["block_m"],
         WIDE=bool(config["wide"]),
+        GATED=gated,
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
@@ -189,6 +196,7 @@ def specialization(
     zeros: bool = False,
     minimums: bool = False,
     bias: bool = False,
+    gated: bool = False,
 ) -> Specialization:
     """What `grouped_experts_linear` compiles for such a weight. Types as Triton names them."""
     types = _TYPES | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
@@ -198,6 +206,6 @@ def specialization(
     constants: dict[str, Any] = {"NUM_EXPERTS": num_experts}
     constants |= weight_constants(bits, group_size, num_inputs, zero_point, zeros, minimums) | absent
     constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "WIDE": bool(config["wide"])}
-    constants |= {"INLINE_ASM": True}
+    constants |= {"GATED": gated, "INLINE_ASM": True}
     present = {name: kind for name, kind in types.items() if name not in absent}
     return Specialization(grouped_experts_kernel, present, constants, config["num_warps"], config["num_stages"])

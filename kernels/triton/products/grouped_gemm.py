@@ -23,6 +23,7 @@ from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
 from pagewire.kernels.triton.products.grouped_layout import tile_inputs, tile_width
 from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles, prefetch_tiles
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
@@ -41,7 +42,7 @@ def grouped_gemm_kernel(
     codes_ptr,
     scales_ptr,  # fp16 or fp32; int32 words of an fp16 scale and an fp16 zero point; or pairs of fp32
     minimums_ptr,  # as scales, or None
-    bias_ptr,  # [N], or None
+    bias_ptr,  # [N], GATED [2 * N], or None
     out_ptr,  # [num_tokens, N] contiguous
     partials_ptr,  # fp32 [blocks, num_splits, BLOCK_M, BLOCK_N]
     arrived_ptr,  # int32 [blocks], zeros before and after
@@ -49,7 +50,7 @@ def grouped_gemm_kernel(
     output_stride,  # N
     num_inputs,
     x_stride,
-    group_stride,  # outputs, padded
+    group_stride,  # rows of the weight, padded
     tiles_k,
     split_tiles,  # tiles of inputs of a split
     num_splits,
@@ -62,6 +63,7 @@ def grouped_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     WIDE: tl.constexpr,  # weights are rounded to x's dtype
+    GATED: tl.constexpr,
     INLINE_ASM: tl.constexpr,
 ):
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -74,10 +76,10 @@ def grouped_gemm_kernel(
     first_tile = split * split_tiles
     last_tile = tl.minimum(first_tile + split_tiles, tiles_k)
 
+    OUTPUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     rows = tl.arange(0, BLOCK_N)
-    output = block_n * BLOCK_N + rows
-    # A block may have more outputs than there are, padding included: these read the last one's.
-    source = tl.minimum(output, group_stride - 1)
+    # A block may have more outputs than there are: these read the last one's.
+    source = tile_rows(block_n, output_stride, BLOCK_N, GATED)
     if not WIDE:  # whose rows take longer than the weight
         prefetch_tiles(codes_ptr, source, first_tile, tiles_k, WIDTH)
     wait_for_inputs()
@@ -88,13 +90,13 @@ def grouped_gemm_kernel(
 
     if WIDE:
         acc = multiply_wide_tiles(
-            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, block_n * BLOCK_N,
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, tile_runs(block_n, output_stride, BLOCK_N, GATED),
             num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
-            BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
+            BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
         )  # fmt: skip
     else:
         acc = multiply_tiles(
-            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, block_n * BLOCK_N, source,
+            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, block_n * OUTPUTS, source,
             num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
             BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
         )  # fmt: skip
@@ -114,18 +116,24 @@ def grouped_gemm_kernel(
         STAGES: tl.constexpr = 4 if BLOCK_N * BLOCK_M <= 2048 else 2 if BLOCK_N * BLOCK_M <= 16384 else 1
         for other in tl.range(0, num_splits, num_stages=STAGES):
             total += tl.load(block_ptrs + other * (BLOCK_N * BLOCK_M), mask=in_rows, other=0.0, cache_modifier=".cg")
-        _store_block(total, bias_ptr, out_ptr, token, in_rows, output, output_stride)
+        _store_block(total, bias_ptr, out_ptr, token, in_rows, source, block_n, output_stride, GATED)
     else:
         # Not of one variable with the sum above: registers that are written to otherwise, too, would make ptxas wait
         # for each product before the next.
-        _store_block(acc, bias_ptr, out_ptr, token, in_rows, output, output_stride)
+        _store_block(acc, bias_ptr, out_ptr, token, in_rows, source, block_n, output_stride, GATED)
 
 
 @triton.jit
-def _store_block(block, bias_ptr, out_ptr, token, in_rows, output, output_stride):
-    in_outputs = output < output_stride
+def _store_block(
+    block, bias_ptr, out_ptr, token, in_rows, source, block_n, output_stride, GATED: tl.constexpr
+):  # fmt: skip
     if bias_ptr is not None:
-        block += tl.load(bias_ptr + output, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
+        block += tl.load(bias_ptr + source).to(tl.float32)[:, None]
+    if GATED:
+        block = silu_and_mul(block)
+    OUTPUTS: tl.constexpr = block.shape[0]
+    output = block_n * OUTPUTS + tl.arange(0, OUTPUTS)
+    in_outputs = output < output_stride
     out_ptrs = out_ptr + token.to(tl.int64)[None, :] * output_stride + output[:, None]
     tl.store(out_ptrs, block.to(out_ptr.dtype.element_ty), mask=in_rows & in_outputs[:, None])
 
@@ -141,16 +149,21 @@ def grouped_gemm(
     group_size: int,
     zero_point: int,
     config: Mapping[str, int],
+    *,
+    gated: bool = False,
 ) -> Tensor:
     """As `grouped_linear`, without a permutation or a codebook; x in fp16 or bf16 (in the interpreter also fp32).
+    gated: `silu_and_mul` of that.
 
     config: block_m (rows of x; a power of two from 8), block_n (outputs; a power of two from 16), num_warps,
     num_stages, programs_per_sm (that the splits should make, unless wide), wide (1: as `grouped_wide` multiplies, 0:
     exactly).
     """
     num_tokens, num_inputs = x.shape
-    out = x.new_empty(num_tokens, out_features)
+    num_outputs = out_features // 2 if gated else out_features
+    out = x.new_empty(num_tokens, num_outputs)
     block_m, block_n, wide = config["block_m"], config["block_n"], bool(config["wide"])
+    assert not (gated and wide) or num_outputs % 8 == 0, "wide tiles of gates and ups are loaded by eight rows"
     tiles_k = codes.shape[1]
     blocks = -(-out_features // block_n) * -(-num_tokens // block_m)
     split_tiles = split_tiles_of(blocks, tiles_k, num_multiprocessors(x.device), config)
@@ -166,7 +179,7 @@ def grouped_gemm(
         torch.empty(partial_size, dtype=torch.float32, device=x.device),
         arrival_counters(x.device, blocks if num_splits > 1 else 1),
         num_tokens,
-        out_features,
+        num_outputs,
         num_inputs,
         x.stride(0),
         scales.shape[1],
@@ -177,6 +190,7 @@ def grouped_gemm(
         BLOCK_N=block_n,
         BLOCK_M=block_m,
         WIDE=wide,
+        GATED=gated,
         INLINE_ASM=x.is_cuda,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
@@ -260,6 +274,7 @@ def specialization(
     zeros: bool = False,
     minimums: bool = False,
     bias: bool = False,
+    gated: bool = False,
 ) -> Specialization:
     """What `grouped_gemm` compiles for such a weight. Types as Triton names them; group_size up to num_inputs."""
     types = _TYPES | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
@@ -268,6 +283,6 @@ def specialization(
     absent = {name: None for name, there in (("minimums_ptr", minimums), ("bias_ptr", bias)) if not there}
     constants = weight_constants(bits, group_size, num_inputs, zero_point, zeros, minimums) | absent
     constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "WIDE": bool(config["wide"])}
-    constants |= {"INLINE_ASM": True}
+    constants |= {"GATED": gated, "INLINE_ASM": True}
     present = {name: kind for name, kind in types.items() if name not in absent}
     return Specialization(grouped_gemm_kernel, present, constants, config["num_warps"], config["num_stages"])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.kernels import tuning
+from pagewire.kernels.triton.elementwise.activation import silu_and_mul
 from pagewire.kernels.triton.products import grouped_dequantize
 from pagewire.kernels.triton.products.grouped_gemm import grouped_gemm
 from pagewire.kernels.triton.products.grouped_gemv import grouped_gemv
@@ -33,14 +34,17 @@ def grouped_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    *,
+    gated: bool = False,
 ) -> Tensor:
     """As `reference.grouped_linear`, of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
 
-    Where weights are scaled or dequantized first, they are rounded to x's dtype.
+    Where weights are scaled or dequantized first, they are rounded to x's dtype. gated: `silu_and_mul` of the product,
+    by its kernel where rows are not so few or so many that another multiplies.
     """
     num_tokens, num_inputs = x.shape
     if num_tokens == 0:
-        return x.new_empty(0, out_features)
+        return x.new_empty(0, out_features // 2 if gated else out_features)
     if x.stride(1) != 1:
         x = x.contiguous()
     weight = (codes, scales, offsets)
@@ -52,16 +56,20 @@ def grouped_linear(
     in_fp32 = x.is_cuda and x.dtype is torch.float32  # tensor cores have no such thing
     gemv = tuning.lookup("grouped_gemv", capability, **shape)
     if fits and num_tokens < (_FP32_GEMV_ROWS if in_fp32 else gemv["gemm_rows"]):
-        return grouped_gemv(x, *weight, permutation, bias, *form, gemv)
+        product = grouped_gemv(x, *weight, permutation, bias, *form, gemv)
+        return silu_and_mul(product) if gated else product
     if permutation is not None:
         x = grouped_dequantize.gather_columns(x, permutation)
     gemm = tuning.lookup("grouped_gemm", capability, **shape)
     if fits and not in_fp32 and num_tokens < gemm["library_rows"]:
-        return grouped_gemm(x, *weight, bias, *form, gemm)
+        if gated and out_features % 16:  # gates and ups are loaded by eight rows
+            return silu_and_mul(grouped_gemm(x, *weight, bias, *form, gemm))
+        return grouped_gemm(x, *weight, bias, *form, gemm, gated=gated)
     dense = grouped_dequantize.dequantize(
         *weight, codebook, (out_features, num_inputs), bits, group_size, zero_point, x.dtype
     )
-    return F.linear(x, dense, bias)
+    product = F.linear(x, dense, bias)
+    return silu_and_mul(product) if gated else product
 
 
 def grouped_embedding(

@@ -136,7 +136,7 @@ def multiply_wide_tiles(
     codes_ptr,
     scales_ptr,
     minimums_ptr,
-    first_output,
+    output,  # int32 [BLOCK_N], of which runs of RUN begin at multiples of it; some may be beyond the last
     num_inputs,
     group_stride,
     tiles_k,
@@ -152,6 +152,7 @@ def multiply_wide_tiles(
     BLOCK_M: tl.constexpr,
     dtype: tl.constexpr,
     INLINE_ASM: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     """As `grouped_tile.multiply_tiles`, but that weights are rounded to dtype; blocks end as they may."""
     PLANES: tl.constexpr = 16 // BITS
@@ -161,8 +162,7 @@ def multiply_wide_tiles(
     column = tl.arange(0, TILE_K)
     # A block may have more outputs than there are, padding included: these read the last tile's. Runs of a tile are
     # told to the compiler, for less than four bytes at a time are not copied to shared memory ahead of their use.
-    RUN: tl.constexpr = _TILE_N if BLOCK_N > _TILE_N else BLOCK_N
-    output = first_output + tl.arange(0, BLOCK_N)
+    RUN: tl.constexpr = 8 if GATED else min(_TILE_N, BLOCK_N)
     tile_n = tl.minimum(output // _TILE_N, group_stride // _TILE_N - 1)
     source = tl.max_contiguous(tl.multiple_of(tile_n * _TILE_N + output % _TILE_N, RUN), RUN)
     row_codes = (tile_n.to(tl.int64) * tiles_k + first_tile) * (_TILE_N * WIDTH) + output % _TILE_N * WIDTH

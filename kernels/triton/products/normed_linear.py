@@ -58,5 +58,4 @@ def normed_grouped_linear(
             norm = Norm(residual, updated, norm_weight, eps)
             return grouped_skinny_product(x, codes, scales, offsets, bias, *form, config, norm=norm, gated=gated)
     normed = add_rms_norm_to(x, residual, updated, norm_weight, eps)
-    product = grouped_linear(normed, codes, scales, offsets, codebook, permutation, bias, *form)
-    return silu_and_mul(product) if gated else product
+    return grouped_linear(normed, codes, scales, offsets, codebook, permutation, bias, *form, gated=gated)

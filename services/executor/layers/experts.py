@@ -94,7 +94,7 @@ class ExpertsConfig:
 class ExpertsWeight(Protocol):
     """A weight of all experts' outputs, expert by expert."""
 
-    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
         """As `ops.experts_linear`."""
 
 
@@ -139,11 +139,11 @@ class ExpertsLinear:
         # The ranks' products are summed, so that one of them adds it.
         self._adds_bias = inputs is None or placement.tensor.rank == 0
 
-    def __call__(self, x: Tensor, order: Tensor, starts: Tensor) -> Tensor:
-        """As `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs of an expert]"""
+    def __call__(self, x: Tensor, order: Tensor, starts: Tensor, *, gated: bool = False) -> Tensor:
+        """As `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs of an expert, gated half]"""
         weight = self.weight
         assert isinstance(weight, ExpertsWeight)
-        return weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts)
+        return weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts, gated)
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:
@@ -229,7 +229,10 @@ class RoutedMLP:
         order, starts = ops.sort_by_expert(ids, self.num_experts)
         if self.whole is not None:
             starts = self.whole.own_starts(starts)
-        inner = self.activation(self.gate_up(hidden, order, starts))
+        if self.activation is ops.silu_and_mul:
+            inner = self.gate_up(hidden, order, starts, gated=True)
+        else:
+            inner = self.activation(self.gate_up(hidden, order, starts))
         pairs = self.down(inner, order, starts)
         if self.whole is not None:
             if self.whole.exchanges(len(ids)):

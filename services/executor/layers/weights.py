@@ -50,8 +50,8 @@ class Dense:
         """As `ops.normed_linear`."""
         return ops.normed_linear(x, residual, updated, norm_weight, eps, self.tensor, bias, gated)
 
-    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
-        return ops.experts_linear(x, self.tensor, bias, order, starts)
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
+        return ops.experts_linear(x, self.tensor, bias, order, starts, gated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class PackedDense:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.packed_linear(x, self.tensor, bias, self.shape[0])
 
-    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor) -> Tensor:
-        return ops.packed_experts_linear(x, self.tensor, bias, order, starts, self.shape[0])
+    def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
+        return ops.packed_experts_linear(x, self.tensor, bias, order, starts, self.shape[0], gated)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids int64 [num_tokens] -> the rows [num_tokens, in_features] of the weight"""
