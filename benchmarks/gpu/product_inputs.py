@@ -107,7 +107,7 @@ class Fp8:
     def expected(self, x: Tensor, weight: Fp8Weight) -> tuple[Tensor, ...]:
         """Whether the input is quantized is the kernel's choice."""
         operands = (x, weight.weight, weight.scales, None, None)
-        return tuple(reference.fp8_linear(*operands, quantize_input=quantize) for quantize in (True, False))
+        return tuple(reference.fp8_linear(*operands, False, quantize_input=quantize) for quantize in (True, False))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Int8:
         return Int8Weight(weight, _scales((num_outputs,), device))
 
     def expected(self, x: Tensor, weight: Int8Weight) -> tuple[Tensor, ...]:
-        return (reference.int8_linear(x, weight.weight, weight.scales, None, None),)
+        return (reference.int8_linear(x, weight.weight, weight.scales, None, None, False),)
 
 
 def _scales(shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -63,15 +63,15 @@ def linear_shapes(kernel: str, which: str, capability: int) -> Iterator[Shape]:
 
 
 def _int8(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    return int8_linear.int8_linear(x, weight, scales, None, None)
+    return int8_linear.int8_linear(x, weight, scales, None, None, False)
 
 
 def _fp8(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    return fp8_linear.quantized_linear(x, weight, scales, None, None)
+    return fp8_linear.quantized_linear(x, weight, scales, None, None, False)
 
 
 def _weight_only(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    return fp8_linear.weight_only_linear(x, weight, scales, None)
+    return fp8_linear.weight_only_linear(x, weight, scales, None, False)
 
 
 def _problem(

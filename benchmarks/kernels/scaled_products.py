@@ -27,16 +27,18 @@ def scaled_products(capability: int) -> Iterator[Specialization]:
             continue
         for entry in tuning.load_table(kernel, tuning.table_architecture(kernel, capability)):
             x, out = _TYPES.get(kernel) or 2 * (_WEIGHT_ONLY_TYPES[entry.shape["x_bytes"]],)
-            yield Specialization(
-                *scaled_product.specialization(
-                    x,
-                    out,
-                    entry.config,
-                    split=entry.config["block_m"] <= SPLIT_ROWS,
-                    block_scales=kernel != "int8_product",
-                    num_inputs=EVEN_INPUTS,
+            for gated in (False, True):
+                yield Specialization(
+                    *scaled_product.specialization(
+                        x,
+                        out,
+                        entry.config,
+                        split=entry.config["block_m"] <= SPLIT_ROWS,
+                        block_scales=kernel != "int8_product",
+                        gated=gated,
+                        num_inputs=EVEN_INPUTS,
+                    )
                 )
-            )
         yield few_tokens(kernel, capability)
     for x in ("i8", "fp16"):  # with what the others lack
         config = tuning.lookup("fp8_weight_only", capability, x_bytes=2, tokens=16, outputs=4096, inputs=4096)

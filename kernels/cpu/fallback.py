@@ -308,9 +308,11 @@ def grouped_experts_linear(
     return experts_linear(x, weight, bias, order, starts, gated)
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+def fp8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
+) -> Tensor:
     """For the op's sake: weights that are packed for a CPU have a codebook (`quantized.pack`)."""
-    return reference.fp8_linear(x, weight, scales, input_scale, bias)
+    return reference.fp8_linear(x, weight, scales, input_scale, bias, gated)
 
 
 def fp8_experts_linear(

@@ -128,19 +128,23 @@ def grouped_embedding(
 
 
 @op(cuda="products.int8_linear")
-def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x, quantized to int8, times the weight and scales of a `quantized.Int8Weight`; + bias.
+def int8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
+) -> Tensor:
+    """x, quantized to int8, times the weight and scales of a `quantized.Int8Weight`; + bias. gated: its `silu_and_mul`.
 
     input_scale  fp32 scalar: x's scale; without it each token has its own
     """
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // 2 if gated else weight.shape[0]))
 
 
 @op(cuda="products.fp8_linear")
-def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x times the weight and scales of a `quantized.Fp8Weight`; + bias.
+def fp8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
+) -> Tensor:
+    """x times the weight and scales of a `quantized.Fp8Weight`; + bias; gated: `silu_and_mul` of it.
 
     input_scale  fp32 scalar: x's scale on devices that multiply fp8 with fp8; without it each token (with scales per
                  block, each 128 inputs of a token) has its own
     """
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // 2 if gated else weight.shape[0]))

@@ -170,7 +170,11 @@ class PackedInt8(_PackedBytes):
     """As `Int8Weight`."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias)
+        return ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
+
+    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`silu_and_mul` of the product."""
+        return ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias, True)
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,11 @@ class PackedFp8(_PackedBytes):
     """As `Fp8Weight`."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias)
+        return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
+
+    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`silu_and_mul` of the product."""
+        return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, True)
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
         """As `ops.experts_linear`, without input_scale."""

@@ -49,7 +49,9 @@ def grouped_embedding(token_ids: Tensor, weight: GroupedWeight, dtype: torch.dty
     return weight.dequantize()[token_ids].to(dtype)
 
 
-def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+def int8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
+) -> Tensor:
     """x, quantized to int8, times an `Int8Weight`'s weight [N, K].T; scaled; + bias.
 
     A token's scale is max|x| / 127 (input_scale where given); values round to nearest even and saturate at +-127
@@ -59,7 +61,8 @@ def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor |
     low = -127 if input_scale is None else -128
     x_scale = (x32.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-12) if input_scale is None else input_scale
     codes = (x32 / x_scale).round().clamp(low, 127)
-    return _product(codes * x_scale, Int8Weight(weight, scales).dequantize(), bias).to(x.dtype)
+    product = _product(codes * x_scale, Int8Weight(weight, scales).dequantize(), bias).to(x.dtype)
+    return silu_and_mul(product) if gated else product
 
 
 def fp8_linear(
@@ -68,6 +71,7 @@ def fp8_linear(
     scales: Tensor,
     input_scale: Tensor | None,
     bias: Tensor | None,
+    gated: bool,
     *,
     quantize_input: bool = False,
 ) -> Tensor:
@@ -79,7 +83,8 @@ def fp8_linear(
     x32 = x.float()
     if quantize_input:
         x32 = as_fp8(x32, input_scale, FP8_BLOCK if scales.dim() == 2 else x.shape[-1])
-    return _product(x32, Fp8Weight(weight, scales).dequantize(), bias).to(x.dtype)
+    product = _product(x32, Fp8Weight(weight, scales).dequantize(), bias).to(x.dtype)
+    return silu_and_mul(product) if gated else product
 
 
 def as_fp8(x: Tensor, input_scale: Tensor | None, group_size: int) -> Tensor:

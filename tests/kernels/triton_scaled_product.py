@@ -80,17 +80,17 @@ def not_finite_case() -> None:
     ok[[3, 5, 7]] = False
     weight8, scales8 = int8_weight(40, 300)
     for input_scale in (None, torch.tensor([0.05])):
-        actual = int8_linear.int8_linear(x, weight8, scales8, input_scale, None)
-        assert_close(actual, reference.int8_linear(x, weight8, scales8, input_scale, None))
+        actual = int8_linear.int8_linear(x, weight8, scales8, input_scale, None, False)
+        assert_close(actual, reference.int8_linear(x, weight8, scales8, input_scale, None, False))
         assert actual[3].isnan().all()
     for blocks in (False, True):
         weight, scales = fp8_weight(40, 300, blocks)
         for input_scale in (None, torch.tensor([0.05])):
             actual = fp8_linear.quantized_linear(x, weight, scales, input_scale, None)
-            expected = reference.fp8_linear(x, weight, scales, input_scale, None, quantize_input=True)
+            expected = reference.fp8_linear(x, weight, scales, input_scale, None, False, quantize_input=True)
             assert_close(actual, expected, by_fp8=True)
         actual = fp8_linear.weight_only_linear(x, weight, scales, None)
-        assert_close(actual[ok], reference.fp8_linear(x, weight, scales, None, None)[ok])
+        assert_close(actual[ok], reference.fp8_linear(x, weight, scales, None, None, False)[ok])
         assert not actual[~ok].isfinite().any()
 
 
@@ -98,7 +98,12 @@ Shape = tuple[int, int, int]  # tokens, outputs, inputs
 
 
 def int8_case(
-    shape: Shape, dtype: torch.dtype = F32, fixed: bool = False, bias: bool = False, split: bool = False
+    shape: Shape,
+    dtype: torch.dtype = F32,
+    fixed: bool = False,
+    bias: bool = False,
+    split: bool = False,
+    gated: bool = False,
 ) -> None:
     num_tokens, num_outputs, num_inputs = shape
     x = tokens_of(num_tokens, num_inputs, dtype)
@@ -106,9 +111,10 @@ def int8_case(
     input_scale = torch.tensor([0.02]) if fixed else None
     added = torch.randn(num_outputs).to(dtype) if bias else None
     with count_splits(split):
-        results = [int8_linear.int8_linear(x, weight, scales, input_scale, added) for _ in range(2 if split else 1)]
+        product = partial(int8_linear.int8_linear, x, weight, scales, input_scale, added, gated)
+        results = [product() for _ in range(2 if split else 1)]
     assert torch.equal(results[0], results[-1]), "splits are added up in another order, or were not all done"
-    assert_close(results[0], reference.int8_linear(x, weight, scales, input_scale, added))
+    assert_close(results[0], reference.int8_linear(x, weight, scales, input_scale, added, gated))
 
 
 def int8_exact_case() -> None:
@@ -116,7 +122,7 @@ def int8_exact_case() -> None:
     x = torch.randint(-140, 140, (19, 1100)).float()
     weight = torch.randint(-128, 128, (45, 1100), dtype=INT8)
     one = torch.ones(1)
-    actual = int8_linear.int8_linear(x, weight, torch.ones(45), one, None)
+    actual = int8_linear.int8_linear(x, weight, torch.ones(45), one, None, False)
     expected = x.clamp(-128, 127).double() @ weight.double().T
     assert torch.equal(actual.double(), expected)
 
@@ -129,6 +135,7 @@ def fp8_case(
     bias: bool = False,
     split: bool = False,
     quantized: bool = True,
+    gated: bool = False,
 ) -> None:
     num_tokens, num_outputs, num_inputs = shape
     x = tokens_of(num_tokens, num_inputs, dtype)
@@ -136,26 +143,26 @@ def fp8_case(
     input_scale = torch.tensor([0.004]) if fixed else None
     added = torch.randn(num_outputs).to(dtype) if bias else None
     if quantized:
-        product = partial(fp8_linear.quantized_linear, x, weight, scales, input_scale, added)
+        product = partial(fp8_linear.quantized_linear, x, weight, scales, input_scale, added, gated)
     else:
-        product = partial(fp8_linear.weight_only_linear, x, weight, scales, added)
+        product = partial(fp8_linear.weight_only_linear, x, weight, scales, added, gated)
     with count_splits(split):
         actual = product()
-    expected = reference.fp8_linear(x, weight, scales, input_scale, added, quantize_input=quantized)
+    expected = reference.fp8_linear(x, weight, scales, input_scale, added, gated, quantize_input=quantized)
     assert_close(actual, expected, by_fp8=quantized)
 
 
 weight_only = partial(fp8_case, quantized=False)
 
 
-def library_case(blocks: bool) -> None:
+def library_case(blocks: bool, gated: bool = False) -> None:
     """From library_rows on the weight is converted as a whole."""
     x = tokens_of(5, 200, F16)
     weight, scales = fp8_weight(30, 200, blocks)
     bias = torch.randn(30).half()
     with configured(library_rows=5), mock.patch.object(fp8_linear, "scaled_product", None):
-        actual = fp8_linear.weight_only_linear(x, weight, scales, bias)
-    assert_close(actual, reference.fp8_linear(x, weight, scales, None, bias))
+        actual = fp8_linear.weight_only_linear(x, weight, scales, bias, gated)
+    assert_close(actual, reference.fp8_linear(x, weight, scales, None, bias, gated))
 
 
 def library_product_case(blocks: bool) -> None:
@@ -185,8 +192,8 @@ def library_product_case(blocks: bool) -> None:
         # It has no blocks with a scale for all of the input.
         fixed = fp8_linear.quantized_linear(x, weight, scales, torch.tensor([0.01]), None)
     assert len(asked) == (1 if blocks else 2)
-    assert_close(actual, reference.fp8_linear(x, weight, scales, None, None, quantize_input=True), by_fp8=True)
-    expected = reference.fp8_linear(x, weight, scales, torch.tensor([0.01]), None, quantize_input=True)
+    assert_close(actual, reference.fp8_linear(x, weight, scales, None, None, False, quantize_input=True), by_fp8=True)
+    expected = reference.fp8_linear(x, weight, scales, torch.tensor([0.01]), None, False, quantize_input=True)
     assert_close(fixed, expected, by_fp8=True)
 
 
@@ -195,16 +202,17 @@ def choice_case() -> None:
     x = tokens_of(fp8_linear.WEIGHT_ONLY_ROWS + 1, 64)
     weight, scales = fp8_weight(20, 64, blocks=False)
     full, quantized = (
-        reference.fp8_linear(x, weight, scales, None, None, quantize_input=quantize) for quantize in (False, True)
+        reference.fp8_linear(x, weight, scales, None, None, False, quantize_input=quantize)
+        for quantize in (False, True)
     )
     assert not torch.allclose(full, quantized, rtol=1e-3)
-    assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None), quantized, by_fp8=True)
+    assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None, False), quantized, by_fp8=True)
     few = slice(1, None)
-    assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None), full[few])
+    assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None, False), full[few])
     with mock.patch.object(fp8_linear, "WEIGHT_ONLY_BYTES", 20 * 64 - 1):
-        assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None), quantized[few], by_fp8=True)
+        assert_close(fp8_linear.fp8_linear(x[few], weight, scales, None, None, False), quantized[few], by_fp8=True)
     with mock.patch.object(fp8_linear, "multiplies_fp8", lambda device: False):
-        assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None), full)
+        assert_close(fp8_linear.fp8_linear(x, weight, scales, None, None, False), full)
 
 
 def refusals_case() -> None:
@@ -239,17 +247,17 @@ def huge_strides_case() -> None:
     x = storage.as_strided((2, 96), (2**31 + 64, 1))
     x.copy_(torch.randn(2, 96))
     weight, scales = fp8_weight(20, 96, blocks=False)
-    expected = reference.fp8_linear(x, weight, scales, None, None)
+    expected = reference.fp8_linear(x, weight, scales, None, None, False)
     assert_close(fp8_linear.weight_only_linear(x, weight, scales, None), expected)
-    expected = reference.fp8_linear(x, weight, scales, None, None, quantize_input=True)
+    expected = reference.fp8_linear(x, weight, scales, None, None, False, quantize_input=True)
     assert_close(fp8_linear.quantized_linear(x, weight, scales, None, None), expected, by_fp8=True)
 
 
 def no_tokens_case() -> None:
     x = torch.empty(0, 64, dtype=F16)
     weight, scales = fp8_weight(20, 64, blocks=False)
-    assert fp8_linear.fp8_linear(x, weight, scales, None, None).shape == (0, 20)
-    assert int8_linear.int8_linear(x, weight.view(INT8), scales, None, None).shape == (0, 20)
+    assert fp8_linear.fp8_linear(x, weight, scales, None, None, False).shape == (0, 20)
+    assert int8_linear.int8_linear(x, weight.view(INT8), scales, None, None, False).shape == (0, 20)
 
 
 def wrong_operands_case() -> None:
@@ -268,7 +276,7 @@ def wrong_operands_case() -> None:
     for message, (tokens, codes, factors, bias) in wrong.items():
         tokens = tokens[:, ::2] if message == "must be contiguous" else tokens
         try:
-            fp8_linear.fp8_linear(tokens, codes, factors, None, bias)
+            fp8_linear.fp8_linear(tokens, codes, factors, None, bias, False)
         except AssertionError as error:
             assert message in str(error), f"{error} should say {message}"
         else:
@@ -282,6 +290,19 @@ CASES: dict[str, Callable[[], None]] = {
     "int8 fp16, several tiles": partial(int8_case, (37, 130, 128), F16),
     "int8, splits": partial(int8_case, (2, 9, 1300), bias=True, split=True),
     "int8, exact": int8_exact_case,
+    "int8, gated": partial(int8_case, (3, 2 * 70, 200), bias=True, gated=True),
+    "int8, gated, splits": partial(int8_case, (2, 2 * 9, 1300), bias=True, split=True, gated=True),
+    "fp8, gated": partial(fp8_case, (37, 2 * 70, 200), F16, bias=True, gated=True),
+    **{
+        f"fp8 blocks, gated, {tokens} tokens{', splits' * split}": partial(
+            fp8_case, (tokens, 2 * 128, inputs), blocks=True, bias=True, split=split, gated=True
+        )
+        for tokens, inputs, split in ((21, 300, False), (70, 300, False), (3, 2600, True))
+    },
+    "fp8 blocks of gates and ups": partial(fp8_case, (5, 2 * 64, 300), blocks=True, gated=True),
+    "weight-only, gated": partial(weight_only, (3, 2 * 70, 200), bias=True, gated=True),
+    "weight-only blocks, gated": partial(weight_only, (20, 2 * 256, 130), F16, blocks=True, gated=True),
+    "weight-only by the library, gated": partial(library_case, False, gated=True),
     "fp8": partial(fp8_case, (3, 70, 200), bias=True),
     "fp8 fp16, fixed scale": partial(fp8_case, (19, 65, 33), F16, fixed=True),
     "fp8 blocks, ragged": partial(fp8_case, (21, 131, 300), blocks=True, bias=True),

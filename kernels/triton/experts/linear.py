@@ -26,7 +26,7 @@ from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, 
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8_linear import multiplies_fp8
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
-from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows
+from pagewire.kernels.triton.products.gated import of_rows, silu_and_mul, tile_rows
 from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes, quantize_groups, quantize_tokens
 from pagewire.kernels.triton.products.scaled_product import check_operands, step_scale
 
@@ -117,11 +117,11 @@ def experts_linear_kernel(
             if GATED:
                 next_up_scale = step_scale(up_scales, x_scales_ptr, columns, x_scales_group_stride, next_block)
             if TOKENS_FIRST:
-                acc += tl.dot(tl.trans(x), tl.trans(weight)) * _of_rows(
+                acc += tl.dot(tl.trans(x), tl.trans(weight)) * of_rows(
                     scale[:, None], up_scale[:, None], True, BLOCK_N, GATED
                 )
             else:
-                acc += tl.dot(weight, x, input_precision="tf32x3") * _of_rows(scale, up_scale, False, BLOCK_N, GATED)
+                acc += tl.dot(weight, x, input_precision="tf32x3") * of_rows(scale, up_scale, False, BLOCK_N, GATED)
             scale = next_scale
             up_scale = next_up_scale
         else:
@@ -140,16 +140,6 @@ def experts_linear_kernel(
     mask = in_rows[None, :] & (outputs < output_stride)[:, None]
     target = out_ptr + pairs.to(tl.int64)[None, :] * output_stride + outputs[:, None]
     tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _of_rows(gates, ups, TOKENS_FIRST: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """What the rows of a tile's sums are multiplied with. Which of the two a register takes is known when compiling."""
-    scale = gates
-    if GATED:
-        is_gate = tl.arange(0, BLOCK_N) // 8 % 2 == 0
-        scale = tl.where(is_gate[None, :] if TOKENS_FIRST else is_gate[:, None], gates, ups)
-    return scale
 
 
 def experts_linear(

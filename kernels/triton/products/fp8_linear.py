@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 import triton
 from pagewire.kernels import tuning
+from pagewire.kernels.triton.elementwise.activation import silu_and_mul
 from pagewire.kernels.triton.products.fp8_weights import dequantize
 from pagewire.kernels.triton.products.quantize_input import GROUP, quantize_groups, quantize_tokens
 from pagewire.kernels.triton.products.scaled_product import check_operands, scaled_product
@@ -40,7 +41,9 @@ WEIGHT_ONLY_BYTES = 32 << 20
 _LIBRARY_CAPABILITIES = (89, 90)
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+def fp8_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
+) -> Tensor:
     """As `reference.fp8_linear`, with quantize_input or without; x may have any stride between rows.
 
     A token (a group of its inputs) with a NaN gives NaN, and one with an infinity too.
@@ -50,11 +53,11 @@ def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | 
     blocks = (triton.cdiv(num_outputs, GROUP), triton.cdiv(num_inputs, GROUP))
     assert scales.shape in ((num_outputs,), blocks), "scales must be [N] or [ceil(N / 128), ceil(K / 128)]"
     if x.shape[0] == 0:
-        return x.new_empty((0, num_outputs))
+        return x.new_empty((0, num_outputs // 2 if gated else num_outputs))
     few = x.shape[0] <= WEIGHT_ONLY_ROWS and weight.numel() <= WEIGHT_ONLY_BYTES
     if few or not multiplies_fp8(x.device):
-        return weight_only_linear(x, weight, scales, bias)
-    return quantized_linear(x, weight, scales, input_scale, bias)
+        return weight_only_linear(x, weight, scales, bias, gated)
+    return quantized_linear(x, weight, scales, input_scale, bias, gated)
 
 
 @cache
@@ -62,19 +65,25 @@ def multiplies_fp8(device: torch.device) -> bool:
     return tuning.capability_of(device) >= 89
 
 
-def weight_only_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def weight_only_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
     """x as it is. Where cuBLAS multiplies, weights are rounded to x's dtype once they are scaled."""
     config = tuning.lookup(
         "fp8_weight_only", tuning.capability_of(x.device), x_bytes=x.dtype.itemsize,
         tokens=triton.next_power_of_2(x.shape[0]), outputs=weight.shape[0], inputs=weight.shape[1],
     )  # fmt: skip
     if x.shape[0] >= config["library_rows"]:
-        return F.linear(x, dequantize(weight, scales, x.dtype), bias)
-    return scaled_product(x, weight, None, scales, bias, x.dtype, config)
+        product = F.linear(x, dequantize(weight, scales, x.dtype), bias)
+        return silu_and_mul(product) if gated else product
+    return scaled_product(x, weight, None, scales, bias, x.dtype, config, gated=gated)
 
 
 def quantized_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    input_scale: Tensor | None,
+    bias: Tensor | None,
+    gated: bool = False,
 ) -> Tensor:
     """x quantized to e4m3."""
     config = tuning.lookup(
@@ -90,13 +99,15 @@ def quantized_linear(
         # cuBLAS takes whole quadruples of tokens.
         missing = -x.shape[0] % 4
         codes, x_scales = quantize_groups(F.pad(x, (0, 0, 0, missing)) if missing else x)
-        return torch._scaled_mm(codes, weight.T, x_scales.T, scales.T, bias, out_dtype=x.dtype)[: x.shape[0]]
+        product = torch._scaled_mm(codes, weight.T, x_scales.T, scales.T, bias, out_dtype=x.dtype)[: x.shape[0]]
+        return silu_and_mul(product) if gated else product
     codes, x_scales = quantize_groups(x) if groups else quantize_tokens(x, input_scale, torch.float8_e4m3fn)
     if by_library:
-        return torch._scaled_mm(
+        product = torch._scaled_mm(
             codes, weight.T, x_scales[:, None], scales[None, :], bias, out_dtype=x.dtype, use_fast_accum=True
         )
-    return scaled_product(codes, weight, x_scales, scales, bias, x.dtype, config)
+        return silu_and_mul(product) if gated else product
+    return scaled_product(codes, weight, x_scales, scales, bias, x.dtype, config, gated=gated)
 
 
 @cache

@@ -33,6 +33,17 @@ def tile_runs(tile, num_outputs, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
 
 
 @triton.jit
+def of_rows(gates, ups, ROWS_LAST: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """For each row of a tile one of two numbers, side by side where ROWS_LAST. Which of them a register takes is known
+    when compiling."""
+    found = gates
+    if GATED:
+        is_gate = tl.arange(0, BLOCK_N) // 8 % 2 == 0
+        found = tl.where(is_gate[None, :] if ROWS_LAST else is_gate[:, None], gates, ups)
+    return found
+
+
+@triton.jit
 def silu_and_mul(sums):
     """Fp32 [BLOCK_N, BLOCK_M] of a tile -> silu(gate) * up [BLOCK_N / 2, BLOCK_M]."""
     BLOCK_N: tl.constexpr = sums.shape[0]

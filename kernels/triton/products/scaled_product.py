@@ -26,8 +26,10 @@ import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
 from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.elementwise.activation import silu_and_mul as silu_and_mul_rows
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
+from pagewire.kernels.triton.products.gated import of_rows, silu_and_mul, tile_rows
 from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes
 
 # Steps of a split, at least: fewer cost more than they gain, as the loads of the first ones are waited for.
@@ -52,10 +54,10 @@ _COUNTS = ["num_tokens", "x_scales_group_stride", "scales_row_size", "steps_per_
 @triton.jit(do_not_specialize=_COUNTS)  # or each kind of number would be another compilation
 def scaled_product_kernel(
     x_ptr,  # [num_tokens, num_inputs]: int8, e4m3; or weight-only fp16, bf16, fp32
-    weight_ptr,  # [num_outputs, num_inputs] contiguous: int8, e4m3; or weight-only e4m3 as uint8
+    weight_ptr,  # [num_outputs, num_inputs] contiguous, GATED twice as many: int8, e4m3; or weight-only e4m3 as uint8
     x_scales_ptr,  # fp32 [num_tokens], or [groups, num_tokens] whose rows are x_scales_group_stride apart; or None
-    scales_ptr,  # fp32 [num_outputs], or [blocks of outputs, scales_row_size]
-    bias_ptr,  # [num_outputs], or None
+    scales_ptr,  # fp32 [rows of the weight], or [blocks of them, scales_row_size]
+    bias_ptr,  # [rows of the weight], or None
     out_ptr,  # [num_tokens, num_outputs] contiguous
     partials_ptr,  # int32 or fp32 [splits, tiles, BLOCK_N, BLOCK_M], or None where nothing is split
     arrived_ptr,  # int32 [tiles]: how many of a tile's splits are done; in the end 0
@@ -67,18 +69,20 @@ def scaled_product_kernel(
     scales_row_size,
     steps_per_split,
     BLOCK_M: tl.constexpr,  # tokens of a tile
-    BLOCK_N: tl.constexpr,  # outputs of a tile
+    BLOCK_N: tl.constexpr,  # rows of the weight in a tile
     BLOCK_K: tl.constexpr,  # inputs of a step
     EVEN: tl.constexpr,  # whether steps end where inputs do
     BLOCK_SCALES: tl.constexpr,
     GROUP: tl.constexpr,
     CONVERT: tl.constexpr,  # weight-only: how (`fp8_weights.decode_weights`)
     TOKENS_FIRST: tl.constexpr,  # tiles are multiplied as [tokens, outputs]
+    GATED: tl.constexpr,
 ):
     wait_for_inputs()
     launch_dependents()
+    OUTPUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # of a tile
     tiles_m = tl.cdiv(num_tokens, BLOCK_M)
-    tiles_n = tl.cdiv(output_stride, BLOCK_N)
+    tiles_n = tl.cdiv(output_stride, OUTPUTS)
     # Programs that run together share rows of x and of the weight: 8 tiles of tokens, for one of outputs after another.
     tile = tl.program_id(0)
     first_m = tile // (8 * tiles_n) * 8
@@ -86,10 +90,9 @@ def scaled_product_kernel(
     tile_m = first_m + tile % (8 * tiles_n) % in_group
     tile_n = tile % (8 * tiles_n) // in_group
 
-    outputs = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     # Beyond the last row the last one is read again: loads need no mask for it.
-    rows = tl.minimum(outputs, output_stride - 1)
+    rows = tile_rows(tile_n, output_stride, BLOCK_N, GATED)
     columns = tl.minimum(tokens, num_tokens - 1)
     inputs = tl.arange(0, BLOCK_K)
     first = tl.program_id(1) * steps_per_split
@@ -101,10 +104,15 @@ def scaled_product_kernel(
     WEIGHT_ONLY: tl.constexpr = weight_ptr.dtype.element_ty == tl.uint8
     acc = tl.zeros([BLOCK_M, BLOCK_N] if TOKENS_FIRST else [BLOCK_N, BLOCK_M], tl.int32 if INTEGER else tl.float32)
     if BLOCK_SCALES:
-        # A tile has one block of outputs. Scales are loaded a step ahead, so that no product is waited for twice.
+        # A tile has one block of outputs, or one of gates and one of ups. Scales are loaded a step ahead, so that no
+        # product is waited for twice.
         tl.static_assert(BLOCK_N <= GROUP)
-        weight_scales = scales_ptr + tile_n * BLOCK_N // GROUP * scales_row_size
+        weight_scales = scales_ptr + tile_n * OUTPUTS // GROUP * scales_row_size
         scale = step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, first * BLOCK_K // GROUP)
+        up_scale = scale
+        if GATED:
+            up_scales = weight_scales + output_stride // GROUP * scales_row_size
+            up_scale = step_scale(up_scales, x_scales_ptr, columns, x_scales_group_stride, first * BLOCK_K // GROUP)
     for step in tl.range(first, last):
         start = step * BLOCK_K
         if EVEN:
@@ -118,13 +126,18 @@ def scaled_product_kernel(
         if BLOCK_SCALES:
             next_block = tl.minimum(step + 1, last - 1) * BLOCK_K // GROUP
             next_scale = step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, next_block)
+            next_up_scale = next_scale
+            if GATED:
+                next_up_scale = step_scale(up_scales, x_scales_ptr, columns, x_scales_group_stride, next_block)
             if TOKENS_FIRST:
-                acc += tl.dot(tl.trans(x), tl.trans(weight)) * scale[:, None]
+                of_sums = of_rows(scale[:, None], up_scale[:, None], True, BLOCK_N, GATED)
+                acc += tl.dot(tl.trans(x), tl.trans(weight)) * of_sums
             elif x_scales_ptr is not None:
-                acc += tl.dot(weight, x) * scale[None, :]
+                acc += tl.dot(weight, x) * of_rows(scale[None, :], up_scale[None, :], False, BLOCK_N, GATED)
             else:
-                acc += tl.dot(weight, x, input_precision="tf32x3") * scale
+                acc += tl.dot(weight, x, input_precision="tf32x3") * of_rows(scale, up_scale, False, BLOCK_N, GATED)
             scale = next_scale
+            up_scale = next_up_scale
         elif INTEGER:
             acc = tl.dot(weight, x, acc, out_dtype=tl.int32)
         else:
@@ -155,9 +168,12 @@ def scaled_product_kernel(
             result *= tl.load(x_scales_ptr + columns)[None, :]
     if bias_ptr is not None:
         result += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    if GATED:
+        result = silu_and_mul(result)
     # The tile's offsets fit in 32 bits, those in all of the result may not.
-    out_tile = out_ptr + (tile_m * BLOCK_M).to(tl.int64) * output_stride + tile_n * BLOCK_N
-    target = out_tile + tl.arange(0, BLOCK_M)[None, :] * output_stride + tl.arange(0, BLOCK_N)[:, None]
+    out_tile = out_ptr + (tile_m * BLOCK_M).to(tl.int64) * output_stride + tile_n * OUTPUTS
+    target = out_tile + tl.arange(0, BLOCK_M)[None, :] * output_stride + tl.arange(0, OUTPUTS)[:, None]
+    outputs = tile_n * OUTPUTS + tl.arange(0, OUTPUTS)
     mask = (tokens < num_tokens)[None, :] & (outputs < output_stride)[:, None]
     tl.store(target, result.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -170,22 +186,27 @@ def scaled_product(
     bias: Tensor | None,
     dtype: torch.dtype,
     config: Mapping[str, int],
+    *,
+    gated: bool = False,
 ) -> Tensor:
-    """x [num_tokens, K] times weight [N, K].T, scaled, + bias, as `dtype` [num_tokens, N].
+    """x [num_tokens, K] times weight [N, K].T, scaled, + bias, as `dtype` [num_tokens, N]; gated: `silu_and_mul` of it.
 
     x          as the weight: int8 or float8_e4m3fn; or, with an fp8 weight, float16, bfloat16, float32 as it is
     x_scales   float32 [num_tokens], or [cdiv(K, 128), num_tokens]; None where x is as it is
     scales     float32 [N], or of an fp8 weight [cdiv(N, 128), cdiv(K, 128)]
     config     block_m, block_n, block_k, num_warps, num_stages, programs_per_sm (that the splits should make)
     """
-    (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
-    out = torch.empty(num_tokens, num_outputs, dtype=dtype, device=x.device)
+    (num_tokens, num_inputs), num_rows = x.shape, weight.shape[0]
     block_scales = scales.dim() == 2
+    if gated and block_scales and num_rows // 2 % GROUP:  # gates and ups share a block of scales
+        return silu_and_mul_rows(scaled_product(x, weight, x_scales, scales, bias, dtype, config))
+    num_outputs = num_rows // 2 if gated else num_rows
+    out = torch.empty(num_tokens, num_outputs, dtype=dtype, device=x.device)
     constants = _constants(
         config["block_m"], config["block_n"], config["block_k"], num_inputs, block_scales, x_scales is not None,
-        x.device.type == "cuda",
+        x.device.type == "cuda", gated,
     )  # fmt: skip
-    tiles_n = triton.cdiv(num_outputs, constants["BLOCK_N"])
+    tiles_n = triton.cdiv(num_rows, constants["BLOCK_N"])
     tiles = triton.cdiv(num_tokens, constants["BLOCK_M"]) * tiles_n
     # As for the next power of two of tokens, so that a warm-up with these compiles all that serving will launch.
     expected_tiles = triton.cdiv(triton.next_power_of_2(num_tokens), constants["BLOCK_M"]) * tiles_n
@@ -246,8 +267,9 @@ def _splits(tiles: int, steps: int, programs: int) -> tuple[int, int]:
 
 @cache
 def _constants(
-    block_m: int, block_n: int, block_k: int, num_inputs: int, block_scales: bool, quantized: bool, convert: bool
-) -> dict[str, Any]:
+    block_m: int, block_n: int, block_k: int, num_inputs: int, block_scales: bool, quantized: bool, convert: bool,
+    gated: bool,
+) -> dict[str, Any]:  # fmt: skip
     """quantized: whether x is."""
     if block_scales:
         block_n, block_k = min(block_n, GROUP), min(block_k, GROUP)
@@ -261,6 +283,7 @@ def _constants(
         "CONVERT": convert,
         # A thread has sums of two rows and many columns of a tile, so that scales of rows cost it two loads a step.
         "TOKENS_FIRST": block_scales and quantized and block_m >= 64,
+        "GATED": gated,
     }
 
 
@@ -272,6 +295,7 @@ def specialization(
     split: bool = False,
     block_scales: bool = False,
     bias: bool = False,
+    gated: bool = False,
     num_inputs: int = 4096,
 ) -> Specialization:
     """What `scaled_product` launches, to compile it ahead of time.
@@ -297,5 +321,5 @@ def specialization(
     }
     absent = {name: None for name, kind in types.items() if kind == "constexpr"}
     tile = (config["block_m"], config["block_n"], config["block_k"])
-    constants = _constants(*tile, num_inputs, block_scales, x in ("i8", "fp8e4nv"), True)
+    constants = _constants(*tile, num_inputs, block_scales, x in ("i8", "fp8e4nv"), True, gated)
     return Specialization(scaled_product_kernel, types, constants | absent, config["num_warps"], config["num_stages"])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
+from pagewire.kernels import ops
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
@@ -16,6 +17,7 @@ from pagewire.services.executor.layers.shares import even_share, padded_share, s
 from pagewire.services.executor.layers.weight_format import input_unit, output_unit
 from pagewire.services.executor.layers.weights import (
     Dense,
+    GatedWeight,
     NormedWeight,
     NotLoaded,
     PackedWeight,
@@ -107,6 +109,12 @@ class Linear:
         if self._exchange is None:
             return self.weight(x, self.bias)
         return self._exchange(self.weight, x, self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """`silu_and_mul` of the product, [num_tokens, outputs of the rank / 2]"""
+        if self._exchange is None and isinstance(self.weight, GatedWeight):
+            return self.weight.gated(x, self.bias)
+        return ops.silu_and_mul(self(x))
 
     @property
     def takes_norm(self) -> bool:

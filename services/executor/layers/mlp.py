@@ -35,7 +35,8 @@ class MLP:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
-        return self.down(self.activation(self.up(hidden)))
+        inner = self.up.gated(hidden) if self.activation is ops.silu_and_mul else self.activation(self.up(hidden))
+        return self.down(inner)
 
     @property
     def takes_norm(self) -> bool:

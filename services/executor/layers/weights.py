@@ -188,6 +188,14 @@ class NormedWeight(Protocol):
 
 
 @runtime_checkable
+class GatedWeight(Protocol):
+    """A weight of gates and ups whose product may end with their activation."""
+
+    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`silu_and_mul` of the product."""
+
+
+@runtime_checkable
 class WeightModule(Protocol):
     """A layer with a weight. If any shard is quantized, the loader reads all and installs what they become."""
 

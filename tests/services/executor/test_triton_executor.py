@@ -83,6 +83,13 @@ def test_a_layer_of_a_decode_step_is_six_kernels(tmp_path: Path) -> None:
     for num_reqs in ("1", "8"):
         assert answer["dense"][num_reqs] == between | {"skinny_kernel": 4}
         assert answer["4 bits"][num_reqs] == between | {"grouped_skinny_kernel": 2, "grouped_gemm_kernel": 2}
+        # Of experts, gates and ups are one product, and down is one.
+        routed = {"route_experts_kernel": 1, "sort_by_expert_kernel": 1, "combine_experts_kernel": 1}
+        around = {"add_rms_norm_kernel": 2, "skinny_kernel": 3}
+        assert answer["experts"][num_reqs] == between | routed | around | {"experts_linear_kernel": 2}
+    # More rows than that are normed by themselves; products of 4 bits still end with the activation.
+    assert answer["4 bits"]["12"] == between | {"add_rms_norm_kernel": 2, "grouped_gemm_kernel": 4}
+    assert answer["dense"]["12"]["gated_kernel"] == 1
 
 
 @pytest.mark.parametrize(("model", "max_num_seqs"), [("llama", 1), ("llama", 130), ("mixtral", 130)])

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,7 +34,10 @@ _4_BITS = {
         "desc_act": False,
     },
 }
-MODELS: dict[str, dict[str, Any]] = {"dense": {}, "4 bits": _4_BITS}
+_EXPERTS = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+MODELS: dict[str, dict[str, Any]] = {"dense": {}, "4 bits": _4_BITS, "experts": _EXPERTS}
+NUM_REQS = (1, 8, 12)
+_LIMITS = replace(LIMITS, max_num_seqs=max(NUM_REQS))
 # These give a tensor, or another view of one, and launch nothing.
 _WITHOUT_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
 
@@ -75,7 +79,7 @@ class Nodes(TorchDispatchMode):
 
 
 def step_nodes(directory: Path, num_layers: int, num_reqs: int, changes: dict[str, Any]) -> Counter[str]:
-    runner = ModelRunner(tiny_llama(directory, num_hidden_layers=num_layers, **changes), LIMITS, 32, CPU)
+    runner = ModelRunner(tiny_llama(directory, num_hidden_layers=num_layers, **changes), _LIMITS, 32, CPU)
     driver = Driver(runner, 32)
     for request_id in range(num_reqs):
         driver.add(request_id, prompt(3, seed=request_id))
@@ -94,7 +98,7 @@ def layer_nodes(directory: Path, num_reqs: int, changes: dict[str, Any]) -> dict
 def main() -> None:
     directory = Path(sys.argv[1])
     answer = {
-        model: {num_reqs: layer_nodes(directory / model, num_reqs, changes) for num_reqs in (1, 8)}
+        model: {num_reqs: layer_nodes(directory / model, num_reqs, changes) for num_reqs in NUM_REQS}
         for model, changes in MODELS.items()
     }
     print(json.dumps(answer))
