@@ -66,7 +66,7 @@ def prefetch_pages(
     """Asks memory for a KV head's keys start .. start + BLOCK_N, and their values, for the L2 cache."""
     BYTES: tl.constexpr = cache_ptr.dtype.element_ty.primitive_bitwidth // 8
     PAGE: tl.constexpr = min(BLOCK_SIZE, BLOCK_N) * HEAD_DIM
-    LINES: tl.constexpr = tl.cdiv(PAGE * BYTES, 128)
+    LINES: tl.constexpr = (PAGE * BYTES + 127) // 128
     lines = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1) * (128 // BYTES)
     pages = blocks.to(tl.int64) * (block_stride // BYTES)
     if BLOCK_SIZE > BLOCK_N:
