@@ -118,6 +118,9 @@ def _case(
     def built() -> Built:
         inputs = make_inputs(shape, device)
         result = Built({OURS: _ours(inputs)})
+        if group == "decode":
+            calls: list[Call] = [partial(inputs.call_with_plan, index) for index in range(len(inputs.queries))]
+            result.contestants["with its plan"] = Contestant(calls, None)
         for name in peer_names if device.type == "cuda" else [name for name in peer_names if name == "sdpa"]:
             try:
                 if name.startswith("flashinfer") and flashinfer_build is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.gpu.measure import num_sets
 from pagewire.kernels import ops, reference
+from pagewire.services.executor.block_table import ROW_ALIGNMENT
 
 FP8 = torch.float8_e4m3fn
 # Tokens at either end of a long query that are compared with the specification.
@@ -111,23 +112,38 @@ class AttentionInputs:
                         end - first,
                         self.scale,
                         *self._features(),
+                        None,
                     )
                 )
         return torch.cat(tokens), torch.cat(results)
 
+    @cached_property
+    def plan(self) -> Tensor | None:
+        """Made once, as a step makes it for all of its layers."""
+        features = self.shape.features
+        return ops.plan_attention(
+            self.queries[0],
+            self.kv_caches[0],
+            *self._batch(),
+            features.sliding_window,
+            features.split_size,
+        )
+
     def call(self, index: int) -> Tensor:
         """Our kernel on one set."""
+        return self._call(index, self.plan)
+
+    def call_with_plan(self, index: int) -> Tensor:
+        """The same, and the making of a plan for it."""
+        return self._call(index, None)
+
+    def _call(self, index: int, plan: Tensor | None) -> Tensor:
         return ops.paged_attention(
-            self.queries[index],
-            self.kv_caches[index],
-            self.block_table,
-            self.query_start_loc,
-            self.seq_lens,
-            self.max_query_len,
-            min(self.shape.query_lens),
-            self.scale,
-            *self._features(),
+            self.queries[index], self.kv_caches[index], *self._batch(), self.scale, *self._features(), plan
         )
+
+    def _batch(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
+        return self.block_table, self.query_start_loc, self.seq_lens, self.max_query_len, min(self.shape.query_lens)
 
     def call_alone(self, request: int) -> Tensor:
         """Our kernel on the first set, for one request of a decode batch."""
@@ -141,19 +157,21 @@ class AttentionInputs:
             1,
             self.scale,
             *self._features(),
+            None,
         )
 
-    def _features(self) -> tuple[int, float, Tensor | None, Tensor | None, int, None]:
-        """The op's last arguments."""
+    def _features(self) -> tuple[int, float, Tensor | None, Tensor | None, int]:
+        """The op's last arguments but the plan."""
         features = self.shape.features
-        return features.sliding_window, features.soft_cap, self.kv_scales, self.sinks, features.split_size, None
+        return features.sliding_window, features.soft_cap, self.kv_scales, self.sinks, features.split_size
 
 
 def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
     """Pages in random order. What no request owns is NaN, and all table entries past a request's end point there."""
     num_pages = [-(-seq_len // shape.block_size) for seq_len in shape.seq_lens]
     poisoned = sum(num_pages)
-    table = torch.full((len(num_pages), max(num_pages)), poisoned, dtype=torch.int32)
+    width = -(-max(num_pages) // ROW_ALIGNMENT) * ROW_ALIGNMENT  # as the executor has it
+    table = torch.full((len(num_pages), width), poisoned, dtype=torch.int32)
     for row, ids in enumerate(torch.randperm(poisoned).int().split(num_pages)):
         table[row, : len(ids)] = ids
     page_shape = (poisoned + 1, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
