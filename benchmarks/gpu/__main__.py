@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes, whose times mean nothing")
     arguments = parser.parse_args()
-    smoke = smoke_parts(arguments.device)
+    smoke = smoke_parts(arguments.device, arguments.small)
     model = str(arguments.model.resolve()) if arguments.model else None  # parts run elsewhere
     measured = measured_parts(arguments.device, arguments.small, model)
     if arguments.only:

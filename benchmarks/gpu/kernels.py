@@ -11,16 +11,17 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from benchmarks.gpu import attention_cases, elementwise_cases, expert_cases, layer_cases, sampling_cases
-from benchmarks.gpu.cases import Case
+from benchmarks.gpu.cases import OURS, Case
 from benchmarks.gpu.measure import measure_ceilings
 from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
 from benchmarks.gpu.report import RESULTS, Budget, Report
-from benchmarks.gpu.table import MeanTarget, Measured, Table
+from benchmarks.gpu.table import MeanTarget, Measured, Table, first_line
 
 Cases = Callable[[torch.device, bool, FlashInferBuild | None], Iterator[Case]]
 
@@ -52,6 +53,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(GROUPS), help=f"groups, comma separated, of: {', '.join(GROUPS)}")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--check", action="store_true", help="only compare with the references: nothing is timed")
+    parser.add_argument("--part", type=_part, default=(1, 1), help="as 2/4: every fourth case, from the second on")
     parser.add_argument("--small", action="store_true", help="tiny shapes, whose times mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON file (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=450.0, help="seconds to stop after (default: %(default)s)")
@@ -60,7 +63,43 @@ def main() -> int:
     if unknown := set(groups) - set(GROUPS):
         parser.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     gc.freeze()  # collecting after every case then looks through what the case has made, not through all of torch
-    return run(groups, torch.device(arguments.device), arguments.small, arguments.out, Budget(arguments.budget))
+    device, budget = torch.device(arguments.device), Budget(arguments.budget)
+    if arguments.check:
+        return check(groups, device, arguments.small, arguments.out, budget, *arguments.part)
+    return run(groups, device, arguments.small, arguments.out, budget)
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, count = text.partition("/")
+    if not (part.isdecimal() and count.isdecimal() and 0 < int(part) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text} is none; the second of four is 2/4")
+    return int(part), int(count)
+
+
+def check(
+    groups: list[str], device: torch.device, small: bool, out: Path, budget: Budget, part: int, count: int
+) -> int:
+    """Ours against the references. Several processes may do it side by side: most of it is compiling."""
+    torch.manual_seed(0)
+    report = Report(f"check-{part}", out, device, budget)
+    for group in groups:
+        for case in islice(GROUPS[group](device, small, None), part - 1, None, count):
+            if budget.allows(f"{case.group}: {case.name}"):
+                _check(case, report)
+    return report.finish([])
+
+
+def _check(case: Case, report: Report) -> None:
+    try:
+        ours = case.build().contestants[OURS]
+        error = 0.0 if ours.error is None else ours.error()
+    # Whatever a kernel's compiler or launcher raises: the other cases are still worth having.
+    except Exception as reason:
+        report.failure(f"{case.group} {case.name}: {first_line(reason)}")
+        return
+    report.row(f"{case.name}: error {error:.3g}", group=case.group, name=case.name, error=error)
+    if not error <= ours.tolerance:
+        report.failure(f"{case.group} {case.name}: error {error:.3g}, allowed {ours.tolerance:.3g}")
 
 
 def run(groups: list[str], device: torch.device, small: bool, out: Path, budget: Budget) -> int:

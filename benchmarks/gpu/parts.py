@@ -18,6 +18,7 @@ REPLAYED = (
 )  # fmt: skip
 SMOKE = "smoke"
 SMOKE_SECONDS = 180.0
+_VARIANT_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Part:
     lacks: str = ""
 
 
-def smoke_parts(device: str) -> list[Part]:
+def smoke_parts(device: str, small: bool) -> list[Part]:
     """Side by side: each at most as long as all may take."""
     interpreted = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
     at = ("--device", device)
@@ -50,7 +51,18 @@ def smoke_parts(device: str) -> list[Part]:
             for name in FAMILIES
         ),
     ]
-    return [_sanitized(device), *parts]  # the slowest first
+    return [_sanitized(device), *_variants(device, small), *parts]  # the slowest first
+
+
+def _variants(device: str, small: bool) -> list[Part]:
+    """Attention with what only some models have, in four parts: they compile some sixty kernels."""
+    environment = {"TRITON_INTERPRET": "1", "PAGEWIRE_CPU_KERNELS": "triton"} if device == "cpu" else {}
+    command = ("-m", "benchmarks.gpu.kernels", "--only", "variants", "--check", "--device", device)
+    command += (*(("--small",) if small else ()), "--out", "{out}", "--budget", "{budget}")
+    return [
+        Part(f"{SMOKE} variants {part}", (*command, "--part", f"{part}/{_VARIANT_PARTS}"), SMOKE_SECONDS, environment)
+        for part in range(1, _VARIANT_PARTS + 1)
+    ]
 
 
 def _sanitized(device: str) -> Part:
@@ -86,11 +98,10 @@ def measured_parts(device: str, small: bool, model: str | None) -> list[Part]:
         lacks="" if model else "no --model: python -m benchmarks.gpu.real_checkpoint makes one to carry along",
     )
     return [
-        Part("variants", kernels("variants"), 40),
-        Part("decode", kernels("decode"), 70),
+        Part("decode", kernels("decode"), 90),
         Part("prefill", kernels("prefill"), 50),
         Part("few rows", kernels("products"), 20),
-        Part("experts", kernels("experts"), 30),
+        Part("experts", kernels("experts"), 50),
         Part("products", ("-m", "benchmarks.gpu.quantized", *common), 80),
         real,
         Part("engine", engine, 110),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from benchmarks.gpu.engine_steps import Scores
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.report import Budget, Report
 from benchmarks.gpu.whole_line import Arrivals, LineError
+from pagewire.kernels import ops
 
 CPU = torch.device("cpu")
 
@@ -122,3 +124,23 @@ def test_window_of_steady_decoding() -> None:
 def test_streams_that_never_ran_together() -> None:
     with pytest.raises(LineError):
         _ = Arrivals([[(1, 1), (2, 1)], [(3, 1), (4, 1)]]).tokens_per_second
+
+
+def test_a_check_times_nothing_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["kernels", "--only", "prefill", "--check", "--device", "cpu", "--small", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--part", "2/2"])
+    assert kernels.main() == 0
+    printed = capsys.readouterr().out
+    assert "20 behind 30, 33: error" in printed and printed.count(": error") == 1  # of two cases the second
+    monkeypatch.setattr(ops, "paged_attention", lambda query, *_: torch.zeros_like(query))
+    assert kernels.main() == 1
+    assert "WRONG: prefill" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4", "2", "a/b"])
+def test_parts_that_there_are_not_are_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kernels", "--check", "--part", part])
+    with pytest.raises(SystemExit):
+        kernels.main()

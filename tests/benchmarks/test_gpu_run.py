@@ -83,7 +83,9 @@ def test_the_table_comes_last_and_names_what_did_not_run(tmp_path: Path, capsys:
 def test_a_real_kernel_family_passes_in_the_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     smoke = [
-        part for part in smoke_parts("cpu") if part.name in (f"{SMOKE} step_inputs", f"{SMOKE} grouped_gemv replayed")
+        part
+        for part in smoke_parts("cpu", True)
+        if part.name in (f"{SMOKE} step_inputs", f"{SMOKE} grouped_gemv replayed")
     ]
     assert len(smoke) == 2
     assert first_run.run(smoke, [], tmp_path, 100) == 0

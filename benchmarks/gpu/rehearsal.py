@@ -1,0 +1,151 @@
+"""What the kernels' benchmark will launch on a GPU, without one: `python -m benchmarks.gpu.rehearsal [--only decode]`.
+
+Cases are built in their real shapes on the CPU and called, with the stand-in for a driver that `benchmarks.host_cost`
+has: Python, torch and Triton's launcher run as on a GPU of compute capability 9.0, and kernels are really compiled.
+Launches do nothing. So no number means anything; what is seen is what raises, what no device could launch, and how long
+a run will compile. Memory is given out and not written to, so that large shapes do.
+
+Run it with the Triton that the device's machine has; what one version compiles another may not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks import host_cost
+from benchmarks.gpu.cases import OURS, Case
+from benchmarks.gpu.kernels import GROUPS
+from benchmarks.gpu.table import first_line
+from pagewire.kernels.triton import launch
+
+_CPU = torch.device("cpu")
+# Contestants that are ours, too.
+_OURS = (OURS, "apart", "in turn", "with its plan", "free split", "bf16 KV", "q_len 1")
+_MOST_IN_A_GRID = (2**31 - 1, 65535, 65535)
+
+
+class Device(host_cost.Device):
+    """Remembers what was launched that no device can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: list[str] = []
+        self.launcher_cls = self._launcher
+
+    def _launcher(self, source: Any, metadata: Any) -> Any:
+        name = str(source.fn.__name__)
+
+        def launch(*arguments: Any) -> None:
+            grid = arguments[:3]
+            if not all(0 < size <= most for size, most in zip(grid, _MOST_IN_A_GRID, strict=True)):
+                self.refused.append(f"{name}: a grid of {grid}")
+            self._launch(*arguments)
+
+        return launch
+
+
+@contextmanager
+def without_numbers() -> Iterator[None]:
+    """Random tensors are memory that nobody has written to; integers are 0."""
+
+    def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
+        return torch.empty(*size, dtype=dtype)
+
+    def zeros(low: int, high: Any, size: Any = None, dtype: torch.dtype = torch.int64, **_: Any) -> Tensor:
+        return torch.zeros(high if size is None else size, dtype=dtype)
+
+    with ExitStack() as patches:
+        for name, function in (("randn", empty), ("rand", empty), ("randint", zeros)):
+            patches.enter_context(mock.patch.object(torch, name, function))
+        patches.enter_context(mock.patch.object(Tensor, "normal_", lambda tensor, *_, **__: tensor))
+        yield
+
+
+@contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """What kernels are compiled for by where their tensors are, and how they are launched."""
+    with (
+        mock.patch.object(Tensor, "is_cuda", property(lambda tensor: True), create=True),
+        mock.patch.object(launch, "_launches_early", lambda device: True),
+    ):
+        yield
+
+
+def rehearse(case: Case, device: Device) -> list[str]:
+    """Builds it and calls what is ours once; what was wrong."""
+    device.refused.clear()
+    try:
+        contestants = case.build().contestants
+        for name in _OURS:
+            if name in contestants:
+                contestants[name].calls[0]()
+    # Whatever a launcher or a compiler raises is what this is for.
+    except Exception as error:
+        return [f"{type(error).__name__}: {first_line(error)}"]
+    return list(device.refused)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(GROUPS), help=f"groups, comma separated, of: {', '.join(GROUPS)}")
+    groups = parser.parse_args().only.split(",")
+    if unknown := set(groups) - set(GROUPS):
+        parser.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    device, compiling = Device(), Compiling()
+    failed = 0
+    print(f"Triton {triton.__version__}, torch {torch.__version__}", flush=True)
+    with host_cost.standing_in(device), as_on_cuda(), without_numbers(), compiling, torch.inference_mode():
+        for group in groups:
+            num_cases, wrong = 0, list[str]()
+            before = compiling.count, compiling.seconds
+            for case in GROUPS[group](_CPU, False, None):
+                num_cases += 1
+                wrong += [f"{case.name}: {what}" for what in rehearse(case, device)]
+            count, seconds = compiling.count - before[0], compiling.seconds - before[1]
+            said = f"{num_cases} cases, {count} kernels compiled in {seconds:.0f} s, {len(wrong)} wrong"
+            print(f"{group}: {said}", flush=True)
+            print("".join(f"FAILED {group} {line}\n" for line in wrong), end="", flush=True)
+            failed += len(wrong)
+    return int(failed > 0)
+
+
+class Compiling:
+    """Counts what Triton compiles, its cache aside, and the seconds of it."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+        self._compile = triton.compiler.compile
+
+    def __enter__(self) -> Compiling:
+        self._patches = [
+            mock.patch.object(module, "compile", self._timed) for module in (triton.compiler, triton.compiler.compiler)
+        ]
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for patch in self._patches:
+            patch.stop()
+
+    def _timed(self, *arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return self._compile(*arguments, **options)
+        finally:
+            self.count += 1
+            self.seconds += time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())
