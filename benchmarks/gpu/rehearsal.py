@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -23,8 +24,10 @@ import triton
 from torch import Tensor
 
 from benchmarks import host_cost
+from benchmarks.gpu import product_cases
 from benchmarks.gpu.cases import OURS, Case
 from benchmarks.gpu.kernels import GROUPS
+from benchmarks.gpu.product_inputs import Fp8, Grouped, Int8
 from benchmarks.gpu.table import first_line
 from pagewire.kernels.triton import launch
 
@@ -68,6 +71,8 @@ def without_numbers() -> Iterator[None]:
         for name, function in (("randn", empty), ("rand", empty), ("randint", zeros)):
             patches.enter_context(mock.patch.object(torch, name, function))
         patches.enter_context(mock.patch.object(Tensor, "normal_", lambda tensor, *_, **__: tensor))
+        for form in (Grouped, Fp8, Int8):
+            patches.enter_context(mock.patch.object(form, "expected", lambda *_: ()))
         yield
 
 
@@ -79,6 +84,16 @@ def as_on_cuda() -> Iterator[None]:
         mock.patch.object(launch, "_launches_early", lambda device: True),
     ):
         yield
+
+
+def cases_of(group: str) -> Iterator[Case]:
+    """Of products with quantized weights those of two shapes: others are launched like these."""
+    if group in GROUPS:
+        yield from GROUPS[group](_CPU, False, None)
+        return
+    for one in product_cases.series([group], small=False):
+        for shape in one.shapes[:2]:
+            yield from product_cases.cases(replace(one, peers=()), shape, _CPU)
 
 
 def rehearse(case: Case, device: Device) -> list[str]:
@@ -97,10 +112,11 @@ def rehearse(case: Case, device: Device) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(GROUPS), help=f"groups, comma separated, of: {', '.join(GROUPS)}")
+    known = (*GROUPS, *product_cases.GROUPS)
+    parser.add_argument("--only", default=",".join(known), help=f"groups, comma separated, of: {', '.join(known)}")
     groups = parser.parse_args().only.split(",")
-    if unknown := set(groups) - set(GROUPS):
-        parser.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    if unknown := set(groups) - set(known):
+        parser.error(f"--only: no group {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     device, compiling = Device(), Compiling()
     failed = 0
     print(f"Triton {triton.__version__}, torch {torch.__version__}", flush=True)
@@ -108,7 +124,7 @@ def main() -> int:
         for group in groups:
             num_cases, wrong = 0, list[str]()
             before = compiling.count, compiling.seconds
-            for case in GROUPS[group](_CPU, False, None):
+            for case in cases_of(group):
                 num_cases += 1
                 wrong += [f"{case.name}: {what}" for what in rehearse(case, device)]
             count, seconds = compiling.count - before[0], compiling.seconds - before[1]
