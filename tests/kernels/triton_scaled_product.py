@@ -222,13 +222,19 @@ def refusals_case() -> None:
     def refusal(*weight: Any) -> str:
         return fp8_linear._refusal.__wrapped__(gpu, *weight) or "none"
 
-    with mock.patch.object(tuning, "capability_of", lambda device: 90):
+    with (
+        mock.patch.object(tuning, "capability_of", lambda device: 90),
+        mock.patch.object(torch.version, "cuda", "12.9"),
+    ):
         assert refusal(bf16, 48, 32) == "none"
         assert "multiples of 16, not a weight of 40 x 32" in refusal(bf16, 40, 32)
         assert "multiples of 16" in refusal(bf16, 32, 40)
         assert "gives bfloat16, not torch.float16" in refusal(F16, 48, 32)
         assert refusal(bf16, 128, 512, True) == "none"
         assert "whole blocks" in refusal(bf16, 128, 384, True)
+        with mock.patch.object(torch.version, "cuda", "12.8"):
+            assert "no blocks with CUDA 12.8, but from 12.9 on" in refusal(bf16, 128, 512, True)
+            assert refusal(bf16, 48, 32) == "none"
     with mock.patch.object(tuning, "capability_of", lambda device: 89):
         assert "no blocks on compute capability 8.9" in refusal(bf16, 128, 512, True)
     with mock.patch.object(tuning, "capability_of", lambda device: 120):

@@ -39,6 +39,8 @@ WEIGHT_ONLY_ROWS = 16
 WEIGHT_ONLY_BYTES = 32 << 20
 # Where torch._scaled_mm takes scales per row: cuBLAS on 9.0, CUTLASS on 8.9.
 _LIBRARY_CAPABILITIES = (89, 90)
+# Its cuBLAS multiplies with scales per block since this version of CUDA.
+_BLOCKS_SINCE = (12, 9)
 
 
 def fp8_linear(
@@ -127,11 +129,18 @@ def _refusal(
         return f"torch._scaled_mm gives bfloat16, not {dtype}"
     if blocks and tuning.capability_of(device) != 90:
         return f"torch._scaled_mm has no blocks on compute capability {tuning.capability_of(device) / 10}"
+    if blocks and _cuda_version() < _BLOCKS_SINCE:
+        return f"torch._scaled_mm has no blocks with CUDA {torch.version.cuda}, but from 12.9 on"
     if blocks and (num_outputs % GROUP or num_inputs % (4 * GROUP)):
         return f"torch._scaled_mm needs whole blocks, 4 in a row, not a weight of {num_outputs} x {num_inputs}"
     if num_outputs % 16 or num_inputs % 16:
         return f"torch._scaled_mm needs multiples of 16, not a weight of {num_outputs} x {num_inputs}"
     return None
+
+
+def _cuda_version() -> tuple[int, ...]:
+    """That torch was built with."""
+    return tuple(int(part) for part in (torch.version.cuda or "0").split("."))
 
 
 @cache  # once each
