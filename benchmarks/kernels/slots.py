@@ -20,14 +20,8 @@ import numpy as np
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, compile_for
 from benchmarks.kernels.specializations import attention_form
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.attention.split_plan import (
-    MOST_SPLITS,
-    PROGRAM_COST,
-    SHORT_QUERY,
-    SPLIT_COST,
-    Cut,
-    cut,
-)
+from pagewire.kernels.triton.attention.split_cut import MOST_SPLITS, Cut, cut
+from pagewire.kernels.triton.attention.split_plan import PROGRAM_COST, SHORT_QUERY, SPLIT_COST
 
 # (query heads, KV heads, head_dim) of Llama 3.1 8B, Qwen2.5 7B and 0.5B
 HEADS = ((32, 8, 128), (28, 4, 128), (14, 2, 64))

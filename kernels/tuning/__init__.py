@@ -115,6 +115,12 @@ def capability_of(device: torch.device) -> int:
     return 10 * major + minor
 
 
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a GPU; a few where Triton interprets."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
 @lru_cache(maxsize=4096)
 def lookup(kernel: str, capability: int, **shape: int) -> Mapping[str, int]:
     """The configuration of `kernel` (a key of KERNELS) for a shape, which names each of the kernel's shape keys.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.kernels.cpu.build import cache_dir
 from tests.deploy.stack_files import CONFIGURATIONS, DOCKERFILE, ROOT, targets
 
 SERVICES = sorted(CONFIGURATIONS)
@@ -91,7 +92,7 @@ def test_image_holds_the_folders_that_its_service_imports(name, tmp_path):
     finished = subprocess.run(
         [sys.executable, "-P", "-c", START, tmp_path, ROOT, module],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PAGEWIRE_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PATH": "/usr/bin:/bin", "PAGEWIRE_CACHE_DIR": str(cache_dir()), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=280,

@@ -33,8 +33,9 @@ from pagewire.kernels.triton.attention.attention_tile import (
     zero_parts,
 )
 from pagewire.kernels.triton.attention.pages import load_blocks, load_whole_tile_blocks, prefetch_pages
+from pagewire.kernels.triton.attention.split_cut import cut_for, query_tile
 from pagewire.kernels.triton.attention.split_kv import STATISTICS, arrival_counters, finish_rows
-from pagewire.kernels.triton.attention.split_plan import Cut, cut, query_tile, split_plan
+from pagewire.kernels.triton.attention.split_plan import plan_for
 from pagewire.kernels.triton.attention.work_item import WORDS, load_item
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products import fp8
@@ -290,49 +291,6 @@ def _has_whole_tiles(block_table: Tensor, block_size: int, block_n: int, sliding
     pages = max(1, block_n // block_size)
     aligned = block_table.stride(0) % pages == 0 and block_table.data_ptr() % 16 == 0
     return aligned and sliding_window == 0
-
-
-def cut_for(
-    query: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    max_query_len: int,
-    split_size: int,
-    config: Mapping[str, int],
-) -> Cut:
-    num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads, block_size = kv_cache.shape[2:4]
-    slots = config["programs_per_sm"] * num_multiprocessors(query.device)
-    return cut(
-        config["block_n"], slots, config["min_split"], num_heads // num_kv_heads, num_kv_heads, head_dim,
-        block_table.shape[1] * block_size, block_table.shape[0], num_tokens, max_query_len, split_size,
-    )  # fmt: skip
-
-
-def plan_for(
-    query: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    max_query_len: int,
-    sliding_window: int,
-    split_size: int,
-    config: Mapping[str, int],
-) -> Tensor:
-    """Of query and kv_cache only shapes matter; arguments as of `decode_attention`."""
-    made = cut_for(query, kv_cache, block_table, max_query_len, split_size, config)
-    num_kv_heads, block_size = kv_cache.shape[2:4]
-    return split_plan(
-        query_start_loc, seq_lens, made, block_table.stride(0), num_kv_heads, config["block_n"], block_size,
-        sliding_window, split_size > 0,
-    )  # fmt: skip
-
-
-@cache
-def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; a few where Triton interprets."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 _TYPES = {

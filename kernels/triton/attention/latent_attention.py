@@ -8,6 +8,7 @@ from torch import Tensor
 from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.kernels.triton.attention import decode_attention, prefill_attention
 from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.attention.split_plan import plan_for
 
 # Heads of a group, at most: 16 rows of latent_dim fp32 are what the registers of four warps hold well.
 MOST_HEADS = 16
@@ -75,7 +76,7 @@ def plan(
     """As `pagewire.kernels.ops.plan_latent_attention`."""
     if query.shape[0] == 0 or seq_lens.shape[0] == 0:
         return None
-    return decode_attention.plan_for(
+    return plan_for(
         query, _as_heads(kv_cache, query.shape[1]), block_table, query_start_loc, seq_lens, max_query_len, 0,
         split_size, CONFIG,
     )  # fmt: skip

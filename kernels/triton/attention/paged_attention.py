@@ -10,8 +10,9 @@ from torch import Tensor
 from pagewire.kernels import tuning
 from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.kernels.triton.attention.attention_tile import as_stored
-from pagewire.kernels.triton.attention.decode_attention import decode_attention, plan_for
+from pagewire.kernels.triton.attention.decode_attention import decode_attention
 from pagewire.kernels.triton.attention.prefill_attention import configuration, prefill_attention
+from pagewire.kernels.triton.attention.split_plan import plan_for
 
 # What a table is asked for in the mode of fixed splits, where no configuration may depend on the batch.
 _FIXED_BATCH = 64

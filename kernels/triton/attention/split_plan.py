@@ -19,8 +19,9 @@ Example, a split of 10 tiles of 64 keys, queries of one token, one KV head:
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,73 +29,16 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY
-from pagewire.kernels.triton.attention.work_item import MOST_COUNTED, WORDS, store_item
+from pagewire.kernels.triton.attention.split_cut import MOST_SPLITS, Cut, cut_for
+from pagewire.kernels.triton.attention.work_item import WORDS, store_item
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, settle, wait_for_inputs
 
-# Splits of a request, unless their length is fixed.
-MOST_SPLITS = tl.constexpr(64)
-# Waves that a batch may be cut into. Surplus programs of the grid end at once, but each has to be started.
-MOST_WAVES = 6
 # In the time of a tile: what a program costs by itself, and what it costs to merge a split.
 PROGRAM_COST = tl.constexpr(0.5)
 SPLIT_COST = tl.constexpr(1 / 16)
 # Requests and items that are looked at together.
 REQS, ITEMS = 32, 16
 NUM_WARPS = 8
-
-
-class Cut(NamedTuple):
-    """What the plan and the attention that follows it must agree on."""
-
-    block_m: int  # rows of a query tile
-    block_q: int  # query tokens of it
-    num_items: int  # at most
-    slots: int  # programs that the GPU holds at once
-    least: int  # tokens of a split, at least; with a fixed split its length
-
-
-@lru_cache(maxsize=4096)
-def cut(
-    block_n: int,
-    slots: int,
-    min_split: int,
-    group: int,
-    num_kv_heads: int,
-    head_dim: int,
-    max_tokens: int,
-    num_reqs: int,
-    num_tokens: int,
-    max_query_len: int,
-    split_size: int,
-) -> Cut:
-    """group: query heads of a KV head. max_tokens: of a context, as far as block tables reach."""
-    short = SHORT_QUERY.value
-    # Among long queries most short ones are decodes. A fixed split fixes the tile too, as rounding may depend on it.
-    any_len = max_query_len > short or split_size > 0
-    block_m, block_q = query_tile(head_dim, group, 0 if any_len else max_query_len)
-    least = -(-(split_size or min_split) // block_n) * block_n
-    tiles = min(num_reqs * -(-min(max_query_len, short) // block_q), num_tokens // block_q + num_reqs)
-    splits = -(-max_tokens // least)
-    if split_size > 0:
-        if splits > MOST_COUNTED:
-            raise ValueError(
-                f"splits of {least} tokens would cut a context of {max_tokens} into {splits}, and {MOST_COUNTED} are "
-                "possible: the attention split size has to be larger"
-            )
-        return Cut(block_m, block_q, tiles * splits, slots, least)
-    items = tiles + MOST_WAVES * -(-slots // num_kv_heads)
-    return Cut(block_m, block_q, min(items, tiles * min(splits, MOST_SPLITS.value)), slots, least)
-
-
-@cache
-def query_tile(head_dim: int, group: int, query_len: int) -> tuple[int, int]:
-    """(rows, tokens) of a tile that should hold query_len tokens, if as many rows fit in registers.
-
-    0: few, and as many as there is room for.
-    """
-    most_rows = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
-    block_m = max(16, triton.next_power_of_2(group), min(most_rows, triton.next_power_of_2(query_len * group)))
-    return block_m, 1 if query_len == 1 else min(block_m // group, SHORT_QUERY.value)
 
 
 @triton.jit
@@ -314,6 +258,26 @@ def split_plan(
     )
     settle(seq_lens.device)
     return plan
+
+
+def plan_for(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    sliding_window: int,
+    split_size: int,
+    config: Mapping[str, int],
+) -> Tensor:
+    """Of query and kv_cache only shapes matter; arguments as of `decode_attention`."""
+    made = cut_for(query, kv_cache, block_table, max_query_len, split_size, config)
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    return split_plan(
+        query_start_loc, seq_lens, made, block_table.stride(0), num_kv_heads, config["block_n"], block_size,
+        sliding_window, split_size > 0,
+    )  # fmt: skip
 
 
 @cache

@@ -15,12 +15,12 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.grouped_gemm import tiles_of_split, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
 from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, ZEROS, group_of_tile
+from pagewire.kernels.tuning import num_multiprocessors
 
 _TILE_N = tl.constexpr(TILE_N)
 

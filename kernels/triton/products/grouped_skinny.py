@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows
@@ -30,6 +29,7 @@ from pagewire.kernels.triton.products.stream import (
     store_other_pieces,
     store_piece,
 )
+from pagewire.kernels.tuning import num_multiprocessors
 
 
 @triton.jit(do_not_specialize=["num_tokens", "tiles_k", "split_tiles", "num_splits", "eps"])

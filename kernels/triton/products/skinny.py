@@ -20,7 +20,6 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.attention.decode_attention import num_multiprocessors
 from pagewire.kernels.triton.attention.split_kv import arrival_counters
 from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, prefetch, wait_for_inputs
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows
@@ -33,6 +32,7 @@ from pagewire.kernels.triton.products.stream import (
     store_other_pieces,
     store_piece,
 )
+from pagewire.kernels.tuning import num_multiprocessors
 
 # Rows of a tile: more are another kernel's.
 MAX_ROWS = 8

@@ -80,13 +80,12 @@ def test_a_layer_of_a_decode_step_is_six_kernels(tmp_path: Path) -> None:
     """Norms are computed in the products behind them, and gates and ups are multiplied in theirs."""
     answer = answer_of("triton_nodes", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
     between = {"rotary_store_kv_kernel": 1, "decode_attention_kernel": 1}
-    for num_reqs in ("1", "8"):
-        assert answer["dense"][num_reqs] == between | {"skinny_kernel": 4}
-        assert answer["4 bits"][num_reqs] == between | {"grouped_skinny_kernel": 2, "grouped_gemm_kernel": 2}
-        # Of experts, gates and ups are one product, and down is one.
-        routed = {"route_experts_kernel": 1, "sort_by_expert_kernel": 1, "combine_experts_kernel": 1}
-        around = {"add_rms_norm_kernel": 2, "skinny_kernel": 3}
-        assert answer["experts"][num_reqs] == between | routed | around | {"experts_linear_kernel": 2}
+    assert answer["dense"]["8"] == between | {"skinny_kernel": 4}
+    assert answer["4 bits"]["8"] == between | {"grouped_skinny_kernel": 2, "grouped_gemm_kernel": 2}
+    # Of experts, gates and ups are one product, and down is one.
+    routed = {"route_experts_kernel": 1, "sort_by_expert_kernel": 1, "combine_experts_kernel": 1}
+    around = {"add_rms_norm_kernel": 2, "skinny_kernel": 3}
+    assert answer["experts"]["8"] == between | routed | around | {"experts_linear_kernel": 2}
     # More rows than that are normed by themselves; products of 4 bits still end with the activation.
     assert answer["4 bits"]["12"] == between | {"add_rms_norm_kernel": 2, "grouped_gemm_kernel": 4}
     assert answer["dense"]["12"]["gated_kernel"] == 1

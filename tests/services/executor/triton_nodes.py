@@ -35,9 +35,13 @@ _4_BITS = {
     },
 }
 _EXPERTS = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
-MODELS: dict[str, dict[str, Any]] = {"dense": {}, "4 bits": _4_BITS, "experts": _EXPERTS}
-NUM_REQS = (1, 8, 12)
-_LIMITS = replace(LIMITS, max_num_seqs=max(NUM_REQS))
+# By name: what is other than a dense Llama's, and numbers of requests.
+MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "dense": ({}, (8, 12)),
+    "4 bits": (_4_BITS, (8, 12)),
+    "experts": (_EXPERTS, (8,)),
+}
+_LIMITS = replace(LIMITS, max_num_seqs=12)
 # These give a tensor, or another view of one, and launch nothing.
 _WITHOUT_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
 
@@ -98,8 +102,8 @@ def layer_nodes(directory: Path, num_reqs: int, changes: dict[str, Any]) -> dict
 def main() -> None:
     directory = Path(sys.argv[1])
     answer = {
-        model: {num_reqs: layer_nodes(directory / model, num_reqs, changes) for num_reqs in NUM_REQS}
-        for model, changes in MODELS.items()
+        model: {num_reqs: layer_nodes(directory / model, num_reqs, changes) for num_reqs in sizes}
+        for model, (changes, sizes) in MODELS.items()
     }
     print(json.dumps(answer))
 
