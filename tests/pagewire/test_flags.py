@@ -197,7 +197,7 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
     else:
         values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
         if field.metadata["secret"]:
-            values = values.map(lambda text: ",".join(filter(None, map(str.strip, text.split(",")))))
+            values = values.map(lambda text: ",".join(filter(None, "".join(text.split()).split(","))))
         if field.metadata["kind"] == "json":
             values = st.dictionaries(values, values).map(json.dumps)
     return values | st.just(field.default)

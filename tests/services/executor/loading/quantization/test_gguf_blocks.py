@@ -24,7 +24,8 @@ K_QUANTS = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
 
 def assert_decoded(blocks: np.ndarray, type_: Type) -> None:
     weight = gguf_blocks.decode(torch.from_numpy(blocks), type_)
-    expected = gguf.dequantize(blocks, type_)
+    with np.errstate(over="ignore"):  # the largest scales of MXFP4 make infinities of the largest codes
+        expected = gguf.dequantize(blocks, type_)
     assert weight.shape == expected.shape
     assert int(weight.codes.max()) < 1 << weight.bits
     np.testing.assert_array_equal(weight.dequantize().numpy().view(np.int32), expected.view(np.int32))
