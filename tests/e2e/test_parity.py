@@ -60,7 +60,7 @@ async def generate(line: Line, prompts: list[inference_pb2.GenerateRequest]) -> 
 
         async def one(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
             total = inference_pb2.GenerateResponse()
-            async for response in stub.Generate(request):  # without a deadline, none is refused
+            async for response in stub.Generate(request, timeout=250):
                 total.MergeFrom(response)
             return total
 

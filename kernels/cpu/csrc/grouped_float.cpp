@@ -5,25 +5,30 @@
 
 namespace {
 
-constexpr int MAX_TOKENS = 8;
+constexpr int MAX_TOKENS = REGISTERS == 1 ? 8 : 6;  // whose sums stay in registers: AVX2 has 16, of half a tile
 constexpr int CHUNK_TILES = 4;
 
 // sums[t] += the products of a unit's weights with the inputs x[t * stride ..] of TOKENS tokens
 template <int TOKENS>
 void multiply(const f32x16 weights[UNIT], const float* x, int64_t stride, f32x16* sums) {
-    f32x16 acc[TOKENS];
-    for (int t = 0; t < TOKENS; t++) acc[t] = sums[t];
-    for (int k = 0; k < UNIT; k++)
+    f32_register acc[TOKENS][REGISTERS];
+    __builtin_memcpy(acc, sums, sizeof acc);
+    for (int k = 0; k < UNIT; k++) {
+        f32_register weight[REGISTERS];
+        __builtin_memcpy(weight, weights + k, sizeof weight);
 #pragma GCC unroll 8
-        for (int t = 0; t < TOKENS; t++) acc[t] += weights[k] * x[t * stride + k];
-    for (int t = 0; t < TOKENS; t++) sums[t] = acc[t];
+        for (int t = 0; t < TOKENS; t++)
+#pragma GCC unroll 4
+            for (int n = 0; n < REGISTERS; n++) acc[t][n] += weight[n] * x[t * stride + k];
+    }
+    __builtin_memcpy(sums, acc, sizeof acc);
 }
 
 // x [tokens, padded_in]
 void linear(const GroupedWeight& w, const float* x, const Output& output, int threads) {
     typedef void (*Multiply)(const f32x16*, const float*, int64_t, f32x16*);
-    static constexpr Multiply multiplies[MAX_TOKENS] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>,
-                                                        multiply<5>, multiply<6>, multiply<7>, multiply<8>};
+    static constexpr Multiply multiplies[] = {multiply<1>, multiply<2>, multiply<3>, multiply<4>,
+                                              multiply<5>, multiply<6>, multiply<7>, multiply<8>};
     const int64_t tiles = w.tiles(), stride = w.padded_in();
     parallel::for_each(threads, (tiles + CHUNK_TILES - 1) / CHUNK_TILES, [&](int64_t chunk) {
         TileDequantizer weights(w);

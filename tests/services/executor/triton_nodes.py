@@ -44,20 +44,6 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 _LIMITS = replace(LIMITS, max_num_seqs=12)
 # These give a tensor, or another view of one, and launch nothing.
 _WITHOUT_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
-# Their results are not needed to see what is launched; kernels behind the layers choose the tokens, and run.
-_IN_LAYERS = {
-    "add_rms_norm_kernel",
-    "combine_experts_kernel",
-    "decode_attention_kernel",
-    "experts_linear_kernel",
-    "gated_kernel",
-    "grouped_gemm_kernel",
-    "grouped_skinny_kernel",
-    "rotary_store_kv_kernel",
-    "route_experts_kernel",
-    "skinny_kernel",
-    "sort_by_expert_kernel",
-}
 
 
 class Nodes(TorchDispatchMode):
@@ -86,8 +72,6 @@ class Nodes(TorchDispatchMode):
 
         def counted(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
             self.found[executor.fn.__name__] += 1
-            if executor.fn.__name__ in _IN_LAYERS:
-                return  # nothing here depends on what it computes
             self._in_kernel = True
             try:
                 launch(executor, *args, **kwargs)
