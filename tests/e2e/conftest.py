@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.line import Line, running_line
+from tests.services.executor.models.tiny import save_tiny
 
 # transformers' tokenizer and model.
 Reference = tuple[Any, Any]
@@ -35,6 +36,20 @@ def line(smollm2_gguf: Path) -> Iterator[Line]:
     """The default model, shared by all tests: each leaves it ready, with the flags it found."""
     flags = {"executor": EXECUTOR_FLAGS, "scheduler": SCHEDULER_FLAGS}
     with short_directory() as name, running_line(Path(name), str(smollm2_gguf), **flags) as line:
+        yield line
+
+
+@pytest.fixture(scope="session")
+def quick_line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Line]:
+    """A model that costs next to nothing, of 512 tokens: for what depends on the services, not on what they say."""
+    model = tmp_path_factory.mktemp("quick") / "model"
+    save_tiny(model, "Llama", vocab_size=49152, max_position_embeddings=512, num_hidden_layers=2)
+    flags = {
+        "executor": ["--dtype", "float32", "--num-gpu-blocks-override", "400"],
+        "scheduler": SCHEDULER_FLAGS,
+        "tokenizer": ["--tokenizer", str(smollm2_gguf)],
+    }
+    with short_directory() as name, running_line(Path(name), str(model), **flags) as line:
         yield line
 
 

@@ -3,28 +3,12 @@
 import asyncio
 import random
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import pytest
 
-from tests.e2e.conftest import SCHEDULER_FLAGS
-from tests.e2e.line import Line, running_line
-from tests.services.executor.models.tiny import save_tiny
+from tests.e2e.line import Line
 
 NUM_CLIENTS = 200
-
-
-@pytest.fixture
-def quick_line(tmp_path: Path, sockets: Path, smollm2_gguf: Path) -> Iterator[Line]:
-    """A model that costs nothing: what is left behind is the services', and clients come and go at their full speed."""
-    model = tmp_path / "model"
-    save_tiny(model, "Llama", vocab_size=49152, max_position_embeddings=512, num_hidden_layers=2)
-    executor = ["--dtype", "float32", "--num-gpu-blocks-override", "400"]
-    tokenizer = ["--tokenizer", str(smollm2_gguf)]
-    with running_line(sockets, str(model), executor=executor, scheduler=SCHEDULER_FLAGS, tokenizer=tokenizer) as line:
-        yield line
 
 
 async def client(http: httpx.AsyncClient, line: Line, number: int, rng: random.Random) -> bool:

@@ -38,9 +38,9 @@ async def test_an_answer_goes_on_and_stops(line: Line) -> None:
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", ".")
 
 
-async def test_an_answer_that_fills_the_context(line: Line) -> None:
-    body = GREEDY | {"system": "word " * 4040, "max_tokens": 8000, "extra_body": {"temperature": 3}}
-    async with claude_of(line) as claude:
+async def test_an_answer_that_fills_the_context(quick_line: Line) -> None:
+    body = GREEDY | {"system": "word " * 400, "max_tokens": 8000, "extra_body": {"temperature": 3}}
+    async with claude_of(quick_line) as claude:
         answer = await claude.messages.create(**body)
     assert answer.stop_reason == "model_context_window_exceeded"
 
