@@ -17,6 +17,7 @@ from typing import Any
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.graph_capture import capture_graphs
 from pagewire.services.executor.model_runner import ModelRunner
+from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import (
     CPU,
@@ -39,7 +40,8 @@ def generate(directory: Path, model: str) -> dict[int, list[int]]:
     # Most drafts are wrong, whoever computes.
     proposer = KnownTexts([], 0.0, max_draft_tokens=1)
     runner = ModelRunner(tiny_llama(directory, **MODELS[model]), LIMITS, 32, CPU, proposer=proposer)
-    capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction, prompts=(24,))
+    with nothing_computed():
+        capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction, prompts=(24,))
     driver = Driver(runner, 32)
     driver.add(0, prompt(11))
     driver.step({0: 7})

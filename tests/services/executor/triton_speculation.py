@@ -35,6 +35,7 @@ from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import SelfDraft
 from pagewire.services.executor.step import Step
+from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.far_memory import far_memory, unread
 from tests.services.executor.speculation.test_heads import write_head
 from tests.services.executor.stepping import CPU, GREEDY, LIMITS, Driver, prompt, sampling_params, tiny_llama
@@ -107,7 +108,8 @@ def generate(directory: Path, method: str, *, depth: int) -> tuple[list[list[int
     model, proposer = make(directory, method)
     watched: Any = Watched(proposer)
     runner = ModelRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=watched)
-    capture_some(runner)
+    with nothing_computed():
+        capture_some(runner)
     driver = Driver(runner, NUM_BLOCKS)
     watching = unread if depth > 1 else contextlib.nullcontext
     prompts = {0: prompt(3, seed=4) * 4, 1: prompt(5, seed=1), 2: prompt(9, seed=2)}
