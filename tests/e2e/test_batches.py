@@ -22,7 +22,7 @@ ENDPOINT = "/v1/completions"
 def requests() -> bytes:
     lines = []
     for number in range(NUM_REQUESTS):
-        body = {"model": "m", "prompt": PROMPTS[number % len(PROMPTS)], "max_tokens": 12, "temperature": 0}
+        body = {"model": "m", "prompt": PROMPTS[number % 16], "max_tokens": 12, "temperature": 0}
         lines.append({"custom_id": str(number), "method": "POST", "url": ENDPOINT, "body": body | {"ignore_eos": True}})
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
