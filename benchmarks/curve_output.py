@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pagewire.bench import curves
 from pagewire.errors import StartupError
+from pagewire.tools.bench import curves
 
 
 class CurveOutput:

@@ -12,7 +12,7 @@ out=$(cd "$1" && pwd)
 model=${2:-smollm2-135m-instruct}
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
-port=$("$python" -c 'from pagewire.launch import available_port; print(available_port("127.0.0.1", 0, "--port"))')
+port=$("$python" -c 'from pagewire.stack.launch import available_port; print(available_port("127.0.0.1", 0, "--port"))')
 json=$out/curves.json
 sweep=() step=() start=()
 if [ -n "${QUICK:-}" ]; then
@@ -35,7 +35,7 @@ measure_server() {
   "$python" -m pagewire.cli serve "$model" --port "$port" --grpc-port 0 --max-num-seqs 256 "$@" \
     >"$out/serve.log" 2>&1 &
   server=$!
-  until "$python" -m pagewire.health "http://127.0.0.1:$port/readyz" 2>/dev/null; do
+  until "$python" -m pagewire.wire.health "http://127.0.0.1:$port/readyz" 2>/dev/null; do
     kill -0 "$server" 2>/dev/null || { cat "$out/serve.log" >&2; exit 1; }
     sleep 0.5
   done

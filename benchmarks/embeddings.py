@@ -29,15 +29,15 @@ from benchmarks.serving import server
 from pagewire import flags
 from pagewire.client import Client
 from pagewire.config import ExecutorConfig, ServeConfig
-from pagewire.fields import POSITIVE, flag
-from pagewire.models import resolve_model
-from pagewire.process import usable_cores
-from pagewire.sampling_params import with_defaults
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.startup import start_runner
-from pagewire.services.executor.step import NewRequest, Step
-from pagewire.services.tokenizer.codec import Codec, CodecSource
-from pagewire.services.tokenizer.input_encoding import Cuts, EncodedInput
+from pagewire.config.fields import POSITIVE, flag
+from pagewire.config.sampling_params import with_defaults
+from pagewire.files.models import resolve_model
+from pagewire.process.process import usable_cores
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.step.step import NewRequest, Step
+from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.input_encoding import Cuts, EncodedInput
 from pagewire.v1.common_pb2 import SamplingParams
 
 WORDS = (Path(pagewire.__file__).parent / "bench" / "words.txt").read_text().split()

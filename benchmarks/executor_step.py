@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.curve_output import CurveOutput
-from pagewire.bench.curves import Point
 from pagewire.config import DEFAULT_MODEL
+from pagewire.files.models import resolve_model
 from pagewire.kernels.cpu import library
 from pagewire.kernels.cpu.recording import Memory, Recorded, record
-from pagewire.models import resolve_model
-from pagewire.services.executor import kv_cache
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.graphs.recorded_steps import MOST_TOKENS
 from pagewire.services.executor.layers.kv_spec import CacheSpec, StateSpec
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.recorded_steps import MOST_TOKENS
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
+from pagewire.tools.bench.curves import Point
 
 BLOCK_SIZE = 16
 READ_BYTES = 1 << 29

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message
 
 from pagewire.config import GatewayConfig
 from pagewire.gateway.app import create_app
-from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.core.gateway import Gateway
 from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice
 from pagewire.gateway.store import Store
 from pagewire.v1 import common_pb2

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.models import resolve_model
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 
 
 class Matcher(Protocol):

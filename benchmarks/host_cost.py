@@ -33,11 +33,11 @@ from benchmarks.gpu.engine_models import MODELS, BenchModel
 from benchmarks.gpu.engine_steps import Driver
 from pagewire.kernels import cpu, tuning
 from pagewire.kernels.ops import DEFINITIONS
-from pagewire.services.executor import host_memory
-from pagewire.services.executor.capture_sizes import prompt_sizes
-from pagewire.services.executor.cuda_graphs import Function
-from pagewire.services.executor.graph_capture import capture_graphs
+from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.graphs.capture_sizes import prompt_sizes
+from pagewire.services.executor.graphs.cuda_graphs import Function
 from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.start.graph_capture import capture_graphs
 
 CPU = torch.device("cpu")
 CAPABILITY = 90

@@ -26,8 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import serving
 from pagewire import flags
 from pagewire.config import ServeConfig
-from pagewire.fields import NOT_NEGATIVE, POSITIVE, flag
-from pagewire.services.executor.recorded_steps import TOKENS
+from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, flag
+from pagewire.services.executor.graphs.recorded_steps import TOKENS
 
 MIB = 1 << 20
 _WEIGHTS = "pagewire:executor_weight_bytes"

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.executor_step import Step, bind_cache, blocks_of
 from pagewire.config import DEFAULT_MODEL
+from pagewire.files.models import resolve_model
 from pagewire.kernels.cpu.recording import Memory, record
-from pagewire.models import resolve_model
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
 

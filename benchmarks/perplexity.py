@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagewire.models import resolve_model
-from pagewire.services.executor import kv_cache
+from pagewire.files.models import resolve_model
+from pagewire.files.tokenizer_files.loading import load_tokenizer
+from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.step_context import StepContext
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.services.executor.step.step_context import StepContext
 
 BLOCK_SIZE = 16
 

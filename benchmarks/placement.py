@@ -19,12 +19,12 @@ from typing import Any
 
 from benchmarks.scheduling.simulation import cpu_seconds
 from pagewire.config import SchedulerConfig
-from pagewire.sampling_params import resolve
-from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
-from pagewire.services.scheduler.replica import Replica
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.config.sampling_params import resolve
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
 from pagewire.v1.common_pb2 import SamplingParams
 
 RULES = ("round_robin", "least_load", "cache_aware")

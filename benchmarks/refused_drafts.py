@@ -17,9 +17,9 @@ import psutil
 
 from benchmarks.serving import drive, server
 from pagewire import flags
-from pagewire.bench.spec import BASELINE, Method
 from pagewire.config import ServeConfig
-from pagewire.fields import POSITIVE, Range, flag
+from pagewire.config.fields import POSITIVE, Range, flag
+from pagewire.tools.bench.spec import BASELINE, Method
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from benchmarks.curve_output import CurveOutput
-from pagewire.bench.curves import Point
 from pagewire.config import SchedulerConfig
-from pagewire.sampling_params import resolve
-from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
-from pagewire.services.scheduler.outcome import Outputs
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.request_output import RequestOutput
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.config.sampling_params import resolve
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.request_output import RequestOutput
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.service import convert
+from pagewire.tools.bench.curves import Point
 from pagewire.v1 import common_pb2, executor_pb2
 
 T = TypeVar("T")

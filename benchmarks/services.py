@@ -17,19 +17,19 @@ import psutil
 from benchmarks.serving import drive, server
 from pagewire import flags
 from pagewire.config import ExecutorConfig, SchedulerConfig, ServeConfig
-from pagewire.fields import POSITIVE, flag
-from pagewire.models import resolve_model
-from pagewire.process import usable_cores
-from pagewire.sampling_params import resolve
-from pagewire.services.executor import convert as executor_convert
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.startup import start_runner
-from pagewire.services.executor.step import Step
-from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.executor_info import ExecutorInfo
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import StepResult
+from pagewire.config.fields import POSITIVE, flag
+from pagewire.config.sampling_params import resolve
+from pagewire.files.models import resolve_model
+from pagewire.process.process import usable_cores
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service import convert as executor_convert
+from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.step.step import Step
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import StepResult
+from pagewire.services.scheduler.service import convert
 from pagewire.v1.common_pb2 import SamplingParams
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor")

@@ -15,9 +15,10 @@ from typing import Any
 
 import psutil
 
-from pagewire import flags, health
+from pagewire import flags
 from pagewire.config import ServeConfig
-from pagewire.launch import available_port
+from pagewire.stack.launch import available_port
+from pagewire.wire import health
 
 START_TIMEOUT_S = 600
 

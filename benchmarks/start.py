@@ -20,11 +20,11 @@ from pathlib import Path
 
 from benchmarks.curve_output import CurveOutput
 from benchmarks.gpu.engine_models import BenchModel
-from pagewire.bench.config import ServerFlags
-from pagewire.bench.curves import Point
-from pagewire.bench.http import Connection
-from pagewire.bench.request import body, send
-from pagewire.launch import available_port
+from pagewire.stack.launch import available_port
+from pagewire.tools.bench.config import ServerFlags
+from pagewire.tools.bench.curves import Point
+from pagewire.tools.bench.http import Connection
+from pagewire.tools.bench.request import body, send
 
 SERVED_NAME = "bench"
 COMMAND = (

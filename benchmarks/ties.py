@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
-from pagewire.sampling_params import with_defaults
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.limits import Limits
+from pagewire.config.sampling_params import with_defaults
+from pagewire.files.models import resolve_model
+from pagewire.files.tokenizer_files.loading import load_tokenizer
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.speculation.constrained import num_equal
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import Blocks, NewRequest, Step
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.services.executor.runner.constrained import num_equal
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Blocks, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
 
 BLOCK_SIZE = 16

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from benchmarks.services import AROUND, Run, ServicesConfig, measure_server
 from benchmarks.serving import drive, server
 from pagewire import flags
-from pagewire.fields import POSITIVE, flag
+from pagewire.config.fields import POSITIVE, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,20 +21,20 @@ from torch import Tensor
 
 from benchmarks.executor_step import KERNELS, Step, bind_cache, blocks_of, kernel_times
 from pagewire.config import DEFAULT_MODEL
+from pagewire.config.sampling_params import with_defaults
+from pagewire.files.models import resolve_model
 from pagewire.kernels import ops
 from pagewire.kernels.cpu.recording import Memory, record
-from pagewire.models import resolve_model
-from pagewire.sampling_params import with_defaults
-from pagewire.services.executor import step as steps
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.recorded_steps import RecordedSteps
-from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.speculation.proposer import Proposer
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.step import step as steps
+from pagewire.services.executor.step.limits import Limits
 from pagewire.v1.common_pb2 import SamplingParams
 
 BLOCK_SIZE = 16

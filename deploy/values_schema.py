@@ -12,7 +12,7 @@ import yaml
 
 from deploy.env_example import SERVICES
 from pagewire import flags
-from pagewire.terminal.models import PullConfig
+from pagewire.tools.terminal.models import PullConfig
 
 _VALUES = Path(__file__).resolve().parent / "helm" / "pagewire" / "values.yaml"
 # What the chart says itself, by arguments, which win over flags of the values.

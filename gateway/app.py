@@ -9,25 +9,25 @@ from starlette.routing import Route
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
-from pagewire.gateway import openapi
 from pagewire.gateway.admin import routes as admin_routes
 from pagewire.gateway.batches import routes as batch_routes
-from pagewire.gateway.encoding import json_response
-from pagewire.gateway.errors import ApiError, install_handlers
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.encoding import json_response
+from pagewire.gateway.core.errors import ApiError, install_handlers
+from pagewire.gateway.core.gateway import Gateway, gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.explain import routes as explain_routes
 from pagewire.gateway.files import routes as files_routes
-from pagewire.gateway.gateway import Gateway, gateway_of
 from pagewire.gateway.generation import routes as generation_routes
 from pagewire.gateway.generation.translate import tokenize_requests
-from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.models import model_info, model_page
 from pagewire.gateway.messages.responses import ModelInfo, ModelPage
-from pagewire.gateway.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.operation import probes, unserved
 from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.page.routes import add_page
-from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.schema.requests import DetokenizeRequest, TokenizeRequest
 from pagewire.gateway.schema.responses import (
@@ -39,7 +39,7 @@ from pagewire.gateway.schema.responses import (
 )
 from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.vectors import routes as vectors_routes
-from pagewire.launch import is_loopback
+from pagewire.stack.launch import is_loopback
 from pagewire.v1 import inference_pb2
 
 router = APIRouter(route_class=JsonRoute)

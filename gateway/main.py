@@ -11,19 +11,19 @@ import grpc
 import uvicorn
 from starlette.applications import Starlette
 
-from pagewire import rpc, tenants
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway.app import create_admin_app, create_app, create_metrics_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
-from pagewire.gateway.connection_limits import BACKLOG, Limits
-from pagewire.gateway.connections import Connections
-from pagewire.gateway.gateway import Gateway
-from pagewire.gateway.http_connection import Connection
+from pagewire.gateway.core.gateway import Gateway
+from pagewire.gateway.http.connection_limits import BACKLOG, Limits
+from pagewire.gateway.http.connections import Connections
+from pagewire.gateway.http.http_connection import Connection
+from pagewire.gateway.http.tls_listener import TlsListener
 from pagewire.gateway.store import Store, data_directory
-from pagewire.gateway.tls_listener import TlsListener
-from pagewire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.wire import rpc, tenants
+from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pagewire.llm.llm import LLM as LLM
-    from pagewire.llm.sampling import SamplingParams as SamplingParams
+    from pagewire.tools.llm.llm import LLM as LLM
+    from pagewire.tools.llm.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
@@ -16,11 +16,11 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 def __getattr__(name: str) -> Any:
     """What imports gRPC is imported when it is asked for: services and `--help` start without it."""
     if name == "LLM":
-        from pagewire.llm.llm import LLM
+        from pagewire.tools.llm.llm import LLM
 
         return LLM
     if name == "SamplingParams":
-        from pagewire.llm.sampling import SamplingParams
+        from pagewire.tools.llm.sampling import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

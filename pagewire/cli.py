@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pagewire import __version__, config, flags, process
+from pagewire import __version__, config, flags
 from pagewire.errors import StartupError
+from pagewire.process import process
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ _SERVICES: dict[str, tuple[str, type[config.ServiceConfig], str]] = {
     "tokenizer": ("pagewire.services.tokenizer.main", config.TokenizerConfig, "model"),
     "scheduler": ("pagewire.services.scheduler.main", config.SchedulerConfig, ""),
     "executor": ("pagewire.services.executor.main", config.ExecutorConfig, "model"),
-    "ray-executors": ("pagewire.ray_executors.main", config.RayExecutorsConfig, "model"),
+    "ray-executors": ("pagewire.stack.ray_executors.main", config.RayExecutorsConfig, "model"),
 }
 
 _HELP = """\
@@ -114,23 +115,24 @@ def _service(name: str, argv: list[str]) -> int:
         positional=positional or (),
     )
     if isinstance(settings, config.GatewayConfig) and settings.api_server_count > 1:
-        from pagewire import gateways
+        from pagewire.stack import gateways
 
         return gateways.run(settings)
     process.spare_grpc_threads()
     process.raise_descriptor_limit()
     if name == "executor" and isinstance(settings, config.ExecutorConfig):
-        from pagewire import followers
+        from pagewire.stack import followers
 
         followers.start(settings)
-    from pagewire import binding
+    from pagewire.process import binding
 
     binding.bind(settings)  # behind the followers, which have processors of their own
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise _missing("ray" if name == "ray-executors" else name, error) from error
-    from pagewire import rpc, telemetry
+    from pagewire.telemetry import service as telemetry
+    from pagewire.wire import rpc
 
     telemetry.setup(name, settings)
     try:
@@ -164,13 +166,13 @@ def _serve(argv: list[str]) -> int:
         positional="model",
         without=config.SET_BY_STACK,
     )
-    from pagewire import stack
+    from pagewire.stack import stack
 
     return stack.run(settings)
 
 
 def _chat(argv: list[str]) -> int:
-    from pagewire.client_config import ChatConfig
+    from pagewire.wire.client_config import ChatConfig
 
     settings = flags.parse(
         ChatConfig,
@@ -180,14 +182,14 @@ def _chat(argv: list[str]) -> int:
         " Ctrl-C stops the current answer.",
         flags_only=True,
     )
-    from pagewire.terminal import chat
+    from pagewire.tools.terminal import chat
 
     return asyncio.run(chat.chat(settings))
 
 
 def _on_this_machine(command: str) -> Callable[[list[str]], int]:
     def call(argv: list[str]) -> int:
-        from pagewire.terminal import models
+        from pagewire.tools.terminal import models
 
         return {"pull": models.pull, "list": models.list_models, "rm": models.rm, "ps": models.ps}[command](argv)
 
@@ -201,7 +203,7 @@ def _model(argv: list[str]) -> int:
     if verb in ("pull", "list", "rm"):
         return _COMMANDS[verb](rest)
     if verb == "verify":
-        from pagewire.terminal import verify
+        from pagewire.tools.terminal import verify
 
         return verify.main(rest)
     asked = verb in ("-h", "--help")
@@ -210,13 +212,13 @@ def _model(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    from pagewire.terminal import run
+    from pagewire.tools.terminal import run
 
     return run.main(argv)
 
 
 def _generate(argv: list[str]) -> int:
-    from pagewire.client_config import GenerateConfig
+    from pagewire.wire.client_config import GenerateConfig
 
     settings = flags.parse(
         GenerateConfig,
@@ -226,37 +228,37 @@ def _generate(argv: list[str]) -> int:
         positional="prompt",
         flags_only=True,
     )
-    from pagewire import generate
+    from pagewire.tools import generate
 
     return asyncio.run(generate.generate(settings))
 
 
 def _bench(argv: list[str]) -> int:
-    from pagewire.bench import command
+    from pagewire.tools.bench import command
 
     return command.main(argv)
 
 
 def _batch(argv: list[str]) -> int:
-    from pagewire.batch import command
+    from pagewire.tools.batch import command
 
     return command.main(argv)
 
 
 def _doctor(argv: list[str]) -> int:
-    from pagewire.doctor import command
+    from pagewire.tools.doctor import command
 
     return command.main(argv)
 
 
 def _tune(argv: list[str]) -> int:
-    from pagewire.tune import command
+    from pagewire.tools.tune import command
 
     return command.main(argv)
 
 
 def _keys(argv: list[str]) -> int:
-    from pagewire.keys import command
+    from pagewire.tools import keys as command
 
     return command.main(argv)
 

@@ -7,7 +7,8 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from pagewire.generate_request import (
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.wire.generate_request import (
     GenerateOptions,
     Message,
     Prompt,
@@ -16,17 +17,16 @@ from pagewire.generate_request import (
     pair,
     tokenize_request,
 )
-from pagewire.keys.interceptor import metadata
-from pagewire.rpc import RpcError
-from pagewire.secure_rpc import client_channel
-from pagewire.tls import Files
-from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.wire.keys.interceptor import metadata
+from pagewire.wire.rpc import RpcError
+from pagewire.wire.secure_rpc import client_channel
+from pagewire.wire.tls import Files
 
 
 class Client:
     """Talks to a running stack: `async with Client("localhost:8001") as client: ...`.
 
-    Every call raises `pagewire.rpc.RpcError` with a gRPC status; UNAVAILABLE if nothing answers at the address.
+    Every call raises `pagewire.wire.rpc.RpcError` with a gRPC status; UNAVAILABLE if nothing answers at the address.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from pagewire.errors import StartupError
-from pagewire.models import find_model
-from pagewire.process import usable_cores
+from pagewire.files.models import find_model
+from pagewire.process.process import usable_cores
 from pagewire.quantize import tune, tune_layer
 from pagewire.quantize.config import QuantizeConfig
 from pagewire.quantize.decoder import Decoder
@@ -30,7 +30,7 @@ from pagewire.quantize.sampling import sample_sequences
 from pagewire.quantize.source import Source
 from pagewire.quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
 from pagewire.quantize.training import steps_that_fit
-from pagewire.services.executor.startup import resolve_device
+from pagewire.services.executor.start.startup import resolve_device
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagewire.config import ModelConfigFlags
-from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
+from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from pagewire.kernels.quantized import GroupedWeight
 from pagewire.quantize.activations import InputStatistics
 from pagewire.quantize.source import Source
 from pagewire.quantize.student import QuantizedState
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
-from pagewire.services.executor.model_config import ModelLoadError
 
 _TOKENS_PER_BATCH = 4096
 _TOKENS_PER_HEAD = 256  # logits of a large vocabulary are the largest thing there is

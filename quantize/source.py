@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from pagewire.errors import StartupError
-from pagewire.gguf import GgufError
+from pagewire.files.gguf import GgufError
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.loading.checkpoint import (
     Checkpoint,
     DirectoryCheckpoint,
@@ -20,9 +22,7 @@ from pagewire.services.executor.loading.checkpoint import (
 from pagewire.services.executor.loading.loader import resolve_dtype
 from pagewire.services.executor.loading.weights.gguf_config import gguf_config_keys
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
-from pagewire.services.executor.model_config import DecoderConfig
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pagewire.quantize.decoder import Decoder
-from pagewire.services.executor.memory import available_bytes
+from pagewire.services.executor.device.memory import available_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagewire.tls import Files
+from pagewire.wire.tls import Files
 
 
 def openssl(*arguments: str | Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
+from pagewire.files.models import resolve_model
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,9 +17,9 @@ from prometheus_client import REGISTRY
 sys.stdout.write(telemetry.openmetrics(REGISTRY).decode())
 """
 _STATS = {
-    "gateway": ["pagewire.gateway.metrics"],
+    "gateway": ["pagewire.gateway.core.metrics"],
     "tokenizer": ["pagewire.services.tokenizer.stats"],
-    "scheduler": ["pagewire.services.scheduler.stats"],
+    "scheduler": ["pagewire.services.scheduler.observed.stats"],
     "executor": ["pagewire.services.executor.stats"],
 }
 

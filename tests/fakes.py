@@ -15,10 +15,10 @@ from typing import Any
 
 import grpc
 
-from pagewire import rpc
-from pagewire.services.scheduler.executor_info import KVGroup
-from pagewire.services.scheduler.step import StepResult
+from pagewire.services.scheduler.core.executor_info import KVGroup
+from pagewire.services.scheduler.core.step import StepResult
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
+from pagewire.wire import rpc
 
 _MASK = (1 << 64) - 1
 _REFUSAL = common_pb2.RequestError(code=3, message="the fake executor refuses it")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pagewire.sampling_params import Parameter
+from pagewire.config.sampling_params import Parameter
 
 
 def a_value(parameter: Parameter) -> Any:

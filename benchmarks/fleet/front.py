@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from benchmarks.fleet.workload import Conversation
-from pagewire.streams import Affinity, balancing
+from pagewire.wire.streams import Affinity, balancing
 
 # A conversation, and the live requests of each scheduler -> the scheduler's number.
 Front = Callable[[Conversation, Sequence[int]], int]

@@ -14,16 +14,16 @@ from benchmarks.fleet.devices import Device
 from benchmarks.fleet.timeline import Timeline
 from benchmarks.scheduler_step import output_message, result_of, step_to_wire, wire_result_of
 from pagewire.config import SchedulerConfig
-from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.admission import NOTHING_KNOWN, Admission, load_of
-from pagewire.services.scheduler.loss import Loss
-from pagewire.services.scheduler.outcome import Outputs
-from pagewire.services.scheduler.replica import Replica
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.stats import Stats
-from pagewire.services.scheduler.step import ScheduledStep
-from pagewire.services.scheduler.wakes import Wakes
+from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, Admission, load_of
+from pagewire.services.scheduler.core.loss import Loss
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.core.wakes import Wakes
+from pagewire.services.scheduler.observed.stats import Stats
+from pagewire.services.scheduler.service import convert
 
 T = TypeVar("T")
 

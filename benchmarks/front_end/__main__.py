@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from pagewire import health
-from pagewire.launch import available_port
+from pagewire.stack.launch import available_port
+from pagewire.wire import health
 
 NUM_TOKENS = 256
 NUM_STREAMS = (1, 32, 128)

@@ -9,7 +9,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 
-from pagewire import rpc
 from pagewire.v1 import common_pb2, inference_link_pb2_grpc, inference_pb2_grpc
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, NumberedResponse
 from pagewire.v1.inference_pb2 import (
@@ -20,6 +19,7 @@ from pagewire.v1.inference_pb2 import (
     TokenLogprob,
     ToolCallDelta,
 )
+from pagewire.wire import rpc
 
 TEXT = " token"
 TOKEN_ID = 1234

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.engine_steps import WARM_UP_STEPS, Driver
+from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.model_config import DecoderConfig
 from pagewire.services.executor.models.causal import CausalModel
-from pagewire.services.executor.models.eagle3 import Eagle3Head
+from pagewire.services.executor.models.drafting.eagle3 import Eagle3Head
 from pagewire.services.executor.models.protocol import Model, OwnModel
+from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import SelfDraft
-from pagewire.services.executor.step import StepOutput
+from pagewire.services.executor.step.step import StepOutput
 
 METHODS = ("ngram", "self", "draft_model", "eagle3")
 

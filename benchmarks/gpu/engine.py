@@ -25,7 +25,7 @@ from benchmarks.gpu.engine_steps import BLOCK_SIZE, Decoded, Driver, Scores
 from benchmarks.gpu.engine_table import EngineTable
 from benchmarks.gpu.measure import measure_ceilings
 from benchmarks.gpu.report import RESULTS, Budget, Report
-from pagewire.models import resolve_model
+from pagewire.files.models import resolve_model
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
 

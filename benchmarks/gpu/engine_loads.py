@@ -25,10 +25,10 @@ import torch
 from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL, BenchModel
 from benchmarks.gpu.engine_steps import BLOCK_SIZE, WARM_UP_STEPS, Driver
 from benchmarks.gpu.report import RESULTS, Budget, Report
-from pagewire.bench.report import percentile
-from pagewire.sampling_params import with_defaults
+from pagewire.config.sampling_params import with_defaults
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.step import NewRequest, StepOutput
+from pagewire.services.executor.step.step import NewRequest, StepOutput
+from pagewire.tools.bench.report import percentile
 from pagewire.v1.common_pb2 import SamplingParams
 
 SAMPLED = with_defaults(SamplingParams(temperature=0.8, top_p=0.95, top_k=50, ignore_eos=True, seed=1))

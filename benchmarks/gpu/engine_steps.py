@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.bench.report import percentile
-from pagewire.sampling_params import with_defaults
-from pagewire.services.executor.capture_sizes import prompt_sizes
-from pagewire.services.executor.cuda_graphs import Graph
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.logprobs import LogprobsMode
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.config.sampling_params import with_defaults
+from pagewire.services.executor.graphs.capture_sizes import prompt_sizes
+from pagewire.services.executor.graphs.cuda_graphs import Graph
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.speculation.draft_steps import Target
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import Blocks, NewRequest, Step, StepOutput
+from pagewire.services.executor.start.graph_capture import capture_graphs
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Blocks, NewRequest, Step, StepOutput
+from pagewire.tools.bench.report import percentile
 from pagewire.v1.common_pb2 import SamplingParams
 
 BLOCK_SIZE = 16

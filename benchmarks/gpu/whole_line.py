@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagewire.bench.config import BenchConfig
-from pagewire.bench.http import Connection
-from pagewire.bench.report import percentile
-from pagewire.bench.request import body
+from pagewire.tools.bench.config import BenchConfig
+from pagewire.tools.bench.http import Connection
+from pagewire.tools.bench.report import percentile
+from pagewire.tools.bench.request import body
 
 START_TIMEOUT_S = 150.0
 RUN_TIMEOUT_S = 120.0
@@ -144,11 +144,11 @@ def token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -
 
 async def _token_level(line: Line, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Stream]:
     # Imported here: the executor alone can be measured where there is no gRPC.
-    from pagewire import rpc
     from pagewire.v1 import common_pb2
     from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
     from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
     from pagewire.v1.scheduler_pb2 import TokenRequest
+    from pagewire.wire import rpc
 
     sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     requests = [

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pagewire import flags
-from pagewire.bench.config import SweepFlags
-from pagewire.bench.growth import Growth, Load, loads
-from pagewire.bench.prompts import RandomWords
-from pagewire.bench.report import percentile
+from pagewire.config.fields import POSITIVE, flag
 from pagewire.errors import StartupError
-from pagewire.fields import POSITIVE, flag
+from pagewire.tools.bench.config import SweepFlags
+from pagewire.tools.bench.growth import Growth, Load, loads
+from pagewire.tools.bench.prompts import RandomWords
+from pagewire.tools.bench.report import percentile
 
 
 @dataclass(frozen=True, kw_only=True)

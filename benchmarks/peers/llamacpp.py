@@ -15,8 +15,8 @@ import llama_cpp
 import numpy as np
 
 from benchmarks.peers.in_process import PeerFlags, Times, main
+from pagewire.config.fields import flag
 from pagewire.errors import StartupError
-from pagewire.fields import flag
 
 BATCH_TOKENS = 2048
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted

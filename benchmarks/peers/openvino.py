@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import openvino_genai
 
 from benchmarks.peers.in_process import PeerFlags, Times, main
-from pagewire.fields import POSITIVE, flag
+from pagewire.config.fields import POSITIVE, flag
 
 
 @dataclass(frozen=True, kw_only=True)

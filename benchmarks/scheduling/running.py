@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from pagewire.address import grpc_address
-from pagewire.bench.prompts import RandomWords
 from pagewire.client import Client
-from pagewire.error_details import retry_delay_of
-from pagewire.generate_request import generate_request
-from pagewire.rpc import channel
+from pagewire.stack.address import grpc_address
+from pagewire.tools.bench.prompts import RandomWords
 from pagewire.v1 import inference_pb2_grpc
+from pagewire.wire.error_details import retry_delay_of
+from pagewire.wire.generate_request import generate_request
+from pagewire.wire.rpc import channel
 
 PARTS = ("flood", "tenants", "queue", "shares")
 TENANT_HEADER = "x-tenant-id"

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.config import SchedulerConfig
-from pagewire.sampling_params import resolve
-from pagewire.services.scheduler.cost_model import StepWork
-from pagewire.services.scheduler.executor_info import ExecutorInfo, KVGroup
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import StepResult
+from pagewire.config.sampling_params import resolve
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import StepResult
+from pagewire.services.scheduler.costs.cost_model import StepWork
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Everything that is new: whole steps of prompts, in the order of arrival.

@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.request_context import IN_PROCESS
-from pagewire.keys import caller
-from pagewire.launch import is_loopback
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.request_context import IN_PROCESS
+from pagewire.stack.launch import is_loopback
+from pagewire.wire.keys import caller
 
 NO_KEY = (
     "this route changes the service for everybody, and no key is asked for: set --api-key or --api-key-file, or serve"

@@ -3,11 +3,11 @@
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from pagewire import tenants
 from pagewire.gateway.admin import weights
-from pagewire.gateway.gateway import gateway_of
-from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.core.gateway import gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.status import routes as status_routes
+from pagewire.wire import tenants
 
 telling = APIRouter(route_class=JsonRoute, tags=["operation"])
 

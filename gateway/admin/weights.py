@@ -8,18 +8,18 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from pagewire.gateway import openapi
 from pagewire.gateway.admin.route import AdminRoute
-from pagewire.gateway.encoding import encode, json_response
-from pagewire.gateway.errors import ApiError, from_rpc
-from pagewire.gateway.gateway import Gateway, gateway_of
-from pagewire.gateway.request_context import time_left
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.encoding import encode, json_response
+from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.gateway import Gateway, gateway_of
+from pagewire.gateway.core.request_context import time_left
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
 from pagewire.gateway.schema.responses import Body, ErrorResponse
 from pagewire.gateway.schema.unsupported import Refused
-from pagewire.rpc import RpcError
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
+from pagewire.wire.rpc import RpcError
 
 router = APIRouter(route_class=AdminRoute, tags=["operation"])
 

@@ -17,12 +17,12 @@ from pagewire.gateway.batches.schema import (
     BatchRequestCounts,
     window_seconds,
 )
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.files.files import Files, new_id
 from pagewire.gateway.files.schema import MAX_EXPIRY_S
 from pagewire.gateway.files.upload import storage_error
 from pagewire.gateway.store import Document, Lease, Store
-from pagewire.tenants import NOBODY, Tenant, present
+from pagewire.wire.tenants import NOBODY, Tenant, present
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 # Of a batch that has ended.

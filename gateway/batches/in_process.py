@@ -8,8 +8,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from pagewire.batch.results import Answer
-from pagewire.gateway.request_context import IN_PROCESS
-from pagewire.tenants import Tenant
+from pagewire.gateway.core.request_context import IN_PROCESS
+from pagewire.wire.tenants import Tenant
 
 
 class InProcess:

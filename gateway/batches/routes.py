@@ -7,9 +7,9 @@ from starlette.routing import Match
 
 from pagewire.batch.lines import ENDPOINTS
 from pagewire.gateway.batches.schema import Batch, BatchList, BatchQuery, BatchRequest
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.gateway import gateway_of
-from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.gateway import gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from pagewire import rpc
 from pagewire.batch import lines
 from pagewire.batch.lines import Line, LineError
 from pagewire.batch.results import Answer, Results, ResultsInUse
@@ -23,9 +22,10 @@ from pagewire.gateway.batches.schema import (
     BatchRequestCounts,
     BatchUsage,
 )
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.store import Lease
+from pagewire.wire import rpc
 
 logger = logging.getLogger(__name__)
 

@@ -4,15 +4,15 @@ import asyncio
 import logging
 from functools import partial
 
-from pagewire import rpc
 from pagewire.batch.lines import Line
 from pagewire.batch.results import Answer
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.run import BatchRun
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.gateway import Gateway
 from pagewire.gateway.store import Lease, LeaseLost
-from pagewire.tenants import Tenant
+from pagewire.wire import rpc
+from pagewire.wire.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 

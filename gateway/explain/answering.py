@@ -1,6 +1,6 @@
 """The gateway's part of an account: the whole of a request, from its head to the end of its answer."""
 
-from pagewire.gateway.request_context import RequestContext
+from pagewire.gateway.core.request_context import RequestContext
 from pagewire.v1.admin_pb2 import RequestAccount
 
 

@@ -6,16 +6,16 @@ import re
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from pagewire import tenants
-from pagewire.admin import accounts_behind
-from pagewire.gateway import openapi
-from pagewire.gateway.encoding import json_response
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.encoding import json_response
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.gateway import gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.explain.report import explain
 from pagewire.gateway.explain.schema import Explanation
-from pagewire.gateway.gateway import gateway_of
-from pagewire.gateway.json_route import JsonRoute
 from pagewire.v1.admin_pb2 import ExplainRequestRequest
+from pagewire.wire import tenants
+from pagewire.wire.admin import accounts_behind
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])
 

@@ -13,11 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.files.schema import MAX_EXPIRY_S, File, FileList, FileQuery, Purpose, UploadForm
 from pagewire.gateway.files.upload import save, storage_error
 from pagewire.gateway.store import Document, Store
-from pagewire.tenants import present
+from pagewire.wire.tenants import present
 
 # A file that no document knows is one that has expired, was deleted, or is about to get its document.
 ORPHAN_S = 3600.0

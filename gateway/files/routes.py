@@ -6,11 +6,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 
-from pagewire.gateway import openapi
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.gateway import gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.files.files import not_found
 from pagewire.gateway.files.schema import UPLOAD, DeletedFile, File, FileList, FileQuery
-from pagewire.gateway.gateway import gateway_of
-from pagewire.gateway.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["files"])
 

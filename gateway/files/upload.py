@@ -10,7 +10,7 @@ from typing import BinaryIO
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.failure import storage_failure
 
 MAX_FIELD_BYTES = 64 * 1024  # of all fields that are no file

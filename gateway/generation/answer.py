@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pagewire.gateway.encoding import DONE, encode, event
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.encoding import DONE, encode, event
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.reply import ChoiceDelta, ChoiceOutput, PendingChoice
 from pagewire.gateway.schema.requests import StreamOptions
 from pagewire.gateway.schema.responses import (

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import chat_logprobs, prompt_logprobs, told_of_prompt
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice

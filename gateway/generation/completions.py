@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.gateway import Gateway
 from pagewire.gateway.generation.answer import ChunkWriter, Head, UsageTotal, fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, told_of_prompt
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice

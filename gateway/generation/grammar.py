@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.field_names import GRAMMAR, TOOLS
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.schema.requests import GenerationParameters
 from pagewire.gateway.schema.sglang import OF_SGLANG
 from pagewire.gateway.schema.structured import (

@@ -9,11 +9,8 @@ import io
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from pagewire import error_details
-from pagewire.gateway import metrics
-from pagewire.gateway.errors import ApiError
-from pagewire.rpc import RpcError, deadline_of
-from pagewire.streams import LinkedRequest
+from pagewire.gateway.core import metrics
+from pagewire.gateway.core.errors import ApiError
 from pagewire.v1 import common_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
@@ -24,6 +21,9 @@ from pagewire.v1.inference_pb2 import (
     TokenLogprob,
     ToolCallDelta,
 )
+from pagewire.wire import error_details
+from pagewire.wire.rpc import RpcError, deadline_of
+from pagewire.wire.streams import LinkedRequest
 
 MAX_PENDING_BYTES = 1024 * 1024
 

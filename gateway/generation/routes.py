@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagewire.gateway import openapi
-from pagewire.gateway.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.answer import Answer
 from pagewire.gateway.generation.chat import ChatAnswer
 from pagewire.gateway.generation.completions import CompletionAnswer, prompt_texts
@@ -14,9 +16,7 @@ from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.searches import is_search
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.generation.translate import chat_requests, completion_requests
-from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.kept import Kept
-from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.requests import ChatCompletionRequest, CompletionRequest, GenerationParameters
 from pagewire.gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from pagewire.v1 import inference_pb2

@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from pagewire.gateway.balanced_stub import BalancedStub
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.balanced_stub import BalancedStub
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.reply import PendingChoice, Reply
-from pagewire.rpc import RpcError
-from pagewire.trace import NO_TRACE, Trace
+from pagewire.telemetry.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 

@@ -8,21 +8,23 @@ import grpc
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire import error_details, semconv, telemetry, tenants
-from pagewire.gateway import genai, metrics
-from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, encode
-from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.core import genai, metrics
+from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, encode
+from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.field_names import rename
+from pagewire.gateway.core.middleware import CLIENT_GONE
+from pagewire.gateway.core.request_context import RequestContext, request_context, time_left
 from pagewire.gateway.explain.answering import Answering
-from pagewire.gateway.field_names import rename
 from pagewire.gateway.generation.answer import Answer, UsageTotal, fingerprint, finish_reason
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept import Kept, Line
-from pagewire.gateway.middleware import CLIENT_GONE
-from pagewire.gateway.request_context import RequestContext, request_context, time_left
-from pagewire.rpc import RpcError
-from pagewire.trace import Trace
+from pagewire.telemetry import semconv
+from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest
+from pagewire.wire import error_details, tenants
+from pagewire.wire.rpc import RpcError
 
 # What the services have to say themselves that a request's time is up.
 _GRACE_S = 0.2

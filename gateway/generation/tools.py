@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from itertools import groupby
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.responses import FunctionCall, FunctionCallChunk, ToolCall, ToolCallChunk
 from pagewire.gateway.schema.tools import AllowedToolChoice, NamedToolChoice, PastToolCall, Tool

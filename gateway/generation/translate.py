@@ -4,7 +4,8 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from pagewire.gateway.errors import ApiError
+from pagewire.config.sampling_params import BY_NAME, seed_of_choice
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.grammar import grammar_of
 from pagewire.gateway.generation.searches import is_search
 from pagewire.gateway.generation.tools import choose_tools, output_parsing, wire_call, wire_tools
@@ -15,7 +16,6 @@ from pagewire.gateway.schema.requests import (
     GenerationParameters,
     TokenizeRequest,
 )
-from pagewire.sampling_params import BY_NAME, seed_of_choice
 from pagewire.v1 import common_pb2, inference_pb2
 
 COMPLETION_MAX_TOKENS = 16

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept.entries import by_choice, encode_entry
 from pagewire.gateway.kept.group_commit import GroupCommit
 from pagewire.gateway.kept.log import Append, Log
-from pagewire.rpc import RpcError
 from pagewire.v1.inference_pb2 import GenerateResponse
+from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.kept.log import Append, Log
 
 

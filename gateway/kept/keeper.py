@@ -19,9 +19,9 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from pagewire import tenants
 from pagewire.errors import StartupError
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.reply import Reply
 from pagewire.gateway.kept.drive import WHOLE_PACE_S, Drive, Source
 from pagewire.gateway.kept.event_ids import EventIds, parse_event_id
@@ -29,10 +29,10 @@ from pagewire.gateway.kept.group_commit import GroupCommit
 from pagewire.gateway.kept.log import LEASE_S, Bounds, Log
 from pagewire.gateway.kept.reply import KeptReply
 from pagewire.gateway.kept.sqlite_log import SqliteLog
-from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.requests import GenerationParameters
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from pagewire.wire import tenants
 
 logger = logging.getLogger(__name__)
 

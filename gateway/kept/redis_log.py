@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.kept.log import LEASE_S, Append, Bounds, Tail
 
 PREFIX = "pagewire:{generations}:"

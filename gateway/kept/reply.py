@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice, Reply, merged_by_choice
 from pagewire.gateway.kept.drive import Drive
 from pagewire.gateway.kept.entries import decode_entry

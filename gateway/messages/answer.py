@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import msgspec
 import pydantic_core
 
-from pagewire.gateway.encoding import encode
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.encoding import encode
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.answer import UsageTotal
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.generation.tools import whole_calls

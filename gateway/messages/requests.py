@@ -5,14 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
-from pagewire.gateway.errors import ApiError
+from pagewire.config.sampling_params import INT32_MAX
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.messages.content import CACHE_CONTROL, STRICT, MessageParam, Name, Nothing, TextBlockParam
 from pagewire.gateway.messages.responses import NO_THREADS
 from pagewire.gateway.schema.field import Off, field, required
 from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, StopString
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.unsupported import Refused
-from pagewire.sampling_params import INT32_MAX
 
 _ELSEWHERE = "this server has but one place and one speed"
 _KEPT_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}  # Claude Code's

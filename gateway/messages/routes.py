@@ -3,16 +3,16 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagewire.gateway import openapi
-from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.gateway import gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation import translate
 from pagewire.gateway.generation.serving import GenerationResponse
-from pagewire.gateway.json_route import JsonRoute
 from pagewire.gateway.messages.answer import MessagesAnswer
 from pagewire.gateway.messages.requests import CountTokensRequest, MessagesRequest
 from pagewire.gateway.messages.responses import EVENTS, AnsweredMessage, TokenCount
 from pagewire.gateway.messages.translate import chat_request, names_of, tokenize_request
-from pagewire.gateway.request_context import request_context
 
 router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.MESSAGES_ERROR_RESPONSES)
 

@@ -6,8 +6,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, assert_never
 
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.field_names import GRAMMAR, TOOLS
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.messages.content import (
     Base64Source,
     Block,

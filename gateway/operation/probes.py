@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagewire.gateway import openapi
-from pagewire.gateway.encoding import json_response
-from pagewire.gateway.gateway import gateway_of
-from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.encoding import json_response
+from pagewire.gateway.core.gateway import gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.schema.responses import Health
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])

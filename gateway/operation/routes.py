@@ -5,14 +5,15 @@ import re
 from fastapi import APIRouter, Request
 from msgspec import UNSET
 
-from pagewire import __version__, tenants
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.gateway import Gateway, gateway_of
-from pagewire.gateway.json_route import JsonRoute
+from pagewire import __version__
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.gateway import Gateway, gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.operation.schema import AbortBody, Aborted, ServedModel, ServerInfo, ServerLoad, TokenizerInfo
 from pagewire.gateway.schema.responses import Health
 from pagewire.gateway.status.routes import FRESH_S
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.wire import tenants
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.field import field
 from pagewire.gateway.schema.parameters import Parameters
 from pagewire.gateway.schema.responses import Body

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.answer import UsageTotal
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.responses.bodies import InputTokensDetails, ModelResponse, OutputTokensDetails, ResponseUsage

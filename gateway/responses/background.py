@@ -13,21 +13,21 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from msgspec import DecodeError
 from msgspec.structs import replace
 
-from pagewire import rpc, tenants
-from pagewire.gateway.encoding import encode
-from pagewire.gateway.errors import ApiError, from_rpc
+from pagewire.gateway.core.encoding import encode
+from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.middleware import GracefulShutdown
+from pagewire.gateway.core.tokenizer_link import TokenizerLink
 from pagewire.gateway.generation.reply import ChoiceOutput, Reply
-from pagewire.gateway.middleware import GracefulShutdown
 from pagewire.gateway.responses.answer import response_usage
 from pagewire.gateway.responses.bodies import ModelResponse
 from pagewire.gateway.responses.output_log import OutputLog, end_of
 from pagewire.gateway.responses.stored import Responses, Stored, has_ended, response_of, status_of
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.gateway.store import Lease, LeaseLost, Store
-from pagewire.gateway.tokenizer_link import TokenizerLink
-from pagewire.rpc import RpcError
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from pagewire.wire import rpc, tenants
+from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from pagewire.gateway.encoding import encode
+from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.responses.bodies import ModelResponse, OutputItem, OutputText, ReasoningText
 from pagewire.gateway.schema.responses import Body, ChatLogprob
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.config.sampling_params import INT32_MAX
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.responses.items import Input
 from pagewire.gateway.schema.field import Off, RequestId, field, required
 from pagewire.gateway.schema.parameters import LABEL, Parameters
@@ -16,7 +17,6 @@ from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import JsonObjectFormat, TextFormat
 from pagewire.gateway.schema.tools import Name
 from pagewire.gateway.schema.unsupported import Refused
-from pagewire.sampling_params import INT32_MAX
 
 _STRICT = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 LOGPROBS = "message.output_text.logprobs"

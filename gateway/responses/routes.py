@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from pagewire.gateway import openapi
-from pagewire.gateway.encoding import EVENT_STREAM_HEADERS, json_response
-from pagewire.gateway.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, json_response
+from pagewire.gateway.core.gateway import Gateway, gateway_of, head_of
+from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.serving import GenerationResponse
-from pagewire.gateway.json_route import JsonRoute
-from pagewire.gateway.request_context import request_context
 from pagewire.gateway.responses.answer import ResponseAnswer
 from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, InputTokens, ModelResponse
 from pagewire.gateway.responses.conversation import AnyItem, messages_of

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from pagewire.gateway.encoding import encode
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.encoding import encode
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.responses.bodies import InputItemList, ModelResponse, decode_response
 from pagewire.gateway.responses.conversation import AnyItem
 from pagewire.gateway.responses.items import FunctionCallInput, FunctionCallOutput, ItemReference, Items, MessageItem
 from pagewire.gateway.responses.queries import InputItemsQuery
 from pagewire.gateway.store import Bound, Jobs, Lease, Store
-from pagewire.tenants import NOBODY, Tenant, present
+from pagewire.wire.tenants import NOBODY, Tenant, present
 
 PREFIX = "resp_"
 # Of one conversation: responses, and bytes of what was said in them.

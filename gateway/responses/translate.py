@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.field_names import GRAMMAR, TOOLS
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.generation.translate import chat_requests
 from pagewire.gateway.responses.bodies import FunctionSettings, ModelResponse, ReasoningSettings, TextSettings
 from pagewire.gateway.responses.requests import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from pagewire.gateway.gateway import Gateway
+from pagewire.gateway.core.gateway import Gateway
 from pagewire.gateway.responses.conversation import AnyItem
 from pagewire.gateway.responses.items import MessageItem
 from pagewire.v1.inference_pb2 import GenerateRequest, TokenizeRequest

@@ -5,7 +5,7 @@ What is written follows from the response's id and the outputs alone, so whoever
 
 from collections.abc import Iterable, Iterator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.logprobs import chat_logprobs
 from pagewire.gateway.generation.reply import ChoiceOutput
 from pagewire.gateway.responses.bodies import (

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.functions import PastFunctionCall, calls_to_tool_calls
 from pagewire.gateway.schema.parameters import Parameters

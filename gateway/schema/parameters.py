@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
+from pagewire.config.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT
 from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED, Refused, check_names, refused_names
-from pagewire.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT
 
 MODEL = "A served name; unset: the only model."
 LABEL = "A label that changes nothing about the answer."

@@ -1,7 +1,7 @@
 """What clients send: OpenAI's request bodies with vLLM's extensions.
 
 Every parameter may be null, which means unset; defaults are those of the services that apply them. Sampling parameters
-are those of the table in `pagewire.sampling_params`.
+are those of the table in `pagewire.config.sampling_params`.
 
 Responses are msgspec's, requests pydantic's: a response is encoded for each token, while a request is read once and has
 to be refused by name, with every violation of the parameter at fault. msgspec reports the first violation only and
@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.config.sampling_params import INT32_MAX, LENGTH_PENALTY, MAX_BAD_WORDS, MAX_CHOICES
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.chat_messages import ChatPromptParameters, Messages
 from pagewire.gateway.schema.field import Off, RequestId, field, required
 from pagewire.gateway.schema.functions import FunctionChoice, functions_to_tools
@@ -30,7 +31,6 @@ from pagewire.gateway.schema.sampling import EAGER, sampling_fields
 from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
 from pagewire.gateway.schema.tools import Function, ToolChoice
-from pagewire.sampling_params import INT32_MAX, LENGTH_PENALTY, MAX_BAD_WORDS, MAX_CHOICES
 
 # Texts of one request to /tokenize: they are read one after the other.
 MAX_TOKENIZED = 1024

@@ -1,9 +1,9 @@
-"""The fields of a body that are rows of `pagewire.sampling_params`, which has their types, defaults and ranges."""
+"""The fields of a body that are rows of `pagewire.config.sampling_params`: its types, defaults and ranges."""
 
 from typing import Any
 
+from pagewire.config.sampling_params import PARAMETERS
 from pagewire.gateway.schema.field import Service, field
-from pagewire.sampling_params import PARAMETERS
 
 # What it costs on a GPU.
 EAGER = "Its steps sample outside of CUDA graphs."

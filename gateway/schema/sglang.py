@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.field import RequestId, field
 from pagewire.gateway.schema.structured import Schema
 

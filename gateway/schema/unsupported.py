@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 
 # Of a body's schema: the parameters that it refuses, and why.
 REFUSED = "x-refused"

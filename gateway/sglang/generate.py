@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from pagewire.gateway.encoding import DONE, event
-from pagewire.gateway.errors import ApiError
-from pagewire.gateway.field_names import GRAMMAR
+from pagewire.gateway.core.encoding import DONE, event
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.field_names import GRAMMAR
 from pagewire.gateway.generation.answer import UsageTotal, finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import MIN_LOGPROB
 from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice

@@ -3,12 +3,12 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagewire.gateway import openapi
-from pagewire.gateway.gateway import gateway_of
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.gateway import gateway_of
+from pagewire.gateway.core.json_route import JsonRoute, parse
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.generation.translate import completion_requests
-from pagewire.gateway.json_route import JsonRoute, parse
-from pagewire.gateway.request_context import request_context
 from pagewire.gateway.schema.requests import CompletionRequest
 from pagewire.gateway.sglang.generate import NativeAnswer, completion_body, names_of
 from pagewire.gateway.sglang.schema import NativeGenerateRequest, NativeOutput

@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, UnsetType
 from pydantic import Field, create_model, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.config.sampling_params import INT32_MAX, INT64_MAX, MAX_CHOICES
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.field import RequestId, field
 from pagewire.gateway.schema.parameters import CacheSalt, LogitBias, Parameters, StopString, TokenId, TokenIdList
 from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.structured import Schema
 from pagewire.gateway.schema.unsupported import UNSUPPORTED, Refused
-from pagewire.sampling_params import INT32_MAX, INT64_MAX, MAX_CHOICES
 
 MAX_NEW_TOKENS = 128
 

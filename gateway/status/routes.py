@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response, StreamingResponse
 
-from pagewire.gateway import openapi
-from pagewire.gateway.encoding import event
-from pagewire.gateway.gateway import Gateway, gateway_of
-from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.encoding import event
+from pagewire.gateway.core.gateway import Gateway, gateway_of
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.status.schema import PageMap, Status
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])

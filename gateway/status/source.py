@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from msgspec import UNSET
 
 from pagewire import __version__
-from pagewire.admin import Neighbour, each_once, own_status, status_behind
 from pagewire.gateway.status.schema import (
     Latency,
     PageGroup,
@@ -23,6 +22,7 @@ from pagewire.gateway.status.schema import (
 )
 from pagewire.v1 import admin_pb2
 from pagewire.v1.admin_pb2 import ServiceState, ServiceStatus
+from pagewire.wire.admin import Neighbour, each_once, own_status, status_behind
 
 _STATES = {
     ServiceState.SERVICE_STATE_SERVING: "serving",

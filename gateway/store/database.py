@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pagewire.errors import StartupError
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.failure import storage_failure
 
 BUSY_TIMEOUT_S = 10.0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.database import Database
 from pagewire.gateway.store.jobs import Jobs, Lease, check_held
 

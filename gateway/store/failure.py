@@ -5,7 +5,7 @@ import math
 import time
 from pathlib import Path
 
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from pagewire import rpc
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.database import Database
+from pagewire.wire import rpc
 
 # A job whose owner was not heard of for so long goes to another.
 LEASE_S = 5.0

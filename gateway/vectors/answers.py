@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, Raw
 
-from pagewire.gateway.encoding import encode
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.encoding import encode
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.generation.translate import as_list, chat_prompt
 from pagewire.gateway.vectors.calls import VectorCall

@@ -9,17 +9,18 @@ import grpc
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pagewire import semconv, telemetry
-from pagewire.gateway import genai, metrics
-from pagewire.gateway.errors import ApiError, from_rpc
-from pagewire.gateway.gateway import NamedBody, gateway_of, head_of
+from pagewire.gateway.core import genai, metrics
+from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.gateway import NamedBody, gateway_of, head_of
+from pagewire.gateway.core.middleware import CLIENT_GONE
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.serving import OK
-from pagewire.gateway.middleware import CLIENT_GONE
-from pagewire.gateway.request_context import request_context
 from pagewire.gateway.vectors.names import names_of
-from pagewire.rpc import RpcError
-from pagewire.trace import Trace
+from pagewire.telemetry import semconv
+from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.trace import Trace
 from pagewire.v1 import inference_pb2
+from pagewire.wire.rpc import RpcError
 
 # Of one call. Its vectors fit into a message if they have less than 60,000 numbers each.
 PART_INPUTS = 256

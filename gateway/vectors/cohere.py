@@ -7,7 +7,8 @@ from msgspec import UNSET, UnsetType
 from msgspec import field as field_of
 from pydantic import Field, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.config.sampling_params import INT32_MAX
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.answer import Head
 from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.parameters import MODEL, Parameters
@@ -15,7 +16,6 @@ from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.unsupported import Refused
 from pagewire.gateway.vectors.answers import base64_of, check_number, encoded_items
 from pagewire.gateway.vectors.calls import VectorCall
-from pagewire.sampling_params import INT32_MAX
 from pagewire.v1 import common_pb2, inference_pb2
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pagewire.gateway.errors import ApiError
+from pagewire.config.sampling_params import INT32_MAX
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.chat_messages import ChatPromptParameters, Messages
 from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, Prompts
 from pagewire.gateway.schema.unsupported import Refused
-from pagewire.sampling_params import INT32_MAX
 
 _IMAGES = "images are not embedded"
 # As `unsupported.UNSUPPORTED`, of bodies for vectors.

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.vectors import answers
 from pagewire.gateway.vectors.calls import serve
 from pagewire.gateway.vectors.cohere import CohereEmbedRequest, CohereEmbedResponse

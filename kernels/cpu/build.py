@@ -51,7 +51,7 @@ class BuildError(RuntimeError):
 
 def cache_dir() -> Path:
     """Where compiled kernels are kept: $PAGEWIRE_CACHE_DIR, else pagewire/ in the user's cache directory."""
-    # pagewire.models has the same rule for models; `kernels` imports nothing of Pagewire's.
+    # pagewire.files.models has the same rule for models; `kernels` imports nothing of Pagewire's.
     if explicit := os.environ.get("PAGEWIRE_CACHE_DIR"):
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

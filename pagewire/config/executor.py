@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 from pagewire.config.parallel import ParallelConfig
 from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags
 from pagewire.config.speculation import SpeculationConfig
-from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 # Of --kv-cache-dtype: whatever the model can have.
 SMALLEST = "smallest"

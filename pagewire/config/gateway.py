@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagewire.config.fields import PORT, POSITIVE, Range, flag
 from pagewire.config.shared import KeysConfig, OperatorsConfig, RecoveryConfig, ServiceConfig
-from pagewire.fields import PORT, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)

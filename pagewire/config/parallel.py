@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.fields import Range, flag
+from pagewire.config.fields import Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)

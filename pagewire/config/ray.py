@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagewire.config.executor import ExecutorConfig
-from pagewire.fields import Range, flag
+from pagewire.config.fields import Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 from pagewire.config.shared import BatchConfig, PublicListenConfig, RecoveryConfig
-from pagewire.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.config.executor import ExecutorConfig
+from pagewire.config.fields import PORT, flag
 from pagewire.config.gateway import GatewayConfig
 from pagewire.config.ray import RayConfig
 from pagewire.config.scheduler import SchedulerConfig
 from pagewire.config.shared import ServiceConfig
 from pagewire.config.tokenizer import TokenizerConfig
-from pagewire.fields import PORT, flag
 
 
 @dataclass(frozen=True, kw_only=True)

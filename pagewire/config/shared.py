@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pagewire.fields import NOT_NEGATIVE, PORT, POSITIVE, Range, flag
+from pagewire.config.fields import NOT_NEGATIVE, PORT, POSITIVE, Range, flag
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 # What a stack is served without that only its own program reaches.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagewire.config.fields import POSITIVE, Range, flag
 from pagewire.config.speculation_keys import MOST_TOKENS, checked
 from pagewire.errors import StartupError
-from pagewire.fields import POSITIVE, Range, flag
 
 METHODS = ("ngram", "suffix", "draft_model", "self", "eagle3", "mtp")
 _WITH_MODEL = ("draft_model", "self", "eagle3")

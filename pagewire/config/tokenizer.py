@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagewire.config.fields import POSITIVE, Range, flag
 from pagewire.config.shared import ModelConfigFlags, PublicListenConfig, RecoveryConfig
-from pagewire.fields import POSITIVE, Range, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,13 @@ from typing import Any, NoReturn, TypeVar
 from pagewire.config import ServeConfig, ServiceConfig, legacy
 from pagewire.config.profiles import PROFILES
 from pagewire.config.speculation import SpeculationConfig
+from pagewire.files.wheel_models import WHEEL_MODELS
 from pagewire.flags import command_line, help, shown
 from pagewire.flags.answers import Answers
 from pagewire.flags.given import Given
 from pagewire.flags.names import ENVIRONMENT_PREFIX, environment_name, fields_of, flag_name, nearest
 from pagewire.flags.sources import from_environment, from_file, text_of
 from pagewire.flags.values import UsageError, convert, parse_size
-from pagewire.wheel_models import WHEEL_MODELS
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -86,8 +86,8 @@ def parse(
 
 def _check(config: Any, prog: str) -> None:
     """What would be refused is not shown as if it were taken."""
-    from pagewire import refusals
     from pagewire.errors import StartupError
+    from pagewire.stack import refusals
 
     try:
         if isinstance(config, ServiceConfig):

@@ -5,8 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagewire import json_object
-from pagewire.config import legacy
+from pagewire.config import json_object, legacy
 from pagewire.flags.given import Given
 from pagewire.flags.names import flag_name
 from pagewire.flags.values import UsageError, json_value, parse_switch

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagewire.gguf import GgufError, read_header
-from pagewire.models import cache_directory
-from pagewire.wheel_models import WHEEL_MODELS
+from pagewire.files.gguf import GgufError, read_header
+from pagewire.files.models import cache_directory
+from pagewire.files.wheel_models import WHEEL_MODELS
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config.profiles import has_nvidia_driver
+from pagewire.files.models import default_served_name
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.given import Given
 from pagewire.flags.help import place_of
 from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.flags.names import fields_of, flag_name
 from pagewire.flags.values import UsageError
-from pagewire.models import default_served_name
 
 # What a default is, where help says so of a field without one.
 _DEFAULT = re.compile(r"\(default: (.*)\)$")

@@ -6,7 +6,7 @@ import re
 import typing
 from typing import Any
 
-from pagewire import json_object
+from pagewire.config import json_object
 from pagewire.flags.names import base_type, is_list
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")

@@ -14,24 +14,25 @@ from typing import Any
 import grpc
 from tqdm import tqdm
 
-from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import older_flags
 from pagewire.errors import StartupError
-from pagewire.models import find_model
-from pagewire.secure_rpc import ServiceTls
-from pagewire.services.executor.grammars import Grammars
+from pagewire.files.models import find_model
+from pagewire.process.watchdog import Watchdog, end_process
 from pagewire.services.executor.ranks.follower import follow
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.start import LeadersStart
-from pagewire.services.executor.replacement import load_weights
-from pagewire.services.executor.servicer import ExecutorServicer
-from pagewire.services.executor.session import DeviceError
-from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
-from pagewire.services.executor.work import NOBODY_ASKS
-from pagewire.services.executor.worker import Worker
+from pagewire.services.executor.service.grammars import Grammars
+from pagewire.services.executor.service.replacement import load_weights
+from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.services.executor.service.session import DeviceError
+from pagewire.services.executor.service.work import NOBODY_ASKS
+from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.start.startup import ExecutorInfo, resolve_device, start_runner
+from pagewire.telemetry import service as telemetry
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
-from pagewire.watchdog import Watchdog, end_process
+from pagewire.wire import rpc
+from pagewire.wire.secure_rpc import ServiceTls
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pagewire import semconv, telemetry
-from pagewire.services.executor.clock import StageTimes
-from pagewire.services.executor.step import HostTokens, Step
+from pagewire.services.executor.device.clock import StageTimes
+from pagewire.services.executor.step.step import HostTokens, Step
+from pagewire.telemetry import semconv
+from pagewire.telemetry import service as telemetry
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(

@@ -3,19 +3,20 @@
 import asyncio
 from functools import partial
 
-from pagewire import rpc, telemetry
-from pagewire.admin import Neighbour
 from pagewire.config import SchedulerConfig
-from pagewire.discovery import discover
-from pagewire.keys.interceptor import interceptors
-from pagewire.secure_rpc import NO_TLS, ServiceTls
-from pagewire.services.scheduler import log_line
-from pagewire.services.scheduler.engine import Engine
-from pagewire.services.scheduler.link_servicer import SchedulerLinkServicer
-from pagewire.services.scheduler.servicer import SchedulerServicer
-from pagewire.services.scheduler.status import describe
-from pagewire.tenants import ClientTenants
+from pagewire.services.scheduler.observed import log_line
+from pagewire.services.scheduler.observed.status import describe
+from pagewire.services.scheduler.service.engine import Engine
+from pagewire.services.scheduler.service.link_servicer import SchedulerLinkServicer
+from pagewire.services.scheduler.service.servicer import SchedulerServicer
+from pagewire.telemetry import service as telemetry
 from pagewire.v1 import scheduler_link_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.admin import Neighbour
+from pagewire.wire.discovery import discover
+from pagewire.wire.keys.interceptor import interceptors
+from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.wire.tenants import ClientTenants
 
 # Of a message of clients that are no tokenizers: two million tokens at up to five bytes, and parameters.
 MAX_PUBLIC_BYTES = 16 * 1024 * 1024

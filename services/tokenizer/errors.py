@@ -2,8 +2,8 @@
 
 import grpc
 
-from pagewire.rpc import RpcError
-from pagewire.sampling_params import InvalidRequest
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.wire.rpc import RpcError
 
 
 def invalid(message: str, field: str = "") -> RpcError:

@@ -6,28 +6,29 @@ import re
 import time
 from pathlib import Path
 
-from pagewire import rpc, telemetry
-from pagewire.admin import Neighbour, replace_behind
 from pagewire.config import TokenizerConfig
-from pagewire.discovery import Discovery, discover
 from pagewire.errors import StartupError
-from pagewire.keys.interceptor import interceptors
-from pagewire.models import default_served_name, find_model, resolve_model
-from pagewire.process import release_unused_memory
-from pagewire.secure_rpc import NO_TLS, ServiceTls
-from pagewire.services.tokenizer.chat import read_template
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.generation_config import read_generation_defaults
-from pagewire.services.tokenizer.images import make_image_reader
-from pagewire.services.tokenizer.link_servicer import InferenceLinkServicer
+from pagewire.files.models import default_served_name, find_model, resolve_model
+from pagewire.process.process import release_unused_memory
+from pagewire.services.tokenizer.generation.text_generator import TextGenerator
+from pagewire.services.tokenizer.images.images import make_image_reader
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
-from pagewire.services.tokenizer.servicer import InferenceServicer
-from pagewire.services.tokenizer.text_generator import TextGenerator
-from pagewire.tenants import ClientTenants, ServiceTenants
+from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServicer
+from pagewire.services.tokenizer.service.servicer import InferenceServicer
+from pagewire.services.tokenizer.templates.chat import read_template
+from pagewire.services.tokenizer.templates.generation_config import read_generation_defaults
+from pagewire.telemetry import service as telemetry
 from pagewire.v1 import inference_link_pb2, inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.admin import Neighbour, replace_behind
+from pagewire.wire.discovery import Discovery, discover
+from pagewire.wire.keys.interceptor import interceptors
+from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.wire.tenants import ClientTenants, ServiceTenants
 
 logger = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ from weakref import WeakSet
 
 import grpc
 
-from pagewire import semconv
-from pagewire.recent import Accounts
-from pagewire.rpc import RpcError
 from pagewire.services.tokenizer import stats
-from pagewire.telemetry import Span
-from pagewire.trace import Trace
+from pagewire.telemetry import semconv
+from pagewire.telemetry.recent import Accounts
+from pagewire.telemetry.service import Span
+from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2
 from pagewire.v1.admin_pb2 import RequestAccount
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.wire.rpc import RpcError
 
 _METHOD = "pagewire.v1.InferenceService/Generate"
 _unended: "WeakSet[Record]" = WeakSet()

@@ -9,11 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from pagewire import error_details
-from pagewire.discovery import Discovery, Listed
-from pagewire.rpc import RpcError, deadline_of
 from pagewire.services.tokenizer import stats
-from pagewire.streams import Affinity, LinkedRequest, OpenCall, Peer, Pings, ResubmittingLink
 from pagewire.v1 import scheduler_link_pb2
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
@@ -22,6 +18,10 @@ from pagewire.v1.scheduler_link_pb2 import (
     TokenSubmission,
 )
 from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
+from pagewire.wire import error_details
+from pagewire.wire.discovery import Discovery, Listed
+from pagewire.wire.rpc import RpcError, deadline_of
+from pagewire.wire.streams import Affinity, LinkedRequest, OpenCall, Peer, Pings, ResubmittingLink
 
 logger = logging.getLogger(__name__)
 

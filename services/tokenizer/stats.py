@@ -2,9 +2,9 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pagewire.loop_histogram import LoopHistogram
-from pagewire.recent import Latencies
-from pagewire.telemetry import GENAI_DURATION_BUCKETS, GENAI_LABELS, LATENCY_BUCKETS
+from pagewire.telemetry.loop_histogram import LoopHistogram
+from pagewire.telemetry.recent import Latencies
+from pagewire.telemetry.service import GENAI_DURATION_BUCKETS, GENAI_LABELS, LATENCY_BUCKETS
 
 _P = "pagewire:"
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import executor_step, scheduler_step, start
 from benchmarks.peers import in_process
 from benchmarks.peers.in_process import PeerFlags, Times
-from pagewire.bench import curves
+from pagewire.tools.bench import curves
 
 
 class Words:

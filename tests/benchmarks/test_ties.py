@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.ties import PROMPTS, Compared, Texts, compare
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.tokenizer_files.loading import load_tokenizer
 
 
 def test_drafts_change_logits_by_less_than_16_bits_do(smollm2_gguf: Path) -> None:

@@ -18,8 +18,8 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import rpc
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import rpc
 from tests.chaos.proxy import Proxy
 from tests.e2e.line import FULL_NAMES, REPOSITORY, free_port
 

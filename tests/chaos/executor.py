@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pagewire import rpc
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.v1 import common_pb2
+from pagewire.wire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer, FakeRow, extend_history, next_token, serve_fake_executor
 
 # Of the built-in model.

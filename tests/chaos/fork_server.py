@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pagewire import process
+from pagewire.process import process
 
 DISK_BYTES = 24 * 2**20
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
+from pagewire.files.models import resolve_model
 from tests.chaos import fuzz_executor, fuzz_grammars, fuzz_grpc, fuzz_http, fuzz_openapi, fuzz_stack, fuzz_texts
 from tests.chaos.fuzz_line import Finding, FuzzLine, running_line
 from tests.chaos.mutation import Mutator

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 
-from pagewire import rpc
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.v1 import common_pb2, executor_pb2
+from pagewire.wire import rpc
 from tests.chaos.fuzz_line import CASE_TIMEOUT_S, Finding
 from tests.chaos.mutation import Mutator
 from tests.services.executor.stepping import CPU, LIMITS, alone, prompt, tiny_llama

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pagewire.services.executor.grammar.errors import GrammarError
-from pagewire.services.executor.grammars import Grammars
+from pagewire.services.executor.service.grammars import Grammars
 from pagewire.v1.common_pb2 import Grammar
 from tests.chaos.fuzz_line import Finding
 from tests.chaos.mutation import WORDS, Mutator

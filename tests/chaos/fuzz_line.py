@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import httpx
 
-from pagewire import rpc
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import inference_pb2
+from pagewire.wire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.services.scheduler.service_line import ServiceLine

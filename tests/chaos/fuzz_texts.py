@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pagewire.services.tokenizer.chat import Chat, ChatError, render_chat
-from pagewire.services.tokenizer.stop import StopChecker, StopHit
+from pagewire.services.tokenizer.output.stop import StopChecker, StopHit
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError, render_chat
 from tests.chaos.fuzz_line import Finding
 from tests.chaos.mutation import WORDS, Mutator
 from tests.services.tokenizer.chat_templates import FAMILIES

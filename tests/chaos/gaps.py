@@ -29,7 +29,7 @@ import psutil
 import uvloop
 
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
+from pagewire.files.models import resolve_model
 from tests.chaos.answers import difference
 from tests.chaos.catalogue import Request
 from tests.chaos.client import Answer, Client

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from pagewire.gateway.gateway import MAX_ATTEMPTS
+from pagewire.gateway.core.gateway import MAX_ATTEMPTS
 from tests.chaos.answers import difference
 from tests.chaos.catalogue import ALL, RARE
 from tests.chaos.chaos_line import ChaosLine

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
+from pagewire.files.models import resolve_model
 from tests.chaos.answers import difference
 from tests.chaos.gaps import REAL_FLAGS, streams
 from tests.e2e.line import Line

@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
+from pagewire.files.models import resolve_model
 from tests.chaos.catalogue import RARE, TEXT, VECTORS
 from tests.chaos.chaos_line import ChaosLine, fake_line, real_line, running
 from tests.chaos.play import Outcome, Player

@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 
 from pagewire.config import DEFAULT_MODEL, GatewayConfig
+from pagewire.files.models import resolve_model
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.gateway import main
-from pagewire.models import resolve_model
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1.scheduler_pb2 import TokenRequest
 from tests.services.tokenizer.chat_templates import FAMILIES
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine

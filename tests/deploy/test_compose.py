@@ -191,7 +191,7 @@ def test_health_checks_ask_the_right_port_for_the_right_service(name):
         asked = [f"http://localhost:{settings.port}/readyz"]
     else:
         asked = [settings.listen.replace("0.0.0.0", "localhost"), GRPC_SERVICES[name]]
-    command = ["python", "-m", "pagewire.health", *asked]
+    command = ["python", "-m", "pagewire.wire.health", *asked]
     assert services()[name]["healthcheck"]["test"] == ["CMD", *command]
     assert targets()[name].command("HEALTHCHECK") == command
 

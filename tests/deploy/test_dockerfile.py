@@ -124,7 +124,7 @@ def test_images_of_plain_python_have_no_shell_and_try_their_imports(name):
     assert targets()["slim"].base == "scratch"
     target = targets()[name]
     assert target.command("RUN")[:2] == ["python", "-c"], "without a shell"
-    assert "pagewire.health" in target.command("RUN")[2]
+    assert "pagewire.wire.health" in target.command("RUN")[2]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot is root's")

@@ -13,7 +13,7 @@ import pytest
 from deploy import values_schema
 from deploy.kustomize import render
 from pagewire import flags
-from pagewire.terminal.models import PullConfig
+from pagewire.tools.terminal.models import PullConfig
 from tests.deploy import manifests
 from tests.deploy.stack_files import CONFIGURATIONS, ROOT
 from tests.deploy.test_compose import GRPC_SERVICES
@@ -159,7 +159,7 @@ def test_probes_ask_the_service_at_a_port_that_it_has(objects: tuple[manifests.O
             assert ready["grpc"] == {"port": port, "service": GRPC_SERVICES[component]}
             assert alive["grpc"] == {"port": port}
         else:
-            asked = ["python", "-m", "pagewire.health", f"localhost:{port}"]
+            asked = ["python", "-m", "pagewire.wire.health", f"localhost:{port}"]
             assert ready["exec"]["command"] == [*asked, GRPC_SERVICES[component]]
             assert alive["exec"]["command"] == asked
 

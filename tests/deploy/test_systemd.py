@@ -49,9 +49,10 @@ def configuration(name: str, **files: str) -> Any:
 
 
 def asked_for_health(name: str, **files: str) -> str:
-    """What systemd and the shell make of the words behind `pagewire.health`."""
+    """What systemd and the shell make of the words behind `pagewire.wire.health`."""
     (shell, option, script) = shlex.split(unit(name)["Service"]["ExecStartPost"])
-    script = script.replace("$$", "$").replace("%%", "%").replace("/opt/pagewire/bin/python -m pagewire.health", "echo")
+    script = script.replace("$$", "$").replace("%%", "%")
+    script = script.replace("/opt/pagewire/bin/python -m pagewire.wire.health", "echo")
     return subprocess.run([shell, option, script], env=environment(name, **files), check=True, capture_output=True,
                           text=True).stdout.strip()  # fmt: skip
 

@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from pagewire import process, rpc
+from pagewire.process import process
+from pagewire.wire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer, serve_fake_executor
 
 # Of the built-in model, whose tokenizer makes text of the tokens.

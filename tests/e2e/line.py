@@ -18,8 +18,8 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI
 
-from pagewire import rpc
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import rpc
 
 REPOSITORY = Path(__file__).parents[2]
 FULL_NAMES = {

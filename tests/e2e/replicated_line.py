@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pagewire import cli, process
+from pagewire import cli
+from pagewire.process import process
 from tests.e2e import fake_executor
 from tests.e2e.line import Line, free_port
 

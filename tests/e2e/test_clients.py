@@ -9,8 +9,8 @@ import openai
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from pagewire import rpc
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
+from pagewire.wire import rpc
 from tests.e2e.line import Line
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.sampling_params import resolve
+from pagewire.config.sampling_params import resolve
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
-from pagewire.services.executor.grammars import is_restricted
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.step import NewRequest, Step
-from pagewire.services.scheduler.request import Request
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.grammars import is_restricted
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import NewRequest, Step
+from pagewire.services.scheduler.core.request import Request
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
 from tests.e2e.test_kv_groups import Line
 from tests.services.executor.constrained import DIGITS, EOS, PERSON, VOCAB_SIZE, constrained_runner, save_constrained

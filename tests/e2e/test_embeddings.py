@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor.startup import start_runner
+from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1.inference_pb2 import EmbedRequest, InputOptions, InputText, ScoreRequest
 from tests.e2e.test_scheduler_and_executor import scheduler
 from tests.gateway.conftest import running_gateway, wait_ready

@@ -14,18 +14,18 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from pagewire import rpc
-from pagewire.services.executor import grammars
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
-from pagewire.services.executor.grammars import Grammars
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.servicer import ExecutorServicer
-from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.services.executor.worker import Worker
-from pagewire.tokenizer_files.loading import LoadedTokenizer
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service import grammars
+from pagewire.services.executor.service.grammars import Grammars
+from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.start.startup import ExecutorInfo
 from pagewire.v1 import executor_pb2_grpc, scheduler_pb2
 from pagewire.v1.common_pb2 import FinishReason, Grammar, SamplingParams
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire import rpc
 from tests.e2e.test_scheduler_and_executor import Stub, scheduler
 from tests.services.executor.constrained import (
     CHOICES,

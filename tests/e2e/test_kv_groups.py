@@ -12,21 +12,26 @@ import pytest
 import torch
 
 from pagewire.config import SchedulerConfig
-from pagewire.sampling_params import resolve
-from pagewire.services.executor import kv_cache
-from pagewire.services.executor.convert import describe_response, first_weights, result_to_proto, step_from_proto
-from pagewire.services.executor.limits import Limits
+from pagewire.config.sampling_params import resolve
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.device.memory import OutOfMemoryError
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.memory import OutOfMemoryError
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.services.executor.step import Step
-from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.outcome import Outputs
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import StepResult
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.convert import (
+    describe_response,
+    first_weights,
+    result_to_proto,
+    step_from_proto,
+)
+from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Step
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import StepResult
+from pagewire.services.scheduler.service import convert
 from pagewire.v1.common_pb2 import Logprobs, SamplingParams
 from tests.services.executor.models.toy import TOY, WINDOW, ToyModel, write_toy
 from tests.services.executor.stepping import CPU, prompt

@@ -10,7 +10,9 @@ from pagewire import LLM, SamplingParams
 async def test_a_batch_where_an_event_loop_runs(smollm2_gguf: Path) -> None:
     """As in a notebook: the calls block, whoever else has a loop."""
     with LLM(str(smollm2_gguf), max_model_len=512, kv_cache_memory_bytes="64MiB", max_concurrency=16) as llm:
-        stack = [child for child in psutil.Process().children() if "pagewire.own_stack" in " ".join(child.cmdline())]
+        stack = [
+            child for child in psutil.Process().children() if "pagewire.stack.own_stack" in " ".join(child.cmdline())
+        ]
         processes = [process for child in stack for process in (child, *child.children(recursive=True))]
         commands = [" ".join(process.cmdline()) for process in processes[1:]]
         counting = (f"{i}, {i + 1}, {i + 2}, {i + 3}," for i in range(1, 41))

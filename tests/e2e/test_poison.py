@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pagewire import rpc
 from pagewire.errors import StartupError
-from pagewire.services.executor.fault_injection import Fault, FaultyRunner, Kind, parse_faults
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.session import DeviceError
-from pagewire.services.scheduler import stats
+from pagewire.services.executor.service.session import DeviceError
+from pagewire.services.executor.start.fault_injection import Fault, FaultyRunner, Kind, parse_faults
+from pagewire.services.scheduler.observed import stats
 from pagewire.v1 import common_pb2, scheduler_pb2
+from pagewire.wire import rpc
 from tests.e2e.conftest import short_directory
 from tests.e2e.test_scheduler_and_executor import Stub, scheduler
 from tests.services.executor.stepping import CPU, GREEDY, LIMITS, SEEDED, alone, prompt, tiny_llama

@@ -13,9 +13,9 @@ import grpc
 import pytest
 import torch
 
-from pagewire import rpc
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, executor_pb2, executor_pb2_grpc, scheduler_pb2
+from pagewire.wire import rpc
 from tests.e2e.conftest import short_directory
 from tests.e2e.line import free_port
 from tests.e2e.test_scheduler_and_executor import Stub, scheduler

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'pagewire[ray]'")
 
-from pagewire.discovery.file import AddressesInFile
+from pagewire.wire.discovery.file import AddressesInFile
 from tests.e2e.line import REPOSITORY
 from tests.e2e.test_ranks import expected, generate, model, sockets
 from tests.e2e.test_scheduler_and_executor import scheduler

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.v1 import common_pb2, scheduler_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.e2e.test_scheduler_and_executor import scheduler

@@ -9,7 +9,7 @@ import pytest
 
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
-from pagewire.own_stack import OwnStack
+from pagewire.stack.own_stack import OwnStack
 from tests.e2e.line import REPOSITORY
 
 SMALL = ["--max-model-len=512", "--kv-cache-memory-bytes=64MiB", "--max-num-seqs=4"]
@@ -52,7 +52,7 @@ _PROGRAM = """
 import sys
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
-from pagewire.own_stack import OwnStack
+from pagewire.stack.own_stack import OwnStack
 stack = OwnStack(ServeConfig(model=sys.argv[1], port=0, grpc_port=0, max_model_len=512, max_num_seqs=4))
 stack.await_ready()
 print(stack._process.pid, flush=True)

@@ -11,18 +11,18 @@ import grpc
 import pytest
 import torch
 
-from pagewire import rpc
 from pagewire.config import SchedulerConfig
-from pagewire.discovery import Discovery, Static
-from pagewire.secure_rpc import NO_TLS
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.services.executor.step import StepOutput
-from pagewire.services.scheduler.engine import Engine
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.step.step import StepOutput
 from pagewire.services.scheduler.main import make_server, report_availability
+from pagewire.services.scheduler.service.engine import Engine
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
+from pagewire.wire import rpc
+from pagewire.wire.discovery import Discovery, Static
+from pagewire.wire.secure_rpc import NO_TLS
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import CPU, LIMITS, alone, prompt, tiny_llama
 from tests.services.executor.test_servicer import INFO, NUM_BLOCKS, serving
@@ -84,7 +84,7 @@ async def generate(stub: Stub, token_ids: list[int], started: asyncio.Event | No
 async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pagewire.services.executor.servicer.TERM_HELD_S", 0.5)
+    monkeypatch.setattr("pagewire.services.executor.service.servicer.TERM_HELD_S", 0.5)
     model = tiny_llama(tmp_path / "model")
     expected = {length: alone(model, prompt(length), 60) for length in (9, 12)}
     executor = f"unix:{tmp_path}/executor.sock"

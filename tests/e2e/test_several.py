@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pagewire import rpc
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import rpc
 from tests.e2e.conftest import short_directory
 from tests.e2e.several_line import SERVICES, SeveralLine, running
 

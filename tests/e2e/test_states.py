@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.scheduler.request import Request
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.scheduler.core.request import Request
 from tests.e2e.test_kv_groups import Line, expected
 from tests.services.executor.models.toy import TOY, ToyModel, write_toy
 from tests.services.executor.stepping import CPU, prompt

@@ -9,10 +9,10 @@ import grpc
 import httpx
 import pytest
 
-from pagewire import health, rpc
 from pagewire.client import Client
 from pagewire.config import TlsConfig
-from pagewire.secure_rpc import ServiceTls
+from pagewire.wire import health, rpc
+from pagewire.wire.secure_rpc import ServiceTls
 from tests.certificates import Authority, Issued
 from tests.e2e.conftest import EXECUTOR_FLAGS
 from tests.e2e.line import FULL_NAMES, Line, free_port

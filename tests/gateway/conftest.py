@@ -15,13 +15,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pagewire import telemetry
 from pagewire.config import GatewayConfig
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.gateway import main
-from pagewire.gateway.connection_limits import Limits
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.gateway.http.connection_limits import Limits
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
+from pagewire.telemetry import service as telemetry
 from pagewire.v1.scheduler_pb2 import TokenRequest
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.services.tokenizer.chat_templates import FAMILIES
@@ -41,7 +41,7 @@ async def wait_ready(client: httpx.AsyncClient) -> None:
 
 
 def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "pagewire.gateway.middleware"]
+    return [record for record in caplog.records if record.name == "pagewire.gateway.core.middleware"]
 
 
 @pytest.fixture

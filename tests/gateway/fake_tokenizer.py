@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from pagewire import rpc, tenants
-from pagewire.rpc import RpcError
 from pagewire.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -21,6 +19,8 @@ from pagewire.v1 import (
 )
 from pagewire.v1.inference_link_pb2 import ConnectResponse, GenerateSubmission, NumberedResponse
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
+from pagewire.wire import rpc, tenants
+from pagewire.wire.rpc import RpcError
 
 VectorsRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest | inference_pb2.ScoreRequest
 

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from pagewire.client import Client
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.gateway.app import with_routes
 from pagewire.gateway.operation.unserved import UNSERVED
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.text_generator import TextGenerator
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.services.tokenizer.generation.text_generator import TextGenerator
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.test_keys import new

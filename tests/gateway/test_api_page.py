@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from pagewire.gateway.api_table import page
 from pagewire.gateway.app import with_routes
+from pagewire.gateway.core.api_table import page
 from pagewire.gateway.schema.field import HANDLED_BY
 
-COMMAND = "python -m pagewire.gateway.api_table > docs/api.md"
+COMMAND = "python -m pagewire.gateway.core.api_table > docs/api.md"
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
 

@@ -12,7 +12,7 @@ import pytest
 from pagewire.config import GatewayConfig
 from pagewire.gateway import main
 from pagewire.gateway.store import Jobs, Lease, Store
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 from tests.gateway.test_responses import RESPONSES, THINKS_SAYS_CALLS, TOOL, events_of

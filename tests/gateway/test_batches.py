@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from pagewire.gateway.batches import schema
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.test_openapi import check

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from pagewire.sampling_params import PARAMETERS
+from pagewire.config.sampling_params import PARAMETERS
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 from tests.sampling_values import a_value, wrong_values
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY
 
-from pagewire import process
-from pagewire.gateway.connection_limits import Limits
+from pagewire.gateway.http.connection_limits import Limits
+from pagewire.process import process
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 from tests.gateway.test_streams import lazy_client
@@ -228,7 +228,7 @@ def test_the_bound_follows_from_the_descriptors() -> None:
     """Of which the process takes as many as it may."""
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 512))\n"
-        "from pagewire.gateway.connection_limits import Limits\n"
+        "from pagewire.gateway.http.connection_limits import Limits\n"
         "limits = Limits.of_this_process()\n"
         "print(limits.connections, limits.reserve, resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

@@ -8,7 +8,7 @@ import grpc
 import httpx
 import pytest
 
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 

@@ -13,7 +13,7 @@ import grpc
 import httpx
 import pytest
 
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
 CHAT = "/v1/chat/completions"

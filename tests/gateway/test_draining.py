@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import httpx
 
-from pagewire.health import grpc_problem
+from pagewire.wire.health import grpc_problem
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 from tests.gateway.test_streams import TEXT, text_of

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.gateway import encoding
+from pagewire.gateway.core import encoding
 
 
 @given(st.text() | st.lists(st.sampled_from("a\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r\n")).map("".join))

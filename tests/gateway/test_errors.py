@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from pagewire.gateway.middleware import MAX_BODY_BYTES
-from pagewire.rpc import RpcError
+from pagewire.gateway.core.middleware import MAX_BODY_BYTES
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 

@@ -11,9 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from pagewire.gateway.core.siblings import Siblings
 from pagewire.gateway.exposition.merge import expose
-from pagewire.gateway.siblings import Siblings
-from pagewire.recent import Accounts
+from pagewire.telemetry.recent import Accounts
 from pagewire.v1.admin_pb2 import ExplainRequestRequest, ServiceMetrics
 from tests.expositions import fresh_expositions
 from tests.gateway.conftest import running_gateway, wait_ready

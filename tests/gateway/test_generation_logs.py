@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.errors import StartupError
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.kept.keeper import open_log
 from pagewire.gateway.kept.log import Append, Bounds, Log
 from pagewire.gateway.kept.redis_log import RedisLog

@@ -8,8 +8,8 @@ import sys
 import httpx
 import pytest
 
-from pagewire import logs
 from pagewire.config import GatewayConfig
+from pagewire.telemetry import logs
 from tests.gateway.conftest import running_gateway
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.test_connections import HEAD, closed, connected

@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import BaseRoute, Mount, Route
 
 from pagewire.gateway.app import with_routes
-from pagewire.keys.command import KeysAddConfig, add
+from pagewire.tools.keys import KeysAddConfig, add
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 

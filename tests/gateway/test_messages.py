@@ -9,9 +9,9 @@ import grpc
 import httpx
 import pytest
 
-from pagewire.gateway.middleware import MAX_BODY_BYTES
-from pagewire.rpc import RpcError
+from pagewire.gateway.core.middleware import MAX_BODY_BYTES
 from pagewire.v1 import inference_pb2
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import NUM_CACHED_TOKENS, FakeTokenizer
 from tests.gateway.test_openapi import check

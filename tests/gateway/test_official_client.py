@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 

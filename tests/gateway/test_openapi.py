@@ -9,9 +9,9 @@ import httpx
 import jsonschema
 import pytest
 
-from pagewire.gateway.json_route import JsonRoute
+from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.schema.responses import Version
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
 CHAT = "/v1/chat/completions"

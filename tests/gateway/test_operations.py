@@ -18,7 +18,7 @@ from pagewire import __version__
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway import main
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import access_lines, eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 

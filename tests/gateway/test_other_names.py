@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.gateway.schema.requests import ChatCompletionRequest, CompletionRequest
 from pagewire.gateway.schema.unsupported import UNSUPPORTED
-from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine

@@ -10,10 +10,10 @@ import openai
 import pydantic
 import pytest
 
-from pagewire.rpc import RpcError
 from pagewire.v1 import common_pb2
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.inference_pb2 import GenerateResponse, ToolCallDelta
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text, render, token_logprob
 from tests.gateway.test_openapi import check

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from pagewire.rpc import RpcError
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 

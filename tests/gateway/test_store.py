@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.errors import StartupError
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store import Bound, LeaseLost, Store, data_directory, failure
 
 LEASE_S = 0.8

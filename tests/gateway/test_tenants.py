@@ -11,8 +11,8 @@ import pytest
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
 from pagewire.gateway import main
-from pagewire.keys.entry import Key, digest_of
-from pagewire.tenants import ClientTenants
+from pagewire.wire.keys.entry import Key, digest_of
+from pagewire.wire.tenants import ClientTenants
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 

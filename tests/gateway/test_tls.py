@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from pagewire import health, tls
-from pagewire.batch.http_server import HttpServer
 from pagewire.errors import StartupError
-from pagewire.gateway.connection_limits import Limits
+from pagewire.gateway.http.connection_limits import Limits
+from pagewire.tools.batch.http_server import HttpServer
+from pagewire.wire import health, tls
 from tests.certificates import Authority, Issued
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text

@@ -11,9 +11,9 @@ import openai
 import pydantic
 import pytest
 
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.tokenizer_files.loading import LoadedTokenizer
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1.scheduler_pb2 import TokenRequest
 from tests.gateway import test_documented_streams as documented_streams
 from tests.gateway.conftest import Model, running_gateway, wait_ready

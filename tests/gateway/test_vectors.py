@@ -14,8 +14,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pagewire.gateway.vectors import answers, calls
-from pagewire.rpc import RpcError
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import access_lines, eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 

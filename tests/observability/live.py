@@ -26,7 +26,7 @@ import yaml
 from deploy.observability import rules
 from deploy.observability.dashboards import dashboards
 from pagewire.config import DEFAULT_MODEL
-from pagewire.models import resolve_model
+from pagewire.files.models import resolve_model
 from tests.e2e.line import Line, free_port
 
 # Five milliseconds per token are too few for the model: an objective that is missed.

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import grpc
 
-from pagewire import rpc
-from pagewire.discovery import Discovery, Static
-from pagewire.rpc import RpcError
-from pagewire.secure_rpc import NO_TLS
-from pagewire.streams import Draining, LinkedRequest, OpenCall, Pings, ResubmittingLink, Session
 from pagewire.v1 import common_pb2, inference_link_pb2, inference_link_pb2_grpc
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from pagewire.wire import rpc
+from pagewire.wire.discovery import Discovery, Static
+from pagewire.wire.rpc import RpcError
+from pagewire.wire.secure_rpc import NO_TLS
+from pagewire.wire.streams import Draining, LinkedRequest, OpenCall, Pings, ResubmittingLink, Session
 
 SERVICE = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkService"].full_name
 

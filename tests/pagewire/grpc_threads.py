@@ -7,12 +7,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from pagewire import process
+from pagewire.process import process
 
 process.spare_grpc_threads()
 
-from pagewire import rpc  # noqa: E402  gRPC reads its settings when it is imported
 from pagewire.v1 import admin_pb2, admin_pb2_grpc  # noqa: E402
+from pagewire.wire import rpc  # noqa: E402  gRPC reads its settings when it is imported
 
 
 async def main(num_calls: int, address: str) -> None:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from pagewire.discovery import Listed
-from pagewire.streams import Affinity
+from pagewire.wire.discovery import Listed
+from pagewire.wire.streams import Affinity
 from tests.pagewire.counting import CountedRequest, CountingLink, CountingService, linked, serving
 from tests.pagewire.test_streams import eventually
 

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pagewire import process
 from pagewire.errors import StartupError
-from pagewire.supervisor import Service, Supervisor
-from pagewire.watchdog import HEARTBEAT_FD
+from pagewire.process import process
+from pagewire.process.supervisor import Service, Supervisor
+from pagewire.process.watchdog import HEARTBEAT_FD
 
-_CHILD = "import time; from pagewire.process import die_with"
+_CHILD = "import time; from pagewire.process.process import die_with"
 
 
 async def is_ready(path: Path) -> bool:

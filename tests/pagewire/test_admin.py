@@ -5,9 +5,9 @@ from pathlib import Path
 
 import grpc
 
-from pagewire import rpc
-from pagewire.admin import AdminServicer, Neighbour
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.admin import AdminServicer, Neighbour
 
 
 async def test_metrics_come_in_time_when_the_service_behind_hangs(tmp_path: Path) -> None:

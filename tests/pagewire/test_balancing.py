@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.streams import Affinity, balancing
+from pagewire.wire.streams import Affinity, balancing
 
 
 @given(keys=st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=200), count=st.integers(1, 6))

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from pagewire.batch import command, lines
+from pagewire.batch import lines
 from pagewire.batch.lines import Line
 from pagewire.batch.results import Answer, Results
 from pagewire.errors import StartupError
+from pagewire.tools.batch import command
 from tests.pagewire.openai_server import REPOSITORY, Server, listening, write_whole
 
 COMPLETIONS = "/v1/completions"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench import load, report
-from pagewire.bench.config import BenchConfig
-from pagewire.bench.request import Record
+from pagewire.tools.bench import load, report
+from pagewire.tools.bench.config import BenchConfig
+from pagewire.tools.bench.request import Record
 from tests.pagewire.openai_server import Server, listening, run_bench, write_event, write_whole
 
 

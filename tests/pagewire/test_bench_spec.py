@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.bench import curves, drafts, spec
-from pagewire.bench.drafts import Drafts
-from pagewire.bench.request import Record
-from pagewire.bench.spec import BASELINE, Measured, Method
-from pagewire.bench.spec_config import SpecConfig
 from pagewire.config.speculation import Speculation, SpeculationConfig
 from pagewire.errors import StartupError
+from pagewire.tools.bench import curves, drafts, spec
+from pagewire.tools.bench.drafts import Drafts
+from pagewire.tools.bench.request import Record
+from pagewire.tools.bench.spec import BASELINE, Measured, Method
+from pagewire.tools.bench.spec_config import SpecConfig
 from tests.pagewire.openai_server import listening, run_bench
 
 PAGE = """\

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire import binding
-from pagewire.binding import Place
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
+from pagewire.process import binding
+from pagewire.process.binding import Place
 
 _TWO_NODES = {0: range(8), 1: range(8, 16)}
 

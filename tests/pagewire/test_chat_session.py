@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pagewire import rpc
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.wire import rpc
 from tests.pagewire.terminal_session import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, TerminalSession, pasted
 
 LIMIT = 200

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
-from pagewire import rpc
 from pagewire.client import Client
-from pagewire.rpc import RpcError
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.rpc import RpcError
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pagewire import rpc
 from pagewire.client import Client
-from pagewire.rpc import RpcError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.rpc import RpcError
 
 
 class _Models(inference_pb2_grpc.InferenceServiceServicer):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench import curves, plot
-from pagewire.bench.curves import KINDS, Curve
 from pagewire.errors import StartupError
+from pagewire.tools.bench import curves, plot
+from pagewire.tools.bench.curves import KINDS, Curve
 from tests.pagewire.openai_server import run_bench
 from tests.pagewire.test_imports import run
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from pagewire import rpc
-from pagewire.health import grpc_problem
 from pagewire.v1 import inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.health import grpc_problem
 
 NAME, LINK = "pagewire.v1.InferenceService", "pagewire.v1.InferenceLinkService"
 WAITS = """

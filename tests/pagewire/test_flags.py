@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire import config, flags
-from pagewire.batch.config import BatchCommandConfig
 from pagewire.config import ExecutorConfig, GatewayConfig, SchedulerConfig, ServeConfig, TokenizerConfig
-from pagewire.fields import Range
+from pagewire.config.fields import Range
+from pagewire.tools.batch.config import BatchCommandConfig
 from tests.pagewire.parsing import parse, refusal
 
 CONFIGS = [GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig, ServeConfig]

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from pagewire.config import GatewayConfig
-from pagewire.gateways import services
-from pagewire.launch import available_port
+from pagewire.stack.gateways import services
+from pagewire.stack.launch import available_port
 
 REPOSITORY = Path(__file__).parents[2]
 

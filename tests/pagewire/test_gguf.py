@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.gguf import GgufError, read_header, read_metadata
+from pagewire.files.gguf import GgufError, read_header, read_metadata
 
 
 @pytest.fixture

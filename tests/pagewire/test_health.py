@@ -4,8 +4,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pagewire import health, rpc
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import health, rpc
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 

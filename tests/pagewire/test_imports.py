@@ -47,9 +47,9 @@ FENCES = {
 # What runs in processes of its own, which import what their service does not; and the doctor, who asks the executor's
 # own arithmetic what fits, where that is installed.
 EXEMPT = {
-    "services/tokenizer/image_processor.py": {"transformers", "numpy"},
-    "pagewire/doctor/model.py": {"services", "torch"},
-    "pagewire/doctor/gpu.py": {"torch"},
+    "services/tokenizer/images/image_processor.py": {"transformers", "numpy"},
+    "pagewire/tools/doctor/model.py": {"services", "torch"},
+    "pagewire/tools/doctor/gpu.py": {"torch"},
 }
 # What lies at the top of the repository; `pagewire/` only links to it.
 OURS = {"gateway", "kernels", "quantize", "services", "v1"}
@@ -163,7 +163,7 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
             "services.executor.main",
             ["opentelemetry", "fastapi", "gateway", "quantize", "services.scheduler", "services.tokenizer"],
         ),
-        ("services.scheduler.scheduler", ["grpc", "torch", "prometheus_client"]),
+        ("services.scheduler.core.scheduler", ["grpc", "torch", "prometheus_client"]),
         # An op's definition comes before all of its implementations, which load on first use.
         ("kernels.ops", ["triton", "kernels.triton", "kernels.cpu", "kernels.reference"]),
         ("kernels.quantized", ["triton", "kernels.triton", "kernels.cpu", "kernels.reference"]),
@@ -171,10 +171,10 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
         *(
             (module, ["torch", "transformers", *missing, "services", "gateway", "kernels", "quantize"])
             for module, missing in {
-                "pagewire.stack": ["grpc", "opentelemetry"],
-                "pagewire.gateways": ["grpc", "opentelemetry"],
+                "pagewire.stack.stack": ["grpc", "opentelemetry"],
+                "pagewire.stack.gateways": ["grpc", "opentelemetry"],
                 "pagewire.client": ["fastapi"],
-                "pagewire.bench.serve": ["grpc", "httpx", "fastapi"],
+                "pagewire.tools.bench.serve": ["grpc", "httpx", "fastapi"],
             }.items()
         ),
     ],

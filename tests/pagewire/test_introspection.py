@@ -4,8 +4,8 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from pagewire import rpc
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import rpc
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 HEALTH = "grpc.health.v1.Health"

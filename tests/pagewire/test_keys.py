@@ -9,10 +9,10 @@ import pytest
 
 from pagewire import cli
 from pagewire.errors import StartupError
-from pagewire.keys import Door
-from pagewire.keys.command import KeysAddConfig, add
-from pagewire.keys.entry import parse_keys
-from pagewire.rpc import RpcError
+from pagewire.tools.keys import KeysAddConfig, add
+from pagewire.wire.keys import Door
+from pagewire.wire.keys.entry import parse_keys
+from pagewire.wire.rpc import RpcError
 
 HASH = "sha256:" + "ab" * 32
 

@@ -9,11 +9,12 @@ import grpc
 import pytest
 
 import pagewire
-from pagewire import LLM, SamplingParams, rpc
+from pagewire import LLM, SamplingParams
 from pagewire.errors import StartupError
-from pagewire.llm.outputs import PromptError
-from pagewire.rpc import RpcError
+from pagewire.tools.llm.outputs import PromptError
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.rpc import RpcError
 
 
 class Server(inference_pb2_grpc.InferenceServiceServicer):

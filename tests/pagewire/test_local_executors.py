@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from pagewire import cli, flags, local_executors, stack
-from pagewire.banner import banner
+from pagewire import cli, flags
 from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.errors import StartupError
+from pagewire.stack import local_executors, stack
+from pagewire.stack.banner import banner
 
 TWO = ServeConfig(model="/m.gguf", served_model_name="m", grpc_port=9001, data_parallel_size=2, device="cpu")
 

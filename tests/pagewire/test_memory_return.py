@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from pagewire import memory_return
-from pagewire.memory_return import LARGE, return_memory_after
+from pagewire.process import memory_return
+from pagewire.process.memory_return import LARGE, return_memory_after
 
 
 @pytest.fixture

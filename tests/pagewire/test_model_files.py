@@ -13,7 +13,7 @@ import pytest
 
 from pagewire import cli
 from pagewire.errors import StartupError
-from pagewire.terminal import page_cache, verify
+from pagewire.tools.terminal import page_cache, verify
 from tests.pagewire.hub_server import hub
 
 REPOSITORY = "me/tiny"

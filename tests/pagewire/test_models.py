@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pagewire import models, wheel_models
 from pagewire.config import DEFAULT_MODEL, ModelConfigFlags
 from pagewire.errors import ModelNotFoundError
-from pagewire.models import default_served_name, find_model, resolve_model
-from pagewire.wheel_models import WHEEL_MODELS, License, WheelDirectory, WheelModel, WheelPart
+from pagewire.files import models, wheel_models
+from pagewire.files.models import default_served_name, find_model, resolve_model
+from pagewire.files.wheel_models import WHEEL_MODELS, License, WheelDirectory, WheelModel, WheelPart
 
 CONTENT = b"GGUF" + bytes(5000)
 MODEL = WheelModel(

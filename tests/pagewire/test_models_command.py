@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewire import cli, running
-from pagewire.address import grpc_address, unanswered
+from pagewire import cli
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
+from pagewire.stack import running
+from pagewire.stack.address import grpc_address, unanswered
 
 HASH = "0" * 39
 

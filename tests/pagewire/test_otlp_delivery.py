@@ -9,8 +9,8 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import REGISTRY
 
-from pagewire import otlp
-from pagewire.otlp_delivery import DeliveredSpans, Delivery
+from pagewire.telemetry import otlp
+from pagewire.telemetry.otlp_delivery import DeliveredSpans, Delivery
 from tests.e2e.line import free_port
 
 

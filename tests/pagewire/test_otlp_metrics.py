@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagewire import otlp_metrics
 from pagewire.errors import StartupError
+from pagewire.telemetry import otlp_metrics
 
 
 def test_the_interval_is_in_milliseconds() -> None:

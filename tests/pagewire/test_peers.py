@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.discovery import Static
-from pagewire.streams import Affinity, resubmitting_link
-from pagewire.streams import link as link_module
+from pagewire.wire.discovery import Static
+from pagewire.wire.streams import Affinity, resubmitting_link
+from pagewire.wire.streams import link as link_module
 from tests.pagewire.counting import CountedRequest, CountingService, linked, serving
 from tests.pagewire.peer_line import Line, assert_complete, paused, submit, up
 from tests.pagewire.test_streams import eventually

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire import cgroup, process
+from pagewire.process import cgroup, process
 
 MIB, GIB = 2**20, 2**30
 

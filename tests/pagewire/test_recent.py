@@ -1,6 +1,6 @@
 """What happened lately."""
 
-from pagewire.recent import LATENCY_S, MAX_LATENCIES, RATE_S, Latencies, Rate
+from pagewire.telemetry.recent import LATENCY_S, MAX_LATENCIES, RATE_S, Latencies, Rate
 
 
 class Clock:

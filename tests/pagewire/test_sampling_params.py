@@ -8,7 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.sampling_params import (
+from pagewire.config.sampling_params import (
     MIN_TEMPERATURE,
     PARAMETERS,
     InvalidRequest,

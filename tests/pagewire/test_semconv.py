@@ -8,9 +8,9 @@ import opentelemetry.semconv.attributes as stable
 import pytest
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 
-from pagewire import otlp, semconv
 from pagewire.errors import StartupError
-from pagewire.trace import Trace
+from pagewire.telemetry import otlp, semconv
+from pagewire.telemetry.trace import Trace
 from pagewire.v1.common_pb2 import RequestContext
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -8,11 +8,11 @@ from pagewire import config, flags
 from pagewire.config import ExecutorConfig, SchedulerConfig, ServeConfig, TokenizerConfig
 from pagewire.config.profiles import PROFILES
 from pagewire.config.speculation import Speculation
-from pagewire.doctor.command import DoctorConfig
 from pagewire.flags import names
 from pagewire.flags.costs import _PHRASES
 from pagewire.flags.model_facts import facts_of
-from pagewire.tune.config import TuneConfig
+from pagewire.tools.doctor.command import DoctorConfig
+from pagewire.tools.tune.config import TuneConfig
 from tests.gguf_bytes import header
 from tests.pagewire.parsing import parse, refusal
 

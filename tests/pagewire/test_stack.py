@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pagewire import cli, flags, launch, refusals, stack
-from pagewire.banner import banner
+from pagewire import cli, flags
 from pagewire.config import RayExecutorsConfig, ServeConfig
 from pagewire.errors import StartupError
+from pagewire.stack import launch, refusals, stack
+from pagewire.stack.banner import banner
 from pagewire.v1 import common_pb2, inference_pb2
 
 CONFIG = ServeConfig(

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire import rpc
-from pagewire.rpc import RpcError
-from pagewire.streams import link as link_module
-from pagewire.streams import resubmitting_link
-from pagewire.streams import session as session_module
 from pagewire.v1 import inference_link_pb2_grpc
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse
+from pagewire.wire import rpc
+from pagewire.wire.rpc import RpcError
+from pagewire.wire.streams import link as link_module
+from pagewire.wire.streams import resubmitting_link
+from pagewire.wire.streams import session as session_module
 from tests.pagewire.counting import (
     CountedRequest,
     CountingLink,

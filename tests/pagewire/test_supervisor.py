@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagewire.supervisor import Supervisor
+from pagewire.process.supervisor import Supervisor
 
 REPOSITORY = Path(__file__).parents[2]
 

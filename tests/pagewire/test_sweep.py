@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench import curves
-from pagewire.bench.config import SweepConfig
-from pagewire.bench.growth import loads
 from pagewire.errors import StartupError
+from pagewire.tools.bench import curves
+from pagewire.tools.bench.config import SweepConfig
+from pagewire.tools.bench.growth import loads
 from tests.pagewire.openai_server import Server, listening, run_bench, write_whole
 
 # Two requests that find out how long words are, and one that warms up.

@@ -65,7 +65,7 @@ EXPORT_BY_VARIABLES = """
 from prometheus_client import Histogram
 from pagewire import telemetry
 from pagewire.config import GatewayConfig
-from pagewire.trace import Trace
+from pagewire.telemetry.trace import Trace
 telemetry.setup("gateway", GatewayConfig())
 trace = Trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1", "")
 span = telemetry.Span("hello", trace, serves=True)

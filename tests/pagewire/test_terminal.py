@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pagewire import running
 from pagewire.config import ServeConfig
-from pagewire.terminal.conversation import CommandError, Conversation, chat_defaults
-from pagewire.terminal.line_input import read_message
+from pagewire.stack import running
+from pagewire.tools.terminal.conversation import CommandError, Conversation, chat_defaults
+from pagewire.tools.terminal.line_input import read_message
 from pagewire.v1 import common_pb2, inference_pb2
 
 

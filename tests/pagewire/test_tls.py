@@ -13,15 +13,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import health, rpc, secure_rpc, tls
-from pagewire.address import unanswered
 from pagewire.client import Client
 from pagewire.config import TlsConfig
 from pagewire.errors import StartupError
-from pagewire.rpc import RpcError
-from pagewire.secure_rpc import RenewedChannel, ServiceTls, tell_of_refusals
-from pagewire.tls import Certificates, Files
+from pagewire.stack.address import unanswered
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.wire import health, rpc, secure_rpc, tls
+from pagewire.wire.rpc import RpcError
+from pagewire.wire.secure_rpc import RenewedChannel, ServiceTls, tell_of_refusals
+from pagewire.wire.tls import Certificates, Files
 from tests.certificates import Authority, Issued, openssl
 
 SERVICE = "pagewire.v1.InferenceService"

@@ -5,7 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pagewire.watchdog import Silence, Watchdog
+from pagewire.process.watchdog import Silence, Watchdog
 
 REPOSITORY = Path(__file__).parents[2]
 

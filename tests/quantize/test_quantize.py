@@ -17,6 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from pagewire import cli
 from pagewire.errors import StartupError
+from pagewire.files.tokenizer_files.byte_alphabet import BYTE_TO_CHAR
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.quantize import command, output
 from pagewire.quantize.config import QuantizeConfig
 from pagewire.quantize.decoder import Decoder
@@ -26,8 +28,6 @@ from pagewire.quantize.layer import LayerQuantizer, Method
 from pagewire.quantize.output import CheckpointWriter
 from pagewire.quantize.source import Source
 from pagewire.quantize.texts import bundled_documents, held_out, read_documents, sequences
-from pagewire.tokenizer_files.byte_alphabet import BYTE_TO_CHAR
-from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.quantize.test_quantize_layouts import decode_awq, decode_gptq
 from tests.services.executor.models.test_models import save_tiny
 

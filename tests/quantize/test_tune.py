@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pagewire.errors import StartupError
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.quantize import progress, training, tune, tune_layer
 from pagewire.quantize.config import QuantizeConfig
 from pagewire.quantize.distillation import Divergence
 from pagewire.quantize.student import TunedVector, TunedWeight
 from pagewire.quantize.texts import bundled_documents, held_out, sequences
 from pagewire.quantize.training import batches
-from pagewire.tokenizer_files.loading import load_tokenizer
 from tests.quantize.test_quantize import decoded_state, perplexity, quantize, save_model
 from tests.quantize.test_quantize_layouts import random_weight
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammar.language import describe_error, to_llguidance
 from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.threads import TRIAL_STACK
-from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
 
 _TRIAL_MEMORY = 2 * 2**30  # of the process that tries grammars, bytes

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.linear import Exchange
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
@@ -21,7 +22,6 @@ from pagewire.services.executor.layers.weights import (
     Shard,
     stored_parts,
 )
-from pagewire.services.executor.model_config import ModelLoadError
 
 
 class Embedding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pagewire.kernels import ops
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 
 class EncoderAttention:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.kernels.quantized.packed import TILES
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
@@ -29,7 +30,6 @@ from pagewire.services.executor.layers.weights import (
     stored_parts,
 )
 from pagewire.services.executor.layers.whole_experts import WholeExperts, own_experts
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 _MAX_EXPERTS = 4096

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.parts import indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.shares import refusal
-from pagewire.services.executor.model_config import DecoderConfig
 
 
 @dataclass(frozen=True)

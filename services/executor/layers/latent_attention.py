@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, unpack
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.heads import Heads, scaled, shared_heads
 from pagewire.services.executor.layers.kv_spec import KVSpec, LatentSpec
 from pagewire.services.executor.layers.linear import Linear, Split
@@ -25,8 +26,7 @@ from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.weights import Dense, NotLoaded, Shard, stored_parts
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 _NORM_EPS = 1e-6  # of the norms inside, whatever rms_norm_eps says
 

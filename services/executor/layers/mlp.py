@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.services.executor.config.model_config import DecoderConfig, ModelLoadError
 from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.model_config import DecoderConfig, ModelLoadError
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -12,7 +12,7 @@ from pagewire.kernels import ops
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.parts import StoredPart
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 FP8 = torch.float8_e4m3fn
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.upload import upload
+from pagewire.services.executor.device.upload import upload
 
 
 @dataclass(frozen=True)

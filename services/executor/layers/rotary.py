@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from pagewire.services.executor import memory
-from pagewire.services.executor.load_error import ModelLoadError
-from pagewire.services.executor.rope_config import RopeConfig
+from pagewire.services.executor.config.load_error import ModelLoadError
+from pagewire.services.executor.config.rope_config import RopeConfig
+from pagewire.services.executor.device import memory
 
 
 class RotaryEmbedding:

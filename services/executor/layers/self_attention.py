@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.heads import Heads, heads_of
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
@@ -15,8 +16,7 @@ from pagewire.services.executor.layers.paged_attention import PagedAttention, Si
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.row_order import rotary_pairs_apart
-from pagewire.services.executor.model_config import DecoderConfig
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 
 class HeadAttention:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.parallel.communicator import Communicator
 
 _MOST_RANKS = 64  # that are suggested

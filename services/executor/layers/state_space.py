@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.kv_spec import StateSpec
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 
 @dataclass(frozen=True, kw_only=True)

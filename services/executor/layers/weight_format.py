@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import QuantizedWeight, weight_only
+from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.layers.parts import Index, neighbours
-from pagewire.services.executor.load_error import ModelLoadError
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.loading.quantization.install import check_shard, tensor_specs
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
 from pagewire.services.executor.loading.weights.prefix import HEADS
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.config_file import architecture_of, dtype_of, overridden, read_json, text_keys
 from pagewire.services.executor.loading.quantization.registry import FORMATS, is_left_over, quantization_of
@@ -16,7 +17,6 @@ from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.aliases import AliasedSource
 from pagewire.services.executor.loading.weights.prefix import renamed
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
-from pagewire.services.executor.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.models.registry import ARCHITECTURES
 
 if TYPE_CHECKING:

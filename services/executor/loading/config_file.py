@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from pagewire.damaged_file import remedy
-from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.files.damaged_file import remedy
+from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 
 _OF_THE_WHOLE = ("architectures", "model_type")  # which its parts have, too

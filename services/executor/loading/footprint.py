@@ -9,9 +9,8 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.executor import SMALLEST
-from pagewire.services.executor import kv_cache
+from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.check_tensors import check_tensors
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.config_file import parse_overrides
@@ -19,6 +18,7 @@ from pagewire.services.executor.loading.load_own import dense_bytes, make_own, s
 from pagewire.services.executor.loading.loader import resolve_dtype
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
+from pagewire.services.executor.step.limits import Limits
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pagewire.services.executor.config.model_config import ModelConfig
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.quantization.gguf import GgufQuantization
 from pagewire.services.executor.loading.weights import WeightSource
@@ -15,7 +16,6 @@ from pagewire.services.executor.loading.weights.gguf import GgufSource
 from pagewire.services.executor.loading.weights.gguf_config import gguf_architecture, gguf_config, gguf_eos_token_ids
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.loading.weights.gguf_names import named_tensors
-from pagewire.services.executor.model_config import ModelConfig
 
 
 class GgufCheckpoint:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from pagewire.process import usable_cores
-from pagewire.services.executor import memory
+from pagewire.process.process import usable_cores
+from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading import weights_report
@@ -23,7 +24,6 @@ from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
-from pagewire.services.executor.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator

@@ -9,11 +9,11 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from pagewire.errors import StartupError
-from pagewire.services.executor import memory
+from pagewire.services.executor.config.model_config import ModelLoadError, token_ids
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.loading.checkpoint import Checkpoint, DirectoryCheckpoint
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
-from pagewire.services.executor.model_config import ModelLoadError, token_ids
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.models.transformers_model import ATTENTION_NAME, TransformersModel
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.parts import select
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
@@ -16,7 +17,6 @@ from pagewire.services.executor.loading.stages import check_one_stage
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator

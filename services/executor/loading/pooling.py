@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.pooling import Pooler
 from pagewire.services.executor.loading.config_file import merged, read_json
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.models.protocol import Classifier, Model
-from pagewire.services.executor.pooling import (
+from pagewire.services.executor.models.pooling import (
     LAST_STATE,
     PIECEWISE,
     POOLS,
@@ -28,6 +27,7 @@ from pagewire.services.executor.pooling import (
     EmbeddingPooler,
     Pooling,
 )
+from pagewire.services.executor.models.protocol import Classifier, Model
 
 _OLD_MODE = "pooling_mode_"
 _OLD_MODES = {

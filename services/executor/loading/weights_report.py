@@ -8,9 +8,9 @@ from collections import Counter
 
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight
 from pagewire.services.executor import stats
+from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.weights import WeightSource
-from pagewire.services.executor.memory import mib
 from pagewire.services.executor.models.protocol import OwnModel
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from pagewire.services.executor.config.model_config import ModelConfig
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.model_config import ModelConfig
 from pagewire.services.executor.models.config_keys import checked_keys
 from pagewire.services.executor.models.protocol import OwnModel
 

@@ -17,7 +17,7 @@ from pagewire.services.executor.layers.self_attention import SelfAttention
 from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 
 class Layer(Protocol):

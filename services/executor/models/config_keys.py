@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagewire.services.executor.load_error import wrong_value
+from pagewire.services.executor.config.load_error import wrong_value
 
 _MAX_COUNT = 1 << 28  # of anything: products of two are still no overflow
 _MAX_LAYERS = 1 << 16

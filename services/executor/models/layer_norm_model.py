@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from pagewire.services.executor.config.model_config import DecoderConfig, decoder_config, positive_number
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.model_config import DecoderConfig, decoder_config, positive_number
 from pagewire.services.executor.models.causal import CausalModel, Layer
 
 

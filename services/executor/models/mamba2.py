@@ -14,12 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear
-from pagewire.services.executor.layers.norm import RMSNorm
-from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.state_space import Mamba2Mixer, StateSpaceConfig
-from pagewire.services.executor.model_config import (
+from pagewire.services.executor.config.model_config import (
     ModelConfig,
     ModelLoadError,
     optional,
@@ -27,10 +22,15 @@ from pagewire.services.executor.model_config import (
     required,
     token_ids,
 )
+from pagewire.services.executor.layers.embedding import Embedding
+from pagewire.services.executor.layers.linear import Linear
+from pagewire.services.executor.layers.norm import RMSNorm
+from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.state_space import Mamba2Mixer, StateSpaceConfig
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.protocol import Leaf
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 # A state takes in any number of tokens: files state no limit, and this one only bounds rows. --max-model-len raises it.
 _DEFAULT_LEN, _MAX_LEN = 8192, 1 << 20

@@ -5,43 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pagewire.services.executor.models import (
-    bert,
+from pagewire.services.executor.models import mamba2
+from pagewire.services.executor.models.architecture import Architecture, GgufForm
+from pagewire.services.executor.models.dense import (
     cohere,
-    deepseek_v2,
-    deepseek_v3,
     falcon,
     gemma2,
     gemma3,
     glm4,
-    glm4_moe,
     gpt2,
     gpt_neox,
-    gpt_oss,
     granite,
-    idefics3,
     llama,
-    llava,
-    mamba2,
     mimo,
     ministral,
-    mixtral,
-    modernbert,
     olmo2,
-    olmoe,
     phi,
     phi3,
     qwen2,
-    qwen2_5_vl,
-    qwen2_moe,
     qwen3,
-    qwen3_moe,
-    roberta,
     seed_oss,
     smollm3,
     starcoder2,
 )
-from pagewire.services.executor.models.architecture import Architecture, GgufForm
+from pagewire.services.executor.models.encoders import bert, modernbert, roberta
+from pagewire.services.executor.models.experts import (
+    deepseek_v2,
+    deepseek_v3,
+    glm4_moe,
+    gpt_oss,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_moe,
+)
+from pagewire.services.executor.models.vision import idefics3, llava, qwen2_5_vl
 
 _FAMILIES: tuple[tuple[Architecture[Any], ...], ...] = (
     bert.ARCHITECTURES,

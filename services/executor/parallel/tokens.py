@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pagewire.config.sampling_params import with_defaults
 from pagewire.kernels import ops
-from pagewire.sampling_params import with_defaults
 from pagewire.services.executor.parallel.communicator import Communicator
 from pagewire.services.executor.parallel.group import LEADER, Group
-from pagewire.services.executor.row_columns import RowColumns
-from pagewire.services.executor.sampler import sample_tokens
+from pagewire.services.executor.sampling.row_columns import RowColumns
+from pagewire.services.executor.sampling.sampler import sample_tokens
 from pagewire.v1.common_pb2 import SamplingParams
 
 

@@ -10,11 +10,11 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from pagewire.services.executor import convert
 from pagewire.services.executor.parallel.group import RankLost
 from pagewire.services.executor.ranks.leader import Leader
-from pagewire.services.executor.session import Session
-from pagewire.services.executor.work import Called, Closed, Item, Opened, Submitted
+from pagewire.services.executor.service import convert
+from pagewire.services.executor.service.session import Session
+from pagewire.services.executor.service.work import Called, Closed, Item, Opened, Submitted
 from pagewire.v1.rank_link_pb2 import RankCommand
 
 

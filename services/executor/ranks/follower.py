@@ -13,10 +13,9 @@ from functools import partial
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.models import find_model
-from pagewire.process import release_unused_memory
-from pagewire.services.executor import convert
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.files.models import find_model
+from pagewire.process.process import release_unused_memory
+from pagewire.process.watchdog import BEAT_S
 from pagewire.services.executor.parallel.group import REASON_S, Failure, Group, RankLost
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.ranks.formation import (
@@ -31,13 +30,14 @@ from pagewire.services.executor.ranks.link import Link, connect, introduce
 from pagewire.services.executor.ranks.outcomes import Outcomes
 from pagewire.services.executor.ranks.piping import pipes_of, take_ends
 from pagewire.services.executor.ranks.tls_link import followers_link
-from pagewire.services.executor.replacement import LoadedWeights, load_weights
-from pagewire.services.executor.runner import Begun
-from pagewire.services.executor.startup import start_runner
-from pagewire.tls import why_unavailable
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.runner import Begun
+from pagewire.services.executor.service import convert
+from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
+from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1.executor_pb2 import StepRequest, Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankReport
-from pagewire.watchdog import BEAT_S
+from pagewire.wire.tls import why_unavailable
 
 logger = logging.getLogger(__name__)
 

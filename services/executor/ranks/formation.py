@@ -18,7 +18,7 @@ from pagewire.services.executor.parallel.torch_distributed import TorchCommunica
 from pagewire.services.executor.ranks.link import host_of, is_local
 from pagewire.services.executor.ranks.piping import pipes_through_torch
 from pagewire.services.executor.ranks.tls_link import has_tls
-from pagewire.services.executor.startup import resolve_device
+from pagewire.services.executor.start.startup import resolve_device
 
 # What each rank may have its own of. Of the model it is the weights that are compared, once they are read.
 _OWN_FLAGS = frozenset(

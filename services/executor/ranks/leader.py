@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from pagewire import followers
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.followers import ending
+from pagewire.process.watchdog import BEAT_S, Silence
 from pagewire.services.executor import stats
 from pagewire.services.executor.parallel.group import Failure, Group, RankLost
 from pagewire.services.executor.ranks import link as links
@@ -34,11 +33,12 @@ from pagewire.services.executor.ranks.link import Link, Refused
 from pagewire.services.executor.ranks.member import REFUSAL_S, Member
 from pagewire.services.executor.ranks.piping import give_ends, make_ends, pipes_of
 from pagewire.services.executor.ranks.tls_link import leaders_link
-from pagewire.tls import failed_handshake
+from pagewire.stack import followers
+from pagewire.stack.followers import ending
 from pagewire.v1.admin_pb2 import RankState, ServiceStatus
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankHello, RankReport
-from pagewire.watchdog import BEAT_S, Silence
+from pagewire.wire.tls import failed_handshake
 
 logger = logging.getLogger(__name__)
 

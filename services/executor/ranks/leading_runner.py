@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pagewire.services.executor import convert
-from pagewire.services.executor.kv_cache import KVGroup
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.batch.kv_cache import KVGroup
+from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import REASON_S, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
-from pagewire.services.executor.pooling import Pooling
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.outcomes import MOST_PENDING, num_unknown
-from pagewire.services.executor.runner import Begun, Runner
-from pagewire.services.executor.step import Step, StepOutput
+from pagewire.services.executor.runner.runner import Begun, Runner
+from pagewire.services.executor.service import convert
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1.rank_link_pb2 import RankCommand
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from pagewire.services.executor.step import StepOutput
+from pagewire.services.executor.step.step import StepOutput
 
 MOST_PENDING = 1  # steps whose outcome is not waited for
 

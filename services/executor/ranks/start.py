@@ -10,10 +10,10 @@ from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.ranks.ahead import Ahead
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.leading_runner import LeadingRunner
-from pagewire.services.executor.replacement import LoadedWeights, load_weights
-from pagewire.services.executor.runner import Runner
-from pagewire.services.executor.startup import ExecutorInfo, start_runner
-from pagewire.services.executor.work import NOBODY_ASKS, Order
+from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
+from pagewire.services.executor.service.work import NOBODY_ASKS, Order
+from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
 from pagewire.v1.executor_pb2 import Weights
 
 

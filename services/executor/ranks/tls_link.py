@@ -10,7 +10,7 @@ from typing import cast
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.services.executor.ranks.link import Link, host_of, is_local
-from pagewire.tls import Files, client_context, failed_handshake
+from pagewire.wire.tls import Files, client_context, failed_handshake
 
 _READ_BYTES = 65536
 

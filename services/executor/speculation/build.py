@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.services.executor import kv_cache
-from pagewire.services.executor.models.draft_head import DraftHead
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.models.drafting.draft_head import DraftHead
+from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
-from pagewire.services.executor.pooling import Pooling
+from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
 from pagewire.services.executor.speculation.suffix import SuffixProposer
 

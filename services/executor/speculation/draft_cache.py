@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from pagewire.services.executor import host_memory, kv_cache
-from pagewire.services.executor.block_table import BlockTables
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device import host_memory
 from pagewire.services.executor.layers.kv_spec import CacheSpec, StateSpec
-from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.step.limits import Limits
 
 
 def places(drafter: Model, target: Model) -> list[int]:

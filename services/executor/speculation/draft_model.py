@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewire.services.executor import host_memory
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.capture_sizes import drafter_shapes
-from pagewire.services.executor.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.graphs.capture_sizes import drafter_shapes
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.tokens import OWN_TOKENS
-from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.draft_cache import Filled
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target, with_blocks_of
 from pagewire.services.executor.speculation.model_proposer import ModelProposer
-from pagewire.services.executor.step import Step
+from pagewire.services.executor.step.step import Step
 
 CATCH_UP = 32
 # Tokens of a request in a captured step: those of a short query. It may lack what steps in flight have drafted, or what

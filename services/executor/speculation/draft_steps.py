@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.ops.sampling import MAX_DRAFTS
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Record, Steps
-from pagewire.services.executor.dummy_step import NO_STEP
-from pagewire.services.executor.input_batch import NO_REQUESTS, BatchShape, InputBatch
-from pagewire.services.executor.input_buffers import InputBuffers
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import NO_REQUESTS, BatchShape, InputBatch
+from pagewire.services.executor.batch.input_buffers import InputBuffers
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, Steps
 from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
-from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.step import Step
-from pagewire.services.executor.upload import upload
+from pagewire.services.executor.step.dummy_step import NO_STEP
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Step
 
 _NONE = np.empty(0, dtype=np.int64)
 

@@ -11,22 +11,22 @@ import torch
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.models import find_model, resolve_model
-from pagewire.services.executor.limits import Limits
+from pagewire.files.models import find_model, resolve_model
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.served_model import DUMMY
 from pagewire.services.executor.loading.twins import twins
 from pagewire.services.executor.loading.weights.identity import content_digest
-from pagewire.services.executor.memory import mib
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
-from pagewire.services.executor.served_model import DUMMY
 from pagewire.services.executor.speculation.load_head import load_head
 from pagewire.services.executor.speculation.load_mtp import load_mtp
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import bits_of
+from pagewire.services.executor.step.limits import Limits
 
 logger = logging.getLogger(__name__)
 

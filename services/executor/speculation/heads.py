@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.models.causal import CausalModel
-from pagewire.services.executor.models.draft_head import DraftHead
-from pagewire.services.executor.models.gemma2 import GemmaModel
-from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.models.dense.gemma2 import GemmaModel
+from pagewire.services.executor.models.drafting.draft_head import DraftHead
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
+from pagewire.services.executor.config.model_config import ModelLoadError, required
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading.check_tensors import check_tensors
 from pagewire.services.executor.loading.config_file import read_json
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.loading.weights.torch_file import TorchFileSource
-from pagewire.services.executor.model_config import ModelLoadError, required
 from pagewire.services.executor.models.causal import CausalModel
-from pagewire.services.executor.models.eagle import EagleHead
-from pagewire.services.executor.models.eagle3 import TABLES, Eagle3Head
-from pagewire.services.executor.models.gemma2 import GemmaModel
+from pagewire.services.executor.models.dense.gemma2 import GemmaModel
+from pagewire.services.executor.models.drafting.eagle import EagleHead
+from pagewire.services.executor.models.drafting.eagle3 import TABLES, Eagle3Head
 from pagewire.services.executor.models.protocol import Model
 
 # Who has neither reads the embedding and one output of the model.

@@ -8,21 +8,21 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.process import usable_cores
-from pagewire.services.executor import memory
+from pagewire.process.process import usable_cores
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading.check_tensors import check_tensors
 from pagewire.services.executor.loading.checkpoint import DirectoryCheckpoint, open_checkpoint
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.filler import MAX_THREADS, Filler
+from pagewire.services.executor.loading.served_model import DUMMY
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.models.mtp import FORMS, MtpForm, MtpHead
+from pagewire.services.executor.models.drafting.mtp import FORMS, MtpForm, MtpHead
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
-from pagewire.services.executor.served_model import DUMMY
 
 _REMEDY = "use another method, such as ngram"
 

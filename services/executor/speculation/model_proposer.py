@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewire.services.executor.cuda_graphs import Record
-from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.graphs.cuda_graphs import Record
 from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_steps import DraftSteps
-from pagewire.services.executor.speculation.proposer import Proposer
 
 
 class ModelProposer(Proposer):

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from pagewire.kernels import ops
-from pagewire.services.executor import host_memory
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import Step
-from pagewire.services.executor.upload import upload
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.step.step import Step
 
 
 class NgramProposer(Proposer):

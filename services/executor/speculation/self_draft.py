@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagewire.errors import StartupError
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.capture_sizes import drafter_shapes
-from pagewire.services.executor.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.graphs.capture_sizes import drafter_shapes
 from pagewire.services.executor.models.protocol import OwnModel
-from pagewire.services.executor.request_state import RequestState
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
 from pagewire.services.executor.speculation.model_proposer import ModelProposer
 from pagewire.services.executor.speculation.quantized_copy import refresh
-from pagewire.services.executor.step import Step
+from pagewire.services.executor.step.step import Step
 
 _NAMES = {f"self:q{bits}": bits for bits in (4, 3, 2)} | {"self": 4}
 

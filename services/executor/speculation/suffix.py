@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from pagewire.kernels import ops
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import NewRequest, Step
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.step.step import NewRequest, Step
 
 _MOST_TOKENS = 1 << 16  # of outputs that a domain has
 _MOST_DOMAINS = 64

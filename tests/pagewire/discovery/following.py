@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from pagewire.discovery import Discovery, Listed
+from pagewire.wire.discovery import Discovery, Listed
 
 
 class Followed:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pagewire.discovery import discover
-from pagewire.discovery.dns import Dns, resolve
 from pagewire.errors import StartupError
+from pagewire.wire.discovery import discover
+from pagewire.wire.discovery.dns import Dns, resolve
 from tests.pagewire.discovery.following import followed
 
 

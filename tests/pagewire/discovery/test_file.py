@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.discovery import Listed, discover
-from pagewire.discovery.file import AddressesInFile
 from pagewire.errors import StartupError
-from pagewire.ray_executors.addresses import AddressFile
+from pagewire.stack.ray_executors.addresses import AddressFile
+from pagewire.wire.discovery import Listed, discover
+from pagewire.wire.discovery.file import AddressesInFile
 
 
 async def test_the_list_is_that_of_the_file_whenever_it_changes(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.discovery import discover, kubernetes
-from pagewire.discovery.kubernetes import Kubernetes
-from pagewire.discovery.kubernetes_api import Api
 from pagewire.errors import StartupError
+from pagewire.wire.discovery import discover, kubernetes
+from pagewire.wire.discovery.kubernetes import Kubernetes
+from pagewire.wire.discovery.kubernetes_api import Api
 from tests.pagewire.discovery.fake_kubernetes import FakeApiServer, endpoint
 from tests.pagewire.discovery.following import followed
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pagewire.binding import cpu_set
-from pagewire.doctor.gpu import _FIELDS
-from pagewire.doctor.host import Host
+from pagewire.process.binding import cpu_set
+from pagewire.tools.doctor.gpu import _FIELDS
+from pagewire.tools.doctor.host import Host
 
 _SYS_CPU = "/sys/devices/system/cpu"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from pagewire.doctor import command
-from pagewire.doctor.finding import Finding, Level, note, ok, problem, warning
-from pagewire.doctor.network import check_network
 from pagewire.errors import StartupError
+from pagewire.tools.doctor import command
+from pagewire.tools.doctor.finding import Finding, Level, note, ok, problem, warning
+from pagewire.tools.doctor.network import check_network
 from tests.pagewire.doctor.machines import RecordedHost, good
 
 _FREE = ["--port", "0", "--grpc-port", "0"]

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from pagewire.doctor import live
-from pagewire.doctor.finding import Level
 from pagewire.errors import StartupError
+from pagewire.tools.doctor import live
+from pagewire.tools.doctor.finding import Level
 
 _QUIET = """\
 # TYPE pagewire:num_requests_running gauge

@@ -5,14 +5,14 @@ import itertools
 
 import pytest
 
-from pagewire.doctor.command import DoctorConfig
-from pagewire.doctor.container import check_container
-from pagewire.doctor.finding import Finding, Level
-from pagewire.doctor.gpu import check_gpus
-from pagewire.doctor.memory import check_memory
-from pagewire.doctor.network import check_network
-from pagewire.doctor.processor import check_processor
-from pagewire.doctor.topology import check_topology
+from pagewire.tools.doctor.command import DoctorConfig
+from pagewire.tools.doctor.container import check_container
+from pagewire.tools.doctor.finding import Finding, Level
+from pagewire.tools.doctor.gpu import check_gpus
+from pagewire.tools.doctor.memory import check_memory
+from pagewire.tools.doctor.network import check_network
+from pagewire.tools.doctor.processor import check_processor
+from pagewire.tools.doctor.topology import check_topology
 from tests.pagewire.doctor.machines import RecordedHost, good, smi
 
 _CPU = "/sys/devices/system/cpu"

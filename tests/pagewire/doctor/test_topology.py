@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pagewire.doctor.command import DoctorConfig
-from pagewire.doctor.finding import Finding, Level
-from pagewire.doctor.settings import check_settings
-from pagewire.doctor.topology import check_topology
+from pagewire.tools.doctor.command import DoctorConfig
+from pagewire.tools.doctor.finding import Finding, Level
+from pagewire.tools.doctor.settings import check_settings
+from pagewire.tools.doctor.topology import check_topology
 from tests.pagewire.doctor.machines import RecordedHost, good, smi
 
 _CPU, _NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"

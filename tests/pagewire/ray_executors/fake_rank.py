@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from pagewire import process
+from pagewire.process import process
 from tests.e2e import fake_executor
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 import sys
 
-from pagewire import logs, rpc
 from pagewire.config import RayExecutorsConfig
-from pagewire.ray_executors import main
+from pagewire.stack.ray_executors import main
+from pagewire.telemetry import logs
+from pagewire.wire import rpc
 
 if __name__ == "__main__":
     head, path, count, stages = sys.argv[1:]

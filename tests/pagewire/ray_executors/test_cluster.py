@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pagewire import health
+from pagewire.wire import health
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'pagewire[ray]'")
 REPOSITORY = Path(__file__).parents[3]

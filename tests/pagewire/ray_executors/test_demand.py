@@ -6,7 +6,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'pagewire[r
 
 from pagewire.config import RayExecutorsConfig
 from pagewire.errors import StartupError
-from pagewire.ray_executors.cluster import connect, demand
+from pagewire.stack.ray_executors.cluster import connect, demand
 
 
 def nodes(*resources: dict[str, float]) -> list[dict[str, Any]]:

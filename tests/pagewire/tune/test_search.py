@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from pagewire import flags
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
-from pagewire.tune import command, measure, trace, tree
-from pagewire.tune.config import GOALS
-from pagewire.tune.measure import Figures
-from pagewire.tune.search import LEAST_GAIN, Search, Slo, is_gain, score
-from pagewire.tune.tree import Candidate
+from pagewire.tools.tune import command, measure, trace, tree
+from pagewire.tools.tune.config import GOALS
+from pagewire.tools.tune.measure import Figures
+from pagewire.tools.tune.search import LEAST_GAIN, Search, Slo, is_gain, score
+from pagewire.tools.tune.tree import Candidate
 from tests.pagewire.openai_server import Server as OpenAiServer
 from tests.pagewire.openai_server import listening, write_whole
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import jsonschema
 
-from pagewire.services.executor.kv_cache import KVGroup
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.executor.batch.kv_cache import KVGroup
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.step.limits import Limits
 from pagewire.v1.common_pb2 import Grammar
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, tiny_llama
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.request_state import RequestState
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import Step
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.step.step import Step
 from tests.services.executor.stepping import VOCAB_SIZE
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pagewire.services.executor.memory import DeviceMemory
+from pagewire.services.executor.device.memory import DeviceMemory
 
 
 class FakeMeter:

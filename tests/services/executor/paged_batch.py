@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.kv_cache import allocate, groups
+from pagewire.services.executor.batch.kv_cache import allocate, groups
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 BLOCK_SIZE = 4
 

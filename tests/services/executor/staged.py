@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor.cuda_graphs import Steps
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.graphs.cuda_graphs import Steps
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Failure, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.parallel.stage import Stage
 from pagewire.services.executor.parallel.tokens import Tokens, tokens_of
-from pagewire.services.executor.pipeline import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.ranks.formation import group_with_memory, make_memory
 from pagewire.services.executor.ranks.piping import make_ends, pipes_of
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import HostTokens, Step, StepOutput
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.pipeline import PipelineStage, stage_in, stream_of
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import HostTokens, Step, StepOutput
 
 CPU = torch.device("cpu")
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from pagewire.config.sampling_params import with_defaults
 from pagewire.kernels.quantized import PackedGrouped
-from pagewire.sampling_params import with_defaults
 from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.matcher import Matcher
-from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import Blocks, HostTokens, Image, NewRequest, Step, StepOutput
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Blocks, HostTokens, Image, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 
 CPU = torch.device("cpu")

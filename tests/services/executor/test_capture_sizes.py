@@ -1,7 +1,7 @@
 """Which decode steps are captured; what is refused is in test_startup.py."""
 
-from pagewire.services.executor.capture_sizes import capture_sizes, draft_sizes, graph_shapes, prompt_sizes
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.graphs.capture_sizes import capture_sizes, draft_sizes, graph_shapes, prompt_sizes
+from pagewire.services.executor.step.limits import Limits
 
 
 def test_default_capture_sizes():

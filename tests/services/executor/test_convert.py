@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagewire.services.executor.convert import describe_response, first_weights, result_to_proto, step_from_proto
-from pagewire.services.executor.decode_costs import DecodeCosts
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.startup import ExecutorInfo
-from pagewire.services.executor.step import InvalidStep
-from pagewire.services.scheduler.convert import to_executor_info
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.convert import (
+    describe_response,
+    first_weights,
+    result_to_proto,
+    step_from_proto,
+)
+from pagewire.services.executor.start.decode_costs import DecodeCosts
+from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.step.step import InvalidStep
+from pagewire.services.scheduler.service.convert import to_executor_info
 from pagewire.v1.common_pb2 import SamplingParams
 from pagewire.v1.executor_pb2 import Blocks, NewRequest, StepRequest, StepResult
 from tests.services.executor.drafting import KnownTexts

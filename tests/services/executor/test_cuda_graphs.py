@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewire.kernels import ops
-from pagewire.services.executor.capture_sizes import graph_shapes
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Function
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.input_batch import BatchShape
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.graphs.capture_sizes import graph_shapes
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Function
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.stepping import (
     CPU,
     LIMITS,

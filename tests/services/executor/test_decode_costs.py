@@ -2,10 +2,10 @@
 
 import pytest
 
-from pagewire.services.executor.decode_costs import measure
-from pagewire.services.executor.input_batch import BatchShape
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.parallel.group import ALONE_GROUP
+from pagewire.services.executor.start.decode_costs import measure
+from pagewire.services.executor.step.limits import Limits
 
 
 class TimedRunner:

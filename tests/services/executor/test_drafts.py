@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import InvalidStep, StepOutput
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_graphs
+from pagewire.services.executor.step.step import InvalidStep, StepOutput
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import (
     CPU,
@@ -107,7 +107,7 @@ def eager_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
 
 
 def recorded_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
-    from pagewire.services.executor.recorded_steps import RecordedSteps
+    from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
     limits = LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens
     graphs = RecordedSteps(*limits, max_draft_tokens=proposer.max_draft_tokens)

@@ -16,14 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor import served_model, startup, stats
-from pagewire.services.executor.failures import Cause, find_failures
+from pagewire.services.executor import stats
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.grammar.matcher import TokenBits
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.loading import served_model
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.session import DeviceError
-from pagewire.services.executor.step import Step
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.session import DeviceError
+from pagewire.services.executor.start import startup
+from pagewire.services.executor.step.failures import Cause, find_failures
+from pagewire.services.executor.step.step import Step
 from pagewire.v1 import executor_pb2
 from tests.services.executor.stepping import (
     CPU,

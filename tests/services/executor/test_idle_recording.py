@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.idle_recording import IdleRecording
-from pagewire.services.executor.input_batch import BatchShape
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.session import Session
-from pagewire.services.executor.step import Blocks, NewRequest, Step
-from pagewire.services.executor.worker import Worker
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.idle_recording import IdleRecording
+from pagewire.services.executor.service.session import Session
+from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Blocks, NewRequest, Step
 from pagewire.v1 import executor_pb2
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, GREEDY, alone, graph_steps, prompt, tiny_llama
 from tests.services.executor.test_servicer import INFO
@@ -28,7 +28,7 @@ from tests.services.executor.test_servicer import INFO
 if cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
-from pagewire.services.executor.recorded_steps import RecordedSteps
+from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=24, max_model_len=96, block_size=BLOCK_SIZE)
 NUM_SHAPES = 4 + 3  # of 1 to 4 requests; of 8, 16 and 24 tokens

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor import image_inputs, served_model
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.memory_profile import profile_run
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.models.vision_language import VisionLanguageModel
-from pagewire.services.executor.phases import Phases
-from pagewire.services.executor.runner_setup import Setup, cuda_cache_bytes
-from pagewire.services.executor.startup import start_runner
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.loading import served_model
+from pagewire.services.executor.models.vision.vision_language import VisionLanguageModel
+from pagewire.services.executor.runner import image_inputs
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.memory_profile import profile_run
+from pagewire.services.executor.start.phases import Phases
+from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
+from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.step.limits import Limits
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.models.test_vision_language import vision_model
 from tests.services.executor.models.tiny_vision import (

@@ -16,14 +16,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import rpc
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.health import grpc_problem
 from pagewire.services.executor import main
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.wire import rpc
+from pagewire.wire.health import grpc_problem
 from tests.services.executor.stepping import CPU, BrokenRunner, tiny_llama, write_tiny_llama
 from tests.services.executor.test_servicer import first_step, next_step
 

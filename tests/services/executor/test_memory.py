@@ -11,8 +11,8 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor import stats
-from pagewire.services.executor.memory import resident_bytes
-from pagewire.services.executor.startup import start_runner
+from pagewire.services.executor.device.memory import resident_bytes
+from pagewire.services.executor.start.startup import start_runner
 from tests.services.executor.stepping import BLOCK_SIZE, Driver, prompt, write_tiny_llama
 
 MIB = 1 << 20

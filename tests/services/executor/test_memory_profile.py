@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagewire.services.executor.cuda_graphs import Function
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.device.memory import DeviceMemory, MemoryProfile, graphs_bytes, kv_cache_bytes
+from pagewire.services.executor.graphs.cuda_graphs import Function
 from pagewire.services.executor.loading.weights.identity import model_key
-from pagewire.services.executor.memory import DeviceMemory, MemoryProfile, graphs_bytes, kv_cache_bytes
-from pagewire.services.executor.memory_profile import cached_or_measured, measure, profile_run
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.step import Step, StepOutput
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.memory_profile import cached_or_measured, measure, profile_run
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Step, StepOutput
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, tiny_llama
 from tests.services.executor.test_cuda_graphs import ReplayedFunction

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
-from pagewire.services.tokenizer.codec import Codec, CodecSource
-from pagewire.services.tokenizer.input_encoding import Cuts
+from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.input_encoding import Cuts
 from tests.services.executor.test_pooling import start, vectors
 
 TEXTS = [

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.step import Blocks, InvalidStep, NewRequest, Step
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.step.step import Blocks, InvalidStep, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.stepping import (
     BLOCK_SIZE,

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.services.executor import prompt_logprobs
-from pagewire.services.executor.convert import result_to_proto
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.logprobs import LogprobsMode
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.prompt_lines import PromptLines
-from pagewire.services.executor.recorded_steps import RecordedSteps
-from pagewire.services.executor.step import HostTokens, InvalidStep
+from pagewire.services.executor.runner import prompt_logprobs
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.sampling.logprobs import LogprobsMode
+from pagewire.services.executor.service.convert import result_to_proto
+from pagewire.services.executor.start.graph_capture import capture_graphs
+from pagewire.services.executor.step.prompt_lines import PromptLines
+from pagewire.services.executor.step.step import HostTokens, InvalidStep
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import (
     CPU,

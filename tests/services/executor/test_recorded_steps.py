@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.input_batch import BatchShape
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.step.limits import Limits
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.stepping import (
@@ -41,7 +41,7 @@ from tests.services.executor.stepping import (
 if cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
-from pagewire.services.executor.recorded_steps import MOST_TOKENS, RecordedSteps
+from pagewire.services.executor.graphs.recorded_steps import MOST_TOKENS, RecordedSteps
 
 
 @pytest.fixture(scope="module")

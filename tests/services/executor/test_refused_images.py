@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor import convert, image_inputs
-from pagewire.services.executor.failures import Cause, Failure
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.runner import image_inputs
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service import convert
+from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.v1 import common_pb2, executor_pb2
 from tests.services.executor.models.tiny import load
 from tests.services.executor.models.tiny_vision import (

@@ -14,20 +14,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pagewire import rpc
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.rpc import RpcError
-from pagewire.services.executor import memory
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.loading.twins import Differs
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.probe import BrokenModel
-from pagewire.services.executor.replacement import load_weights
-from pagewire.services.executor.servicer import ExecutorServicer
-from pagewire.services.executor.startup import ExecutorInfo, start_runner
-from pagewire.services.executor.worker import Worker
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.replacement import load_weights
+from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.start.probe import BrokenModel
+from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.executor_pb2 import Weights
+from pagewire.wire import rpc
+from pagewire.wire.rpc import RpcError
 from tests.services.executor.loading.quantization.checkpoints import save_quantized
 from tests.services.executor.loading.quantization.test_awq import CONFIG as AWQ
 from tests.services.executor.loading.quantization.test_awq import pack_gemm

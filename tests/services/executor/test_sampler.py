@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.sampling_params import PARAMETERS
-from pagewire.services.executor.logprobs import LogprobsMode, LogprobsTensors
-from pagewire.services.executor.row_columns import RowColumns
-from pagewire.services.executor.sampler import SampledTokens, SamplingExtras, sample
-from pagewire.services.executor.sampling_state import SamplingState, column_values
-from pagewire.services.executor.step import InvalidStep
+from pagewire.config.sampling_params import PARAMETERS
+from pagewire.services.executor.sampling.logprobs import LogprobsMode, LogprobsTensors
+from pagewire.services.executor.sampling.row_columns import RowColumns
+from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample
+from pagewire.services.executor.sampling.sampling_state import SamplingState, column_values
+from pagewire.services.executor.step.step import InvalidStep
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 from tests.sampling_values import a_value
 from tests.services.executor.stepping import CPU, sampling_params

@@ -12,17 +12,18 @@ from typing import TypeAlias
 import grpc
 import pytest
 
-from pagewire import rpc, telemetry
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor.kv_cache import KVGroup
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.batch.kv_cache import KVGroup
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.servicer import ExecutorServicer
-from pagewire.services.executor.session import DeviceError, Session
-from pagewire.services.executor.startup import ExecutorInfo, start_runner
-from pagewire.services.executor.step import Step, StepOutput
-from pagewire.services.executor.worker import Worker
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.services.executor.service.session import DeviceError, Session
+from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.step.step import Step, StepOutput
+from pagewire.telemetry import service as telemetry
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
+from pagewire.wire import rpc
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, BrokenRunner, alone, prompt, tiny_llama
 
 NUM_BLOCKS = 24
@@ -226,9 +227,9 @@ async def test_results_of_submitted_steps_come_before_the_end(service: Service):
 
 async def test_memory_is_given_back_after_large_steps(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     returned = threading.Event()
-    monkeypatch.setattr("pagewire.services.executor.servicer.MOST_TOKENS", 8)
-    monkeypatch.setattr("pagewire.memory_return.release_unused_memory", returned.set)
-    monkeypatch.setattr("pagewire.memory_return._QUIET_S", 0.01)
+    monkeypatch.setattr("pagewire.services.executor.service.servicer.MOST_TOKENS", 8)
+    monkeypatch.setattr("pagewire.process.memory_return.release_unused_memory", returned.set)
+    monkeypatch.setattr("pagewire.process.memory_return._QUIET_S", 0.01)
     call = await opened(service)
     await generate(call, 3, prompt(8))
     await asyncio.sleep(0.1)
@@ -275,7 +276,7 @@ async def test_a_scheduler_of_a_lower_term_is_refused_and_changes_nothing(servic
 
 
 async def test_a_term_ends_some_time_after_its_stream(service: Service, model: Model, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pagewire.services.executor.servicer.TERM_HELD_S", 0.3)
+    monkeypatch.setattr("pagewire.services.executor.service.servicer.TERM_HELD_S", 0.3)
     later = await opened(service, term=6)
     later.cancel()
     await asyncio.sleep(0.05)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.stage import Stage, divide
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.staged import LocalPipe, Staged, joined_runners, local_runners
 from tests.services.executor.stepping import GREEDY, LIMITS, Driver, alone, make_driver, prompt
@@ -51,7 +51,7 @@ def staged(path: Path, count: int, tokens: LocalPipe | None = None, **options: A
 def recorded() -> Any:
     if cpu_backend() != "cpp":
         return None
-    from pagewire.services.executor.recorded_steps import RecordedSteps
+    from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
     return RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
 

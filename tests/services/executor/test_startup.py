@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire import cgroup
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.kernels import cpu
-from pagewire.services.executor import kv_cache, memory, stats
-from pagewire.services.executor.limits import Limits
+from pagewire.process import cgroup
+from pagewire.services.executor import stats
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.memory import OutOfMemoryError
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.memory import OutOfMemoryError
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.phases import Phases
-from pagewire.services.executor.pooling import LAST_STATE, Pooling
-from pagewire.services.executor.runner_setup import Setup, cuda_cache_bytes
-from pagewire.services.executor.startup import ExecutorInfo, resolve_device, start_runner
+from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.phases import Phases
+from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
+from pagewire.services.executor.start.startup import ExecutorInfo, resolve_device, start_runner
+from pagewire.services.executor.step.limits import Limits
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, write_tiny_llama
 
@@ -225,7 +227,7 @@ def test_wrong_capture_sizes(directory: Path, settings: dict[str, Any], message:
 
 
 def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level("INFO", logger="pagewire.services.executor.startup"):
+    with caplog.at_level("INFO", logger="pagewire.services.executor.start.startup"):
         start(directory)
         assert not any("CUDA graphs" in message for message in caplog.messages)
         start(directory, cudagraph_capture_sizes=(1, 2))
@@ -233,7 +235,7 @@ def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.Lo
 
 
 def test_seconds_per_phase_are_told(directory: Path, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level("INFO", logger="pagewire.services.executor.startup"):
+    with caplog.at_level("INFO", logger="pagewire.services.executor.start.startup"):
         start(directory)
     (line,) = caplog.messages
     assert re.fullmatch(r"ready: weights [\d.]+ s, kv cache [\d.]+ s, warm up [\d.]+ s", line)

@@ -9,10 +9,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
 
-from pagewire import telemetry
 from pagewire.services.executor.stats import RequestSpans, record_drafts, step_kind
-from pagewire.services.executor.step import HostTokens, NewRequest, Step
-from pagewire.trace import Trace
+from pagewire.services.executor.step.step import HostTokens, NewRequest, Step
+from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.trace import Trace
 from tests.services.executor.stepping import GREEDY
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

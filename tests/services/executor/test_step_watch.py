@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagewire.services.executor.step_watch import IMAGES_S, StepTimes, StepWatch
-from pagewire.watchdog import Pulse
+from pagewire.process.watchdog import Pulse
+from pagewire.services.executor.service.step_watch import IMAGES_S, StepTimes, StepWatch
 
 TIMEOUT = 8.0
 

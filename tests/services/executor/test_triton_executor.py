@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from tests.services.executor import triton_grammars, triton_speculation, triton_states
 from tests.services.executor.triton_executor import MODELS, generate
 

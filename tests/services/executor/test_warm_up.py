@@ -16,8 +16,8 @@ from pagewire.kernels.triton.attention import (
     prefill_attention,
     split_plan,
 )
-from pagewire.services.executor.limits import Limits
-from pagewire.services.executor.warm_up import warm_up_steps
+from pagewire.services.executor.start.warm_up import warm_up_steps
+from pagewire.services.executor.step.limits import Limits
 
 
 class Compiled(set[tuple[Any, ...]]):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.services.executor import clock
+from pagewire.services.executor.device import clock
 
 
 class FakeEvent:

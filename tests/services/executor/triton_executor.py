@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import (

@@ -23,15 +23,15 @@ from triton.runtime.jit import JITFunction
 
 from pagewire.kernels import cpu, ops
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
-from pagewire.services.executor.input_batch import BatchShape
+from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.layers.linear import Linear
-from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.warm_up import warm_up
+from pagewire.services.executor.start.warm_up import warm_up
+from pagewire.services.executor.step.limits import Limits
 from tests.kernels.grouped_weights import grouped_weight
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, MIXTRAL, sampling_params, write_tiny_llama
 

@@ -19,22 +19,22 @@ import numpy as np
 from torch import Tensor
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.capture_sizes import graph_shapes
-from pagewire.services.executor.graph_capture import capture_shapes
-from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.graphs.capture_sizes import graph_shapes
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.load_head import load_head
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import SelfDraft
-from pagewire.services.executor.step import Step
+from pagewire.services.executor.start.graph_capture import capture_shapes
+from pagewire.services.executor.step.step import Step
 from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.far_memory import far_memory, unread
 from tests.services.executor.speculation.test_heads import write_head

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.mamba2 import Mamba2Model
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.models.tiny import load
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, VOCAB_SIZE, Driver, prompt

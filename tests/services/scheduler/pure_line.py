@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from pagewire.config import SchedulerConfig
-from pagewire.sampling_params import InvalidRequest, resolve
-from pagewire.services.scheduler.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.images import NO_IMAGES, PromptImages
-from pagewire.services.scheduler.loss import Loss
-from pagewire.services.scheduler.outcome import Outputs
-from pagewire.services.scheduler.replica import Replica
-from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.step import ScheduledStep, StepResult
+from pagewire.config.sampling_params import InvalidRequest, resolve
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.core.loss import Loss
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
 from pagewire.v1.common_pb2 import Logprobs, SamplingParams
 from tests.fakes import FakeExecutor
 

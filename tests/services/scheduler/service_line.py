@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 
-from pagewire import rpc
 from pagewire.config import SchedulerConfig
-from pagewire.discovery import Discovery, Static
-from pagewire.secure_rpc import NO_TLS
-from pagewire.services.scheduler.engine import Engine
 from pagewire.services.scheduler.main import make_server, report_availability
+from pagewire.services.scheduler.service.engine import Engine
 from pagewire.v1 import common_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
+from pagewire.wire import rpc
+from pagewire.wire.discovery import Discovery, Static
+from pagewire.wire.secure_rpc import NO_TLS
 from tests.fakes import FakeExecutorServicer, serve_fake_executor
 
 

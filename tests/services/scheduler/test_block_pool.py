@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.services.scheduler.block_pool import ROOT_HASH, Block, BlockPool, hash_block, root_hash
+from pagewire.services.scheduler.memory.block_pool import ROOT_HASH, Block, BlockPool, hash_block, root_hash
 
 
 def allocate(pool: BlockPool, count: int) -> list[Block]:

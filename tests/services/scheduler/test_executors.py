@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pagewire.discovery import Listed
-from pagewire.services.scheduler import stats
+from pagewire.services.scheduler.observed import stats
+from pagewire.wire.discovery import Listed
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.service_line import ServiceLine

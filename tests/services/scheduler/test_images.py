@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.sampling_params import InvalidRequest
-from pagewire.services.scheduler import convert
-from pagewire.services.scheduler.executor_info import KVGroup
-from pagewire.services.scheduler.images import MAX_REQUEST_IMAGE_BYTES, MAX_STEP_IMAGE_BYTES, PromptImages
-from pagewire.services.scheduler.kv_cache import KVCacheManager
-from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.step import ScheduledStep
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.services.scheduler.core.executor_info import KVGroup
+from pagewire.services.scheduler.core.images import MAX_REQUEST_IMAGE_BYTES, MAX_STEP_IMAGE_BYTES, PromptImages
+from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
+from pagewire.services.scheduler.service import convert
 from pagewire.v1 import common_pb2, scheduler_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from tests.fakes import FakeExecutor

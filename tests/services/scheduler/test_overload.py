@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire import error_details, rpc
-from pagewire.services.scheduler.deadlines import Deadlines
-from pagewire.services.scheduler.request_output import RequestOutbox, new_outbox
+from pagewire.services.scheduler.admission.deadlines import Deadlines
+from pagewire.services.scheduler.core.request_output import RequestOutbox, new_outbox
+from pagewire.wire import error_details, rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.services.scheduler.service_line import ServiceLine, generate_request, token_submission
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.pacing import Pacer
+from pagewire.services.scheduler.costs.pacing import Pacer
 
 LATENCY = 0.002  # of a message, seconds
 

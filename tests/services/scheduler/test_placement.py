@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from benchmarks import placement as trace
-from pagewire.services.scheduler.prefix_index import PrefixIndex
-from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.memory.prefix_index import PrefixIndex
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.test_replicas import output_of, prompt_of

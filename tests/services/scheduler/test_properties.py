@@ -3,8 +3,8 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES
 from pagewire.v1.common_pb2 import Logprobs
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines

@@ -5,9 +5,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pagewire import rpc
 from pagewire.services.scheduler.main import make_public_server
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import rpc
 from tests.fakes import FakeExecutorServicer
 from tests.services.public_doors import check_doors
 from tests.services.scheduler.service_line import ServiceLine, generate_request

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pagewire import telemetry
-from pagewire.services.scheduler.log_line import LoadLine, tell
-from pagewire.services.scheduler.replica_stats import REPLICAS
+from pagewire.services.scheduler.observed.log_line import LoadLine, tell
+from pagewire.services.scheduler.observed.replica_stats import REPLICAS
+from pagewire.telemetry import service as telemetry
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine

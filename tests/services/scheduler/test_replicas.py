@@ -12,10 +12,10 @@ import pytest
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
+from pagewire.services.scheduler.core.request import FinishReason
+from pagewire.services.scheduler.core.scheduler import NotInterchangeable
+from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES, is_suspect
 from pagewire.services.scheduler.main import serve
-from pagewire.services.scheduler.request import FinishReason
-from pagewire.services.scheduler.scheduler import NotInterchangeable
-from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES, is_suspect
 from pagewire.v1 import common_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.e2e import fake_executor

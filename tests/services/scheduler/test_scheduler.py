@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from pagewire.sampling_params import InvalidRequest
-from pagewire.services.scheduler.kv_cache import ComputedBlocks
-from pagewire.services.scheduler.request import FinishReason, Request, RequestStatus
-from pagewire.services.scheduler.scheduler import QueueFull
-from pagewire.services.scheduler.step import InvalidResult, ScheduledStep, StepResult
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.services.scheduler.core.request import FinishReason, Request, RequestStatus
+from pagewire.services.scheduler.core.scheduler import QueueFull
+from pagewire.services.scheduler.core.step import InvalidResult, ScheduledStep, StepResult
+from pagewire.services.scheduler.memory.kv_cache import ComputedBlocks
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 

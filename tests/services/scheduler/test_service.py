@@ -10,12 +10,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
-from pagewire import error_details, rpc
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request_output import new_outbox
+from pagewire.services.scheduler.core.step import StepResult
 from pagewire.services.scheduler.main import MAX_PUBLIC_BYTES, make_public_server
-from pagewire.services.scheduler.outcome import Outputs
-from pagewire.services.scheduler.replica import Replica
-from pagewire.services.scheduler.request_output import new_outbox
-from pagewire.services.scheduler.step import StepResult
 from pagewire.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -25,6 +24,7 @@ from pagewire.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from pagewire.wire import error_details, rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
 
@@ -141,7 +141,7 @@ async def test_prompt_logprobs_are_told_once_whoever_dies(tmp_path: Path) -> Non
 async def test_more_log_probabilities_of_a_prompt_than_fit_into_a_message_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.sampling_params.MAX_PROMPT_LOGPROBS", 60)
+    monkeypatch.setattr("pagewire.config.sampling_params.MAX_PROMPT_LOGPROBS", 60)
     async with make_line(tmp_path).running() as line:
         assert await collect(line, generate_request(prompt_of(1), max_tokens=1, prompt_logprobs=2))
         with pytest.raises(grpc.aio.AioRpcError, match="20 tokens of the prompt make that 80") as error:
@@ -310,7 +310,7 @@ async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> N
 
 
 async def test_much_output_comes_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.streams.session.MAX_PER_MESSAGE", 10)
+    monkeypatch.setattr("pagewire.wire.streams.session.MAX_PER_MESSAGE", 10)
     async with make_line(tmp_path).running() as line:
         call = line.link.Connect()
         numbers = range(12)
@@ -350,7 +350,7 @@ async def test_log_probabilities_count_as_unread(tmp_path: Path) -> None:
 
 async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_path: Path, monkeypatch) -> None:
     """Whoever adds to it then is cut off; others of other streams go on."""
-    monkeypatch.setattr("pagewire.services.scheduler.delivery.MAX_UNREAD_OF_STREAM", 60)
+    monkeypatch.setattr("pagewire.services.scheduler.service.delivery.MAX_UNREAD_OF_STREAM", 60)
     async with make_line(tmp_path).running() as line:
         stalled, other = new_outbox(), new_outbox()
         for number in range(4):

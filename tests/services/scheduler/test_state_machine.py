@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagewire.services.scheduler.deadlines import Deadlines
-from pagewire.services.scheduler.fairness import Account
-from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.scheduler import QueueFull
-from pagewire.services.scheduler.step import ScheduledStep
-from pagewire.services.scheduler.suspicion import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.admission.deadlines import Deadlines
+from pagewire.services.scheduler.core.fairness import Account
+from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.core.scheduler import QueueFull
+from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES
 from tests.fakes import FakeExecutorDied
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines

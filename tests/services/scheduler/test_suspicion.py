@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.loss import Loss
-from pagewire.services.scheduler.request import FinishReason
-from pagewire.services.scheduler.suspicion import MAX_LOSSES, MAX_SILENT_LOSSES, is_suspect
+from pagewire.services.scheduler.core.loss import Loss
+from pagewire.services.scheduler.core.request import FinishReason
+from pagewire.services.scheduler.core.suspicion import MAX_LOSSES, MAX_SILENT_LOSSES, is_suspect
 from tests.fakes import FakeExecutor, FakeExecutorDied, expected_output
 from tests.services.scheduler.pure_line import PureLine
 

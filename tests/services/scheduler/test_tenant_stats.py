@@ -1,7 +1,7 @@
 """Series of tenants: few, and never falling."""
 
-from pagewire.services.scheduler.tenant_stats import MAX_NAMED, PERIOD_S, TenantStats
-from pagewire.tenant_metrics import of_tenant
+from pagewire.services.scheduler.observed.tenant_stats import MAX_NAMED, PERIOD_S, TenantStats
+from pagewire.telemetry.tenant_metrics import of_tenant
 from pagewire.v1.admin_pb2 import ServiceMetrics
 
 

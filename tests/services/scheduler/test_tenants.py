@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pagewire import rpc
 from pagewire.services.scheduler.main import make_public_server
 from pagewire.v1 import scheduler_pb2_grpc
+from pagewire.wire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.services.scheduler.service_line import ServiceLine, generate_request
 

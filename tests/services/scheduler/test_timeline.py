@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from pagewire import telemetry
+from pagewire.telemetry import service as telemetry
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import RequestAccount
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest as Connect

@@ -6,16 +6,16 @@ from typing import Any
 import grpc
 import pytest
 
-from pagewire import rpc
-from pagewire.keys.command import KeysAddConfig, add
-from pagewire.rpc import RpcError
-from pagewire.sampling_params import resolve
-from pagewire.services.scheduler.admission import WaitTooLong
+from pagewire.config.sampling_params import resolve
+from pagewire.services.scheduler.admission.admission import WaitTooLong
+from pagewire.services.scheduler.admission.token_budgets import TokenBudgets
+from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.main import make_public_server
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.token_budgets import TokenBudgets
+from pagewire.tools.keys import KeysAddConfig, add
 from pagewire.v1 import scheduler_pb2_grpc
 from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.wire import rpc
+from pagewire.wire.rpc import RpcError
 from tests.fakes import FakeExecutorServicer
 from tests.services.scheduler.service_line import ServiceLine, generate_request
 

@@ -8,12 +8,12 @@ from benchmarks.fleet.devices import DEVICES
 from benchmarks.fleet.simulation import Case, Fleet
 from benchmarks.scheduler_step import result_of
 from pagewire.config import SchedulerConfig
-from pagewire.sampling_params import resolve
-from pagewire.services.scheduler.placement import Placement
-from pagewire.services.scheduler.replica import Replica
-from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.scheduler import Scheduler
-from pagewire.services.scheduler.wakes import Wakes
+from pagewire.config.sampling_params import resolve
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.wakes import Wakes
+from pagewire.services.scheduler.placement.placement import Placement
 from pagewire.v1.common_pb2 import SamplingParams
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.executor_info import Weights
-from pagewire.services.scheduler.loss import Loss
-from pagewire.services.scheduler.request import FinishReason, Request
-from pagewire.services.scheduler.weights import WeightsPlan, may_go_over
+from pagewire.services.scheduler.core.executor_info import Weights
+from pagewire.services.scheduler.core.loss import Loss
+from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.weights.target import WeightsPlan, may_go_over
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 

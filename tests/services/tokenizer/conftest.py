@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.tokenizer.detokenizer import Detokenizers
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 
 
 @pytest.fixture(scope="session")

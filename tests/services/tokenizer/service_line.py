@@ -11,12 +11,9 @@ from pathlib import Path
 
 import grpc
 
-from pagewire import rpc
 from pagewire.config import TokenizerConfig
-from pagewire.discovery import discover
-from pagewire.secure_rpc import NO_TLS
 from pagewire.services.tokenizer.main import load_pool, make_generator, make_servers, report_availability
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_link_pb2, scheduler_pb2
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
@@ -26,6 +23,9 @@ from pagewire.v1.scheduler_link_pb2_grpc import (
     SchedulerLinkServiceServicer,
     add_SchedulerLinkServiceServicer_to_server,
 )
+from pagewire.wire import rpc
+from pagewire.wire.discovery import discover
+from pagewire.wire.secure_rpc import NO_TLS
 from tests.fakes import fake_prompt_logprobs
 
 EOS = 2

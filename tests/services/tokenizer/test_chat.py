@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from pagewire.services.tokenizer.chat import Chat, ChatError, read_template, render_chat
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError, read_template, render_chat
 from tests.services.tokenizer import tiny_tokenizers
 
 CONVERSATIONS = [

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from pagewire.rpc import RpcError
-from pagewire.services.tokenizer.chat import ChatError, render_chat
-from pagewire.services.tokenizer.chat_messages import to_chat
-from pagewire.services.tokenizer.codec import Codec, CodecSource
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
+from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.templates.chat import ChatError, render_chat
+from pagewire.services.tokenizer.templates.chat_messages import to_chat
 from pagewire.v1.inference_pb2 import ChatMessage, ChatPrompt, Tool, ToolCall
+from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.chat_templates import FAMILIES
 

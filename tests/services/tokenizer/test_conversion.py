@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 
-from pagewire.tokenizer_files.byte_alphabet import CHAR_TO_BYTE
-from pagewire.tokenizer_files.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
-from pagewire.tokenizer_files.sentencepiece_file import SentencePieceError, parse
+from pagewire.files.tokenizer_files.byte_alphabet import CHAR_TO_BYTE
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
+from pagewire.files.tokenizer_files.sentencepiece_file import SentencePieceError, parse
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 
 CORPUS = [text for text in [*TEXTS, *SPACES_BEFORE_DIGITS] if "<|" not in text]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from tests.gguf_bytes import header, number_fields
 from tests.limited_memory import address_space
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from pagewire.services.tokenizer.detokenizer import Detokenizers, UnsupportedDecoderError
-from pagewire.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.services.tokenizer.output.detokenizer import Detokenizers, UnsupportedDecoderError
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.texts import TEXTS
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from pagewire.gguf import read_metadata
-from pagewire.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
-from pagewire.tokenizer_files.gguf_vocabulary import TokenType
+from pagewire.files.gguf import read_metadata
+from pagewire.files.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
+from pagewire.files.tokenizer_files.gguf_vocabulary import TokenType
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 
 SPACE = "▁"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pagewire.config import TokenizerConfig
+from pagewire.config.sampling_params import resolve
 from pagewire.errors import StartupError
-from pagewire.sampling_params import resolve
-from pagewire.services.tokenizer.generation_config import read_generation_defaults
+from pagewire.services.tokenizer.templates.generation_config import read_generation_defaults
 from pagewire.v1 import common_pb2
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level

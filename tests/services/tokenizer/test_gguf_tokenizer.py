@@ -4,11 +4,11 @@ import gguf
 import pytest
 from transformers import BertTokenizer, LlamaTokenizer, XLMRobertaTokenizer
 
-from pagewire.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError, pre_tokenizer_for
-from pagewire.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
-from pagewire.tokenizer_files.gguf_vocabulary import GgufTokenizerError, TokenType
-from pagewire.tokenizer_files.loading import load_tokenizer
-from pagewire.tokenizer_files.sentencepiece_file import parse
+from pagewire.files.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError, pre_tokenizer_for
+from pagewire.files.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
+from pagewire.files.tokenizer_files.gguf_vocabulary import GgufTokenizerError, TokenType
+from pagewire.files.tokenizer_files.loading import load_tokenizer
+from pagewire.files.tokenizer_files.sentencepiece_file import parse
 from tests.services.tokenizer.test_conversion import CORPUS, SENTENCEPIECE, trained
 from tests.services.tokenizer.texts import TEXTS
 from tests.services.tokenizer.tiny_tokenizers import sentencepiece_vocabulary

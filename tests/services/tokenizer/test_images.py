@@ -19,13 +19,13 @@ from transformers import AutoTokenizer, Idefics3Processor, LlavaProcessor
 
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
-from pagewire.rpc import RpcError
-from pagewire.services.tokenizer import images
-from pagewire.services.tokenizer.image_processor import ImageError, decode
-from pagewire.services.tokenizer.images import image_limit, processor_options
+from pagewire.services.tokenizer.images import images
+from pagewire.services.tokenizer.images.image_processor import ImageError, decode
+from pagewire.services.tokenizer.images.images import image_limit, processor_options
 from pagewire.services.tokenizer.main import load_pool
-from pagewire.services.tokenizer.prompts import encode_prompt
+from pagewire.services.tokenizer.prompts.prompts import encode_prompt
 from pagewire.v1 import inference_pb2
+from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 from tests.vision_checkpoints import IMAGE_TOKENS, data_uri, encoded, image_processor, picture, save_vision_checkpoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pagewire.tokenizer_files.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 
@@ -129,7 +129,7 @@ class NoTorch:
 
 sys.meta_path.insert(0, NoTorch())
 import pagewire.services.tokenizer.main
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 print(load_tokenizer(sys.argv[1]).decode([504, 3575], skip_special_tokens=True))
 """
     result = subprocess.run(

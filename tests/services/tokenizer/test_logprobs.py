@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.tokenizer import text_output
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.detokenizer import Detokenizers
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.prompt_logprobs import prompt_logprobs
+from pagewire.services.tokenizer.output import text_output
+from pagewire.services.tokenizer.output.detokenizer import Detokenizers
+from pagewire.services.tokenizer.output.prompt_logprobs import prompt_logprobs
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from tests.fakes import fake_prompt_logprobs
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine

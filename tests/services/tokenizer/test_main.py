@@ -10,11 +10,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire import rpc
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.services.tokenizer.main import load_pool, served_names
 from pagewire.v1 import inference_pb2
+from pagewire.wire import rpc
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 

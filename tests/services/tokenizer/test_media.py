@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pagewire.services.tokenizer.media import MediaError, MediaReader
+from pagewire.services.tokenizer.images.media import MediaError, MediaReader
 
 CONTENT = b"\x89PNG" + bytes(range(256))
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.text_output import TextDelta, UnreadOutput
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
+from pagewire.services.tokenizer.output.text_output import TextDelta, UnreadOutput
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_pb2 import GenerateResponse, OutputParsing, ToolCallDelta
 from tests.services.tokenizer import tiny_tokenizers

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pagewire.services.tokenizer.chat import Chat, ChatError
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pagewire import rpc
 from pagewire.client import Client
-from pagewire.keys.command import KeysAddConfig, add
-from pagewire.rpc import RpcError
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
+from pagewire.tools.keys import KeysAddConfig, add
 from pagewire.v1 import inference_pb2
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+from pagewire.wire import rpc
+from pagewire.wire.rpc import RpcError
 from tests.services.public_doors import check_doors, served_methods, status_of
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 

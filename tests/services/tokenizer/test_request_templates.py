@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.rpc import RpcError
-from pagewire.services.tokenizer import request_templates
-from pagewire.services.tokenizer.chat import Chat, ChatError
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.request_templates import RequestTemplates
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
+from pagewire.services.tokenizer.templates import request_templates
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError
+from pagewire.services.tokenizer.templates.request_templates import RequestTemplates
+from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -11,15 +11,19 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 
-from pagewire import rpc, telemetry
-from pagewire.services.tokenizer import encoder, stats, text_generator, text_output
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.generation import text_generator
+from pagewire.services.tokenizer.output import text_output
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
+from pagewire.services.tokenizer.prompts import encoder
+from pagewire.telemetry import service as telemetry
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+from pagewire.wire import rpc
 from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
@@ -727,7 +731,7 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
-    monkeypatch.setattr("pagewire.services.tokenizer.text_output.MAX_UNREAD", 20_000)
+    monkeypatch.setattr("pagewire.services.tokenizer.output.text_output.MAX_UNREAD", 20_000)
     output = [504] * 400_000
     line = make_line(script=lambda request: output, max_model_len=10**6, tokens_per_step=500, auto=False)
     async with line.running(pool=pool):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.tokenizer.stop import StopChecker, StopHit
+from pagewire.services.tokenizer.output.stop import StopChecker, StopHit
 
 
 def run(stops, pieces, *, include=False, unchecked=0) -> tuple[list[str], str | None]:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewire import rpc
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
+from pagewire.wire import rpc
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 
 BY_CLIENTS = [("x-tenant-id", "alice")]

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from pagewire.rpc import RpcError
-from pagewire.services.tokenizer.chat import Chat
-from pagewire.services.tokenizer.codec import Codec, CodecSource
-from pagewire.services.tokenizer.input_encoding import Cuts
-from pagewire.services.tokenizer.pool import TokenizerPool
-from pagewire.services.tokenizer.text_limit import MIN_BYTES, PIECE, Room, TextTooLong
+from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.input_encoding import Cuts
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.text_limit import MIN_BYTES, PIECE, Room, TextTooLong
+from pagewire.services.tokenizer.templates.chat import Chat
+from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 ENGLISH = "Ordinary words of a language, 12 of them, and a line's end.\n"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pagewire.services.tokenizer.timed_threads import TimedThreads
+from pagewire.services.tokenizer.pool.timed_threads import TimedThreads
 
 
 class TooSlowError(Exception):

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
-from pagewire.services.tokenizer.vector_batch import VectorBatch
+from pagewire.services.tokenizer.vectors.vector_batch import VectorBatch
 from pagewire.v1.common_pb2 import Vector
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.v1.scheduler_pb2 import TokenRequest

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pagewire.services.tokenizer import vector_batch
-from pagewire.services.tokenizer.detokenizer import Detokenizers
-from pagewire.services.tokenizer.input_encoding import Cuts, encode_inputs
-from pagewire.services.tokenizer.sentence_config import read_sentence_config
-from pagewire.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.services.tokenizer.output.detokenizer import Detokenizers
+from pagewire.services.tokenizer.pool.input_encoding import Cuts, encode_inputs
+from pagewire.services.tokenizer.pool.sentence_config import read_sentence_config
+from pagewire.services.tokenizer.vectors import vector_batch
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import (
     ChatMessage,

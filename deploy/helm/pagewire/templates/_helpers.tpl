@@ -83,7 +83,7 @@ livenessProbe:
 {{- if eq .name "gateway" -}}
 httpGet: {path: {{ .path }}, port: {{ .port }}{{ if .root.Values.tlsSecret }}, scheme: HTTPS{{ end }}}
 {{- else if .root.Values.tlsSecret -}}
-exec: {command: [python, -m, pagewire.health, {{ .address | quote }}{{ if .service }}, {{ .service }}{{ end }}]}
+exec: {command: [python, -m, pagewire.wire.health, {{ .address | quote }}{{ if .service }}, {{ .service }}{{ end }}]}
 {{- else -}}
 grpc: {port: {{ .port }}{{ if .service }}, service: {{ .service }}{{ end }}}
 {{- end -}}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
 from pagewire.services.executor.loading.quantization.settings import (
@@ -27,7 +28,6 @@ from pagewire.services.executor.loading.quantization.settings import (
     strings_of,
 )
 from pagewire.services.executor.loading.quantization.unpack import bytes_of, unpack
-from pagewire.services.executor.model_config import ModelLoadError
 
 BITS = (4,)
 _BITS = BITS[0]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight, Int8Weight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.parts import select
 from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_bytes, random_grouped
@@ -27,7 +28,6 @@ from pagewire.services.executor.loading.quantization.settings import (
     strings_of,
 )
 from pagewire.services.executor.loading.weights.dummy import STD
-from pagewire.services.executor.model_config import ModelLoadError
 
 _BLOCK = 64  # weights that share a scale, unless the checkpoint says otherwise
 _MIN_GROUP = 16

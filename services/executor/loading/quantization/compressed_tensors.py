@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from pagewire.kernels.quantized import FP8_BLOCK
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format, Int8Format
 from pagewire.services.executor.loading.quantization.integers import IntegerFormat
 from pagewire.services.executor.loading.quantization.settings import EMBEDDINGS, group_size_of, one_of, strings_of
-from pagewire.services.executor.model_config import ModelLoadError
 
 _PACKED = "pack-quantized"
 BITS = (2, 4, 8)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import FP8_BLOCK, Fp8Weight, Int8Weight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec
 from pagewire.services.executor.loading.quantization.dummy import random_bytes
 from pagewire.services.executor.loading.quantization.settings import SCALE_DTYPES, checked_scales
 from pagewire.services.executor.loading.weights.dummy import STD
-from pagewire.services.executor.model_config import ModelLoadError
 
 
 @dataclass(frozen=True)

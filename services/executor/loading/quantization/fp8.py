@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pagewire.kernels.quantized import FP8_BLOCK
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format
 from pagewire.services.executor.loading.quantization.settings import one_of, stored_quantized, strings_of
-from pagewire.services.executor.model_config import ModelLoadError
 
 _BLOCK_SCALE = "weight_scale_inv"  # "inverse" to its authors; it multiplies like any other
 

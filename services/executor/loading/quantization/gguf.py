@@ -14,10 +14,10 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.gguf_blocks import FORMS, decode
 from pagewire.services.executor.loading.weights.dummy import STD
-from pagewire.services.executor.model_config import ModelLoadError
 
 logger = logging.getLogger(__name__)
 

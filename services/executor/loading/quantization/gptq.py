@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec, WeightFormat
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
 from pagewire.services.executor.loading.quantization.settings import (
@@ -30,7 +31,6 @@ from pagewire.services.executor.loading.quantization.settings import (
     strings_of,
 )
 from pagewire.services.executor.loading.quantization.unpack import unpack
-from pagewire.services.executor.model_config import ModelLoadError
 
 BITS = (2, 4, 8)
 _FORMATS = ("gptq", "gptq_v2")  # v1 stores zero points less one, v2 as they are

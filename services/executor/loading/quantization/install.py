@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, columns, pack, stack, take_rows, to_device
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.parts import neighbours, select
 from pagewire.services.executor.layers.weight_format import Part, TensorSpec
 from pagewire.services.executor.layers.weights import Dense, Shard, WeightModule
@@ -21,7 +22,6 @@ from pagewire.services.executor.loading.quantization.dequantize import dequantiz
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.dummy import STD
 from pagewire.services.executor.loading.weights.jobs import Job
-from pagewire.services.executor.model_config import ModelLoadError
 
 # Weights that are between checkpoint and packed form at a time: each takes a byte as it is read, one as it is stacked,
 # and packing takes some more. A larger module is alone.

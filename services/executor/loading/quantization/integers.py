@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec
 from pagewire.services.executor.loading.quantization.dummy import random_grouped
 from pagewire.services.executor.loading.quantization.gptq import group_order
@@ -23,7 +24,6 @@ from pagewire.services.executor.loading.quantization.settings import (
     groups_of,
 )
 from pagewire.services.executor.loading.quantization.unpack import unpack
-from pagewire.services.executor.model_config import ModelLoadError
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Along, Part, TensorSpec
 from pagewire.services.executor.loading.quantization.dummy import random_bytes
 from pagewire.services.executor.loading.quantization.settings import stored_quantized, strings_of
 from pagewire.services.executor.loading.weights.dummy import STD
-from pagewire.services.executor.model_config import ModelLoadError
 
 BLOCK = 32  # weights that share a scale
 # e2m1: what the codes stand for

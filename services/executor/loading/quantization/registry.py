@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
-from pagewire.services.executor.model_config import ModelLoadError
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Along, Part
-from pagewire.services.executor.model_config import ModelLoadError
 
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.parts import Index, StoredPart, rows_of, select
 from pagewire.services.executor.loading.weights import WeightSource
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.architecture import Interleaved
 
 

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 import pagewire
+from pagewire.files.models import cache_directory
 from pagewire.kernels.ops import cpu_backend
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight
-from pagewire.models import cache_directory
+from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.layers.weights import Dense, PackedDense
 from pagewire.services.executor.loading.weights import tensor_file
 from pagewire.services.executor.loading.weights.identity import code_digest, model_key
@@ -34,7 +35,6 @@ from pagewire.services.executor.loading.weights.jobs import Job, Progress, run_j
 from pagewire.services.executor.loading.weights.pack_dense import packs_dense
 from pagewire.services.executor.loading.weights.staging import Staging, cuda_staging
 from pagewire.services.executor.loading.weights.tensor_file import TensorFileError, as_bytes
-from pagewire.services.executor.memory import mib
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage

@@ -7,8 +7,8 @@ import re
 import shlex
 from pathlib import Path
 
-from pagewire.damaged_file import remedy
-from pagewire.services.executor.load_error import ModelLoadError
+from pagewire.files.damaged_file import remedy
+from pagewire.services.executor.config.load_error import ModelLoadError
 
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _INDEX = "model.safetensors.index.json"

@@ -12,10 +12,10 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.parts import Index, StoredPart, indices, select
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile, GgufTensor
 from pagewire.services.executor.loading.weights.gguf_names import RowOrders, form_of, named_tensors
-from pagewire.services.executor.model_config import ModelLoadError
 
 _CHUNK_ELEMENTS = 1 << 16  # dequantized at a time: temporaries stay in the core's cache and in reused memory
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 
+from pagewire.services.executor.config.model_config import DecoderConfig, ModelConfig, ModelLoadError
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.loading.weights.gguf_names import (
     LONGROPE_FACTORS,
@@ -17,7 +18,6 @@ from pagewire.services.executor.loading.weights.gguf_names import (
     form_of,
     heads_of,
 )
-from pagewire.services.executor.model_config import DecoderConfig, ModelConfig, ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES, of_gguf
 
 # llama.cpp's numbers (`llama_pooling_type`); 4 stands for a classification head

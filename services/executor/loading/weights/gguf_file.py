@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from pagewire.damaged_file import remedy
-from pagewire.gguf import TensorEntry, read_header
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.files.damaged_file import remedy
+from pagewire.files.gguf import TensorEntry, read_header
+from pagewire.services.executor.config.model_config import ModelLoadError
 
 _TYPES = {type_.value: type_ for type_ in GGML_QUANT_SIZES}
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.row_order import qkv_apart
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile, GgufTensor
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.architecture import GgufForm
 from pagewire.services.executor.models.registry import gguf_form
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.weights import WeightSource
-from pagewire.services.executor.model_config import ModelLoadError
 
 _SCALE = re.compile(r".*\blayers\.(\d+)\.self_attn\.(?:attn\.|[qkv]_proj\.)?(q|k|v|prob)_scale")
 

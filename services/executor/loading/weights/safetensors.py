@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pagewire.damaged_file import remedy
+from pagewire.files.damaged_file import remedy
+from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.layers.parts import Index, StoredPart, rows_of, select
-from pagewire.services.executor.load_error import ModelLoadError
 from pagewire.services.executor.loading.weights.checkpoint_files import checkpoint_files
 
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagewire.damaged_file import remedy
+from pagewire.files.damaged_file import remedy
+from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.layers.parts import Index, StoredPart, rows_of, select
-from pagewire.services.executor.load_error import ModelLoadError
 
 
 class TorchFileSource:

@@ -8,10 +8,10 @@ import jsonschema
 import numpy as np
 import pytest
 
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammar.language import schemas
-from pagewire.tokenizer_files.loading import load_tokenizer
 from pagewire.v1.common_pb2 import Grammar
 from tests.services.executor.constrained import EOS, VOCAB_SIZE
 from tests.services.executor.grammar.schemas import SCHEMAS

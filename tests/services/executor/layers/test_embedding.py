@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import Fp8Weight, GroupedWeight, PackedFp8, QuantizedWeight, pack
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weight_format import Part, TensorSpec
-from pagewire.services.executor.model_config import ModelLoadError
 
 
 class AnyFormat:

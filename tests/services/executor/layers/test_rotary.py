@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from pagewire.services.executor.config.load_error import ModelLoadError
+from pagewire.services.executor.config.rope_config import RopeConfig, rope_config
 from pagewire.services.executor.layers.rotary import rope_frequencies
-from pagewire.services.executor.load_error import ModelLoadError
-from pagewire.services.executor.rope_config import RopeConfig, rope_config
 
 HEAD_DIM = 16
 FACTORS = {

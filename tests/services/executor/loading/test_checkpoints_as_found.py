@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.config_file import merged, overridden, parse_overrides, text_keys
 from pagewire.services.executor.loading.weights.checkpoint_files import conversion_command
-from pagewire.services.executor.model_config import ModelLoadError
 from tests.services.executor.loading.test_loader import edit_config
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 from tests.services.executor.paged_batch import PagedBatch

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewire.errors import StartupError
-from pagewire.gguf import GgufError, read_header
+from pagewire.files.gguf import GgufError, read_header
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from tests.gguf_bytes import Entry, header, number_fields, string

@@ -6,9 +6,9 @@ import pytest
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.services.executor import kv_cache
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.loading.footprint import footprint
+from pagewire.services.executor.step.limits import Limits
 from tests.services.executor.models.tiny import load, save_tiny
 
 _LIMITS = Limits(8, 256, 64, 16)

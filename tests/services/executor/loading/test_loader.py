@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
 from tests.services.executor.loading.dense_weights import dense_tensors, padding_bytes

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from pagewire.kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, packed
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weight_format import Part, TensorSpec
@@ -30,7 +31,6 @@ from pagewire.services.executor.loading.quantization.dequantize import dequantiz
 from pagewire.services.executor.loading.quantization.install import install_jobs, num_weights, read_shard
 from pagewire.services.executor.loading.weights.jobs import run_jobs
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from tests.pagewire.test_cli import pagewire_command
 from tests.services.executor.loading.dense_weights import dense_tensors, padding_bytes

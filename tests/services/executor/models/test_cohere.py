@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.models.cohere import cohere_config
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.models.dense.cohere import cohere_config
 from tests.services.executor.models.tiny import TINY, assert_same_logits, load, save_tiny
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

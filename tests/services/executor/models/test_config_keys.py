@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.models.table import example_config
 

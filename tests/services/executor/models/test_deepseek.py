@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from pagewire.kernels.ops import cpu_backend
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.routing import Router
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.models.deepseek_v2 import DeepseekModel
+from pagewire.services.executor.models.experts.deepseek_v2 import DeepseekModel
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.stepping import (
@@ -172,7 +172,7 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.mark.skipif(cpu_backend() != "cpp", reason="there is no C++ compiler: steps are not recorded")
 def test_steps_are_recorded_and_change_no_token(lite: Model) -> None:
-    from pagewire.services.executor.recorded_steps import RecordedSteps
+    from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
     runner = ModelRunner(lite, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64, requests=(2, 5)))
     for layer in lite.attention_layers:

@@ -13,10 +13,10 @@ import transformers
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.pooling import Spans
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 from tests.services.executor.models.tiny import CPU, load
 
 SIZES: dict[str, Any] = {

@@ -14,10 +14,10 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.pack_dense import packs_dense
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.loading.quantization.gguf_tensors import random_weight
 from tests.services.executor.loading.weights.test_gguf import tiny_model, write_gguf

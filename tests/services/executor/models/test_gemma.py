@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
 from tests.services.executor.models.tiny import TINY, assert_same_logits, load, save_tiny
 
 CAPPED = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 10.0}

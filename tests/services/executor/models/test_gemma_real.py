@@ -10,10 +10,10 @@ import torch
 from gguf.quants import dequantize
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.kernels.quantized import PackedGrouped
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.models.gemma3 import Gemma3Model
-from pagewire.tokenizer_files.loading import load_tokenizer
+from pagewire.services.executor.models.dense.gemma3 import Gemma3Model
 from tests.services.executor.models.tiny import CPU
 from tests.services.executor.paged_batch import PagedBatch
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from pagewire.kernels.quantized import PackedGrouped
-from pagewire.services.executor.models.gpt_oss import GptOssModel
+from pagewire.services.executor.models.experts.gpt_oss import GptOssModel
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 from tests.services.executor.parallel.test_tensor_parallel import assert_equal_on_ranks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.models.falcon import falcon_config
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.models.dense.falcon import falcon_config
 from tests.services.executor.models.tiny import TINY, assert_same_logits, load, save_tiny
 from tests.services.executor.stepping import check_random_steps
 
@@ -53,8 +53,8 @@ def test_linear_biases_are_refused() -> None:
 @pytest.mark.skipif(cpu_backend() != "cpp", reason="without a C++ compiler steps are not recorded")
 @pytest.mark.parametrize("family", ["GPTNeoX", "GPT2"])
 def test_recorded_steps_change_no_token(tmp_path: Path, family: str) -> None:
-    from pagewire.services.executor.model_runner import ModelRunner
-    from pagewire.services.executor.recorded_steps import RecordedSteps
+    from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
+    from pagewire.services.executor.runner.model_runner import ModelRunner
     from tests.services.executor.stepping import CPU, LIMITS, Driver
 
     save_tiny(tmp_path, family, vocab_size=200, max_position_embeddings=96, n_positions=96)

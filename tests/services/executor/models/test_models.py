@@ -10,10 +10,10 @@ import torch
 import transformers
 
 from pagewire.kernels import reference
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.config.rope_config import RopeConfig
 from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.rope_config import RopeConfig
 from tests.services.executor.models.tiny import CPU, ROPE, TINY, assert_same_logits, load, save_tiny
 from tests.services.executor.paged_batch import PagedBatch
 

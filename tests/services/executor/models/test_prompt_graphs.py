@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.models.test_deepseek import LATENT
 from tests.services.executor.models.test_mamba2 import SIZES
 from tests.services.executor.models.tiny import load, save_tiny

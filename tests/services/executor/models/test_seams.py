@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 
 from pagewire.config import ExecutorConfig
 from pagewire.kernels.quantized import PackedGrouped
-from pagewire.services.executor import kv_cache
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.startup import start_runner
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.startup import start_runner
 from tests.services.executor.models.toy import TOY, WINDOW, ToyModel, write_toy
 from tests.services.executor.stepping import CPU, LIMITS, Driver, check_random_steps, make_driver, prompt
 

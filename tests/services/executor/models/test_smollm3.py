@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.models.smollm3 import smollm3_config
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.models.dense.smollm3 import smollm3_config
 from tests.services.executor.models.tiny import TINY, assert_same_logits, load, save_tiny
 
 

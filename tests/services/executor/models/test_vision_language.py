@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pagewire.services.executor.image_inputs import EmbeddingCache
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import ModelRunner
-from pagewire.services.executor.models.vision_language import VisionLanguageModel
-from pagewire.services.executor.recorded_steps import RecordedSteps
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
+from pagewire.services.executor.models.vision.vision_language import VisionLanguageModel
+from pagewire.services.executor.runner.image_inputs import EmbeddingCache
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from tests.services.executor.models.tiny import load
 from tests.services.executor.models.tiny_vision import (
     ImagePrompt,

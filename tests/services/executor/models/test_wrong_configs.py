@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.models.table import example_config
 

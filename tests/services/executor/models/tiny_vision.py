@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from pagewire.services.executor.step import Image
+from pagewire.services.executor.step.step import Image
 
 IMAGE_TOKEN = 90
 _TEXT: dict[str, Any] = {

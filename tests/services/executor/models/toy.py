@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelConfig
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.linear import Linear
@@ -18,10 +19,9 @@ from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.state_space import Mamba2Mixer, States, StateSpaceConfig
-from pagewire.services.executor.model_config import ModelConfig
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
-from pagewire.services.executor.step_context import StepContext
+from pagewire.services.executor.step.step_context import StepContext
 
 HIDDEN = 32
 WINDOW = 5

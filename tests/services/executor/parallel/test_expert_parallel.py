@@ -12,14 +12,14 @@ from gguf import GGMLQuantizationType as Type
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers import whole_experts
 from pagewire.services.executor.layers.experts import ExpertsLinear
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.loading.served_model import load_served
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
-from pagewire.services.executor.served_model import load_served
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from tests.kernels.test_collectives import on_ranks as on_threads
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.models.test_experts import write_experts
@@ -74,7 +74,7 @@ def test_quantized(tmp_path: Path, name: str) -> None:
 @pytest.mark.skipif(cpu_backend() != "cpp", reason="steps are recorded with the C++ kernels")
 def test_recorded_steps(tmp_path: Path) -> None:
     """Tokens go to other experts in each replay; through the memory that ranks share."""
-    from pagewire.services.executor.recorded_steps import RecordedSteps
+    from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
     heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
     save_tiny(tmp_path, "Mixtral", **MIXTRAL | heads, vocab_size=VOCAB_SIZE, max_position_embeddings=96)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor.limits import Limits
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.parallel.communicator import Communicator
 from pagewire.services.executor.parallel.group import Group
-from pagewire.services.executor.phases import Phases
-from pagewire.services.executor.runner_setup import Setup, cuda_cache_bytes
+from pagewire.services.executor.start.phases import Phases
+from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
+from pagewire.services.executor.step.limits import Limits
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.parallel.threads import on_ranks
 from tests.services.executor.stepping import CPU, write_tiny_llama

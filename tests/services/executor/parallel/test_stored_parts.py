@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.parts import Index, StoredPart, select
 from pagewire.services.executor.layers.placement import Placement
@@ -23,7 +24,6 @@ from pagewire.services.executor.loading.quantization.gguf import GgufFormat
 from pagewire.services.executor.loading.quantization.install import install_jobs, random_shards, read_shard
 from pagewire.services.executor.loading.quantization.registry import quantization_of
 from pagewire.services.executor.loading.weights.jobs import run_jobs
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from tests.services.executor.loading.quantization import test_awq, test_bitsandbytes, test_gptq
 from tests.services.executor.loading.quantization.checkpoints import random_words

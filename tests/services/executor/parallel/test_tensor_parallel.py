@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.parallel.threads import on_ranks

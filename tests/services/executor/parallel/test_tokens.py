@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 from pagewire.services.executor.parallel.group import LEADER, Group
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
 from pagewire.services.executor.parallel.tokens import tokens_of
-from pagewire.services.executor.recorded_steps import RecordedSteps
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from tests.kernels.test_collectives import on_ranks
 from tests.services.executor.stepping import CPU, GREEDY, LIMITS, Driver, prompt, sampling_params, tiny_llama
 

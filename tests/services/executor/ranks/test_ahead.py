@@ -9,9 +9,9 @@ import numpy as np
 
 from pagewire.services.executor.ranks.ahead import Ahead
 from pagewire.services.executor.ranks.leader import Leader
-from pagewire.services.executor.session import Session
-from pagewire.services.executor.step import Step
-from pagewire.services.executor.work import Called, Closed, Item, Opened, Submitted
+from pagewire.services.executor.service.session import Session
+from pagewire.services.executor.service.work import Called, Closed, Item, Opened, Submitted
+from pagewire.services.executor.step.step import Step
 from pagewire.v1.rank_link_pb2 import RankCommand
 
 

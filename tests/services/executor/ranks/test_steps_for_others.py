@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pagewire.services.executor import convert
-from pagewire.services.executor.step import Blocks, Image, NewRequest, Step
+from pagewire.services.executor.service import convert
+from pagewire.services.executor.step.step import Blocks, Image, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 
 

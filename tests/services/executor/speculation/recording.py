@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pagewire.services.executor.input_batch import InputBatch
+from pagewire.services.executor.batch.input_batch import InputBatch
 from pagewire.services.executor.speculation.heads import HeadProposer
 
 NUM_DRAFTS = 3

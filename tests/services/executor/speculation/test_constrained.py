@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.look_ahead import fill_masks, fitting
 from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.communicator import ALONE
 from pagewire.services.executor.parallel.tokens import OWN_TOKENS, LeadersTokens, Tokens
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.tokenizer_files.loading import LoadedTokenizer
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
 from tests.services.executor.constrained import (
     DIGITS,

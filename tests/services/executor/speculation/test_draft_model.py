@@ -15,17 +15,17 @@ from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor import kv_cache
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP
 from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.draft_model import CATCH_UP, DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
-from pagewire.services.executor.startup import start_runner
-from pagewire.services.executor.step import StepOutput
+from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.step.step import StepOutput
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
     CPU,
@@ -209,7 +209,7 @@ def test_what_it_takes_is_told(tmp_path: Path, model_of: str) -> None:
 
 @pytest.mark.skipif(cpu_backend() != "cpp", reason="there is no C++ compiler: steps are not recorded")
 def test_its_steps_are_recorded_while_nobody_waits(model: DecoderModel, twin: DecoderModel) -> None:
-    from pagewire.services.executor.recorded_steps import RecordedSteps
+    from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
     made: list[RecordedSteps] = []
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.models.eagle import EagleHead
-from pagewire.services.executor.models.gemma2 import GemmaModel
+from pagewire.services.executor.models.dense.gemma2 import GemmaModel
+from pagewire.services.executor.models.drafting.eagle import EagleHead
 from pagewire.services.executor.parallel.group import ALONE_GROUP
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.speculation.load_head import load_head

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.block_table import BlockTables
-from pagewire.services.executor.convert import step_from_proto, step_to_proto
-from pagewire.services.executor.input_batch import InputBatch
-from pagewire.services.executor.limits import Limits
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_runner import ModelRunner
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.request_state import RequestState
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.service.convert import step_from_proto, step_to_proto
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.proposer import Proposer
 from pagewire.services.executor.speculation.suffix import SuffixProposer
-from pagewire.services.executor.step import Step, StepOutput
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.parallel.test_tensor_parallel import CASES

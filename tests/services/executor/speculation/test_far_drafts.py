@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.executor.cuda_graphs import Function
-from pagewire.services.executor.graph_capture import capture_graphs
-from pagewire.services.executor.model_runner import ModelRunner
+from pagewire.services.executor.graphs.cuda_graphs import Function
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.far_memory import far_memory
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt
 from tests.services.executor.test_cuda_graphs import ReplayedFunction

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.models.pooling import LAST_STATE
 from pagewire.services.executor.parallel.group import ALONE_GROUP
-from pagewire.services.executor.pooling import LAST_STATE
 from pagewire.services.executor.speculation.build import make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
@@ -101,7 +101,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 
 def recorded() -> Steps:
-    from pagewire.services.executor.recorded_steps import RecordedSteps
+    from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
     return RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.models.mtp import FORMS, MtpHead
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.models.drafting.mtp import FORMS, MtpHead
 from pagewire.services.executor.parallel.group import ALONE_GROUP
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter

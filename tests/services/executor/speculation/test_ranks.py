@@ -13,17 +13,17 @@ import pytest
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.services.executor.convert import step_from_proto, step_to_proto
+from pagewire.services.executor.models.pooling import LAST_STATE
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.tokens import Tokens
-from pagewire.services.executor.pooling import LAST_STATE
 from pagewire.services.executor.ranks.outcomes import Outcomes
+from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.service.convert import step_from_proto, step_to_proto
 from pagewire.services.executor.speculation.build import make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
-from pagewire.services.executor.speculation.proposer import Proposer
-from pagewire.services.executor.step import Step, StepOutput
+from pagewire.services.executor.step.step import Step, StepOutput
 from tests.services.executor.far_memory import far_memory
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.speculation.test_exactness import NUM_TOKENS, TEXT, Follower, generate

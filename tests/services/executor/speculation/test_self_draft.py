@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
-from pagewire.services.executor.step import StepOutput
+from pagewire.services.executor.step.step import StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.stepping import (
     BLOCK_SIZE,
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 @pytest.fixture(scope="module", params=["eager", "recorded"])
 def target(request: pytest.FixtureRequest, model: DecoderModel) -> Iterator[Target]:
     def recorded() -> Steps:
-        from pagewire.services.executor.recorded_steps import RecordedSteps
+        from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
         return RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pagewire.services.tokenizer.choices.beam_search import BeamSearch, Continuations, Hypothesis
+from pagewire.services.tokenizer.generation.choices.beam_search import BeamSearch, Continuations, Hypothesis
 
 VOCAB_SIZE = 40
 PROMPTS = [[5, 6, 7], [20], [11, 3, 8, 30, 2]]

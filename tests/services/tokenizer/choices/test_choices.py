@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from pagewire.client import Client
-from pagewire.rpc import RpcError
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
+from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler, Gateway, TokenizerLine
 
 # By seed.

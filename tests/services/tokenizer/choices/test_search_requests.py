@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from pagewire.client import Client
-from pagewire.services.tokenizer.choices.beam_search import BeamSearch
-from pagewire.services.tokenizer.codec import CodecSource
-from pagewire.services.tokenizer.pool import TokenizerPool
+from pagewire.services.tokenizer.generation.choices.beam_search import BeamSearch
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, Gateway, TokenizerLine
 

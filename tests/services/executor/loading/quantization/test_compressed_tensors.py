@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire.kernels.quantized import pack
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format, Int8Format
 from pagewire.services.executor.loading.quantization.integers import IntegerFormat
 from pagewire.services.executor.loading.quantization.registry import quantization_of
 from pagewire.services.executor.loading.weights_report import form
-from pagewire.services.executor.model_config import ModelLoadError
 from tests.services.executor.loading.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from pagewire.kernels.quantized import Fp8Weight
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format
 from pagewire.services.executor.loading.quantization.registry import quantization_of
-from pagewire.services.executor.model_config import ModelLoadError
 from tests.services.executor.loading.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,

@@ -13,9 +13,9 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization import gguf_blocks
 from pagewire.services.executor.loading.quantization.gguf import GgufFormat, GgufQuantization
-from pagewire.services.executor.model_config import ModelLoadError
 from tests.services.executor.loading.quantization.gguf_tensors import HALVES, random_blocks
 
 TYPES = list(HALVES)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.gptq import GptqFormat
 from pagewire.services.executor.loading.quantization.registry import quantization_of
-from pagewire.services.executor.model_config import ModelLoadError
 from tests.services.executor.loading.quantization.checkpoints import (
     assert_fits,
     assert_loads_as,

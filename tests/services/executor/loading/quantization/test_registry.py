@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization.registry import (
     FORMATS,
     CheckpointFormat,
@@ -19,7 +20,6 @@ from pagewire.services.executor.loading.quantization.registry import (
     is_left_over,
     quantization_of,
 )
-from pagewire.services.executor.model_config import ModelLoadError
 
 CONFIGS: list[dict[str, Any]] = [
     {

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.quantized import Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, take_rows
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
 from tests.services.executor.loading.quantization.checkpoints import assert_loads_as, save_quantized
 from tests.services.executor.loading.quantization.test_compressed_tensors import INT4, config_of, pack_int4
 from tests.services.executor.loading.quantization.test_fp8 import BLOCKS, pack, random_fp8

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights import gguf as gguf_weights
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile, GgufTensor
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.models.gemma3 import Gemma3Config
+from pagewire.services.executor.models.dense.gemma3 import Gemma3Config
 from pagewire.services.executor.models.protocol import Model
 from tests.services.executor.loading.dense_weights import padding_bytes
 from tests.services.executor.models.test_models import CPU, ROPE, TINY, assert_same_logits

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
 from tests.services.executor.loading.weights.converted import write
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.models.test_encoders import inputs, run, save, texts_and_pairs

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pagewire.kernels.quantized import PackedGrouped
-from pagewire.services.executor.model_config import ModelLoadError
-from pagewire.services.executor.models.gpt_oss import GptOssModel
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.models.experts.gpt_oss import GptOssModel
 from tests.services.executor.loading.weights.converted import write
 from tests.services.executor.loading.weights.test_gguf import load, tiny_model
 from tests.services.executor.models.tiny import assert_same_logits

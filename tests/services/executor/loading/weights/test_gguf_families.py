@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.services.executor.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelLoadError
 from tests.services.executor.loading.weights.converted import write
 from tests.services.executor.loading.weights.test_gguf import load, tiny_model
 from tests.services.executor.models.tiny import assert_same_logits

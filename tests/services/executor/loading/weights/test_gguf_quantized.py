@@ -15,9 +15,9 @@ from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
 from pagewire.kernels.quantized import PackedGrouped
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weights import Dense
 from pagewire.services.executor.loading.loader import load_model
-from pagewire.services.executor.model_config import ModelLoadError
 from pagewire.services.executor.models.decoder import DecoderModel
 from tests.services.executor.loading.quantization.gguf_tensors import HALVES, random_weight
 from tests.services.executor.loading.weights.test_gguf import gguf_name, tiny_model, write_gguf

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.gguf import GgufSource
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
@@ -18,7 +19,6 @@ from pagewire.services.executor.loading.weights.jobs import run_jobs
 from pagewire.services.executor.loading.weights.read import read_jobs
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.loading.weights.staging import Staging
-from pagewire.services.executor.model_config import ModelLoadError
 from tests.services.executor.loading.weights.test_gguf import tiny_model, write_gguf
 
 NUM_THREADS, NUM_BUFFERS, BUFFER_BYTES = 2, 3, 1000

@@ -1,0 +1,1 @@
+"""What every API of the gateway is built on."""

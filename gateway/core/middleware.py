@@ -1,0 +1,265 @@
+"""What every HTTP request passes before its route: request id, key, size, shutdown, access log, metrics.
+
+Plain ASGI: Starlette's own middleware base costs a task and a queue per request and hides disconnects.
+"""
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
+
+from prometheus_client import Counter
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagewire.gateway.core import metrics
+from pagewire.gateway.core.errors import ApiError, error_response, from_rpc
+from pagewire.gateway.core.request_context import (
+    IN_PROCESS,
+    NO_CERTIFICATE,
+    OVER_LIMIT,
+    RequestContext,
+    add_context,
+    deadline,
+    request_context,
+)
+from pagewire.gateway.page.routes import needs_no_key
+from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
+from pagewire.process.memory_return import return_memory_after
+from pagewire.wire import tenants
+from pagewire.wire.keys import Door, caller
+from pagewire.wire.keys.door import bearer
+from pagewire.wire.rpc import RpcError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+PROBES = frozenset({"/health", "/livez", "/ping", "/ready", "/readyz"})
+_QUIET = PROBES | {"/metrics"}
+_SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+# nginx's status for a client that went away before its answer; never on the wire.
+CLIENT_GONE = 499
+
+
+class GracefulShutdown:
+    """Whether this gateway is shutting down, and how many requests it still answers."""
+
+    def __init__(self) -> None:
+        self.announced = False  # it is not ready, but takes requests of who does not know that yet
+        self.begun = False  # it takes none
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def request_begins(self) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+
+    def request_ends(self) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+
+class RequestMiddleware:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        door: Door,
+        shutdown: GracefulShutdown,
+        body_limits: Mapping[str, int],
+        max_timeout: float | None = None,
+        tenant_header: str | None = None,
+    ) -> None:
+        """body_limits: bytes, of the paths whose bodies may be larger than others'. max_timeout: seconds that a request
+        may take. tenant_header: in which clients say whose a request is."""
+        self._max_timeout = max_timeout
+        self._app = app
+        self._body_limits = body_limits
+        self._door = door
+        self._tenant_header = tenant_header
+        self._shutdown = shutdown
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
+        context = RequestContext(request_id, send, speaks_anthropic=_speaks_anthropic(scope["path"], headers))
+        add_context(scope, context)
+        quiet = scope["path"] in _QUIET
+        if not quiet:
+            metrics.HTTP_IN_FLIGHT.inc()
+            self._shutdown.request_begins()
+        try:
+            await self._answer(scope, headers, receive, _sender(context, send, self._shutdown))
+        finally:
+            if not quiet:
+                self._shutdown.request_ends()
+                metrics.HTTP_IN_FLIGHT.dec()
+            return_memory_after(_content_length(headers))
+            _record(scope, context, quiet)
+
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            refusal = self._refuse(scope, headers) or self._set_deadline(scope, headers) or self._admit(scope, held)
+            await self._answer_unless(refusal, scope, receive, send)
+
+    async def _answer_unless(self, refusal: ApiError | None, scope: Scope, receive: Receive, send: Send) -> None:
+        if refusal is not None:
+            await error_response(refusal, scope)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, _limited(receive, self._body_limit(scope["path"])), send)
+        except ClientDisconnect:  # with a part of its body unsent, or before its answer was there
+            metrics.CLIENTS_GONE.inc()
+        except Exception:
+            context = request_context(scope)
+            logger.exception("unexpected error", extra={"request_id": context.request_id})
+            if context.status:
+                # The head is out: the cut connection is all that can still tell the client.
+                raise
+            error = ApiError(500, "internal error; the gateway's log has the cause")
+            await error_response(error, scope)(scope, receive, send)
+
+    def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        path = scope["path"]
+        caller.set(None)
+        if path in PROBES:
+            return None
+        if NO_CERTIFICATE in scope:
+            message = "this server wants a certificate of its clients: show one of its CA (curl --cert and --key)"
+            return ApiError(403, message, code="client_certificate_required")
+        if not self._is_let_in(scope, headers):
+            message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+            return ApiError(401, message, code="invalid_api_key")
+        if OVER_LIMIT in scope and path not in _QUIET:
+            return ApiError(503, "this gateway has no room for another connection; try again")
+        if self._shutdown.begun and path not in _QUIET:
+            return ApiError(503, "this gateway is shutting down; try again")
+        if _content_length(headers) > (limit := self._body_limit(path)):
+            return ApiError(413, _too_large(limit))
+        return self._set_tenant(scope)
+
+    def _set_tenant(self, scope: Scope) -> ApiError | None:
+        """Lines of batches are whose the batch is."""
+        header, tenant = self._tenant_header, scope.get(IN_PROCESS)
+        if tenant is None:
+            name = (header or "").lower().encode()
+            given = [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+            try:
+                tenant = tenants.of_client(header, given)
+            except ValueError as error:
+                return ApiError(400, str(error), param=header)
+        tenants.present.set(tenant)
+        return None
+
+    def _set_deadline(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Of this request, for all that is done for it. Lines of batches have that of the batch alone."""
+        limit = None if IN_PROCESS in scope else self._max_timeout
+        if (given := headers.get(b"x-request-timeout")) is not None:
+            if not _SECONDS.fullmatch(given) or not float(given):
+                message = "the header X-Request-Timeout is no number of seconds above 0, such as 2.5"
+                return ApiError(400, message, param="X-Request-Timeout")
+            limit = float(given) if limit is None else min(limit, float(given))
+        deadline.set(None if limit is None else request_context(scope).started + limit)
+        return None
+
+    def _body_limit(self, path: str) -> int:
+        return self._body_limits.get(path, MAX_BODY_BYTES)
+
+    def _is_let_in(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """With a key, where one is needed; lines of batches came in with the batch."""
+        if self._door.is_open or needs_no_key(scope["path"]) or IN_PROCESS in scope:
+            return True
+        caller.set(self._door.find([bearer(headers.get(b"authorization", b"")), headers.get(b"x-api-key", b"")]))
+        return caller.get() is not None
+
+    def _admit(self, scope: Scope, held: ExitStack) -> ApiError | None:
+        """As often as the key allows, if the request is one that may compute."""
+        if scope["method"] == "POST" and (key := caller.get()) is not None:
+            try:
+                held.enter_context(self._door.admit(key))
+            except RpcError as error:
+                return from_rpc(error)
+        return None
+
+
+def _speaks_anthropic(path: str, headers: dict[bytes, bytes]) -> bool:
+    """Anthropic's clients say so on all routes; those that are Anthropic's alone need no header."""
+    return b"anthropic-version" in headers or path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def _content_length(headers: Mapping[bytes, bytes]) -> int:
+    """0 if it is not known."""
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
+
+
+def _too_large(limit: int) -> str:
+    return f"the body is larger than {limit} bytes"
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Bodies without a Content-Length are measured as they come."""
+    size = 0
+
+    async def limited() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise HTTPException(413, _too_large(limit))
+        return message
+
+    return limited
+
+
+def _sender(context: RequestContext, send: Send, shutdown: GracefulShutdown) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            context.status = message["status"]
+            request_id = context.request_id.encode()
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            if context.speaks_anthropic:
+                message["headers"].append((b"request-id", request_id))
+            if shutdown.announced:
+                message["headers"].append((b"connection", b"close"))  # the next request is another gateway's
+        await send(message)
+
+    return sender
+
+
+# The library takes its lock, and checks every label, to find a series.
+@lru_cache(256)
+def _answered(method: str, path: str, status: int) -> Counter:
+    return metrics.HTTP_REQUESTS.labels(method, path, str(status))
+
+
+def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
+    route: Any = scope.get("route")
+    # Paths that are no route would make one time series each.
+    path = getattr(route, "path", "unknown")
+    status = context.status or CLIENT_GONE
+    if quiet:
+        metrics.HTTP_PROBES.labels(path, str(status)).inc()
+        return
+    _answered(scope["method"], path, status).inc()
+    metrics.HTTP_DURATION.labels(scope["method"], path).observe(context.elapsed)
+    logger.info(
+        "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,
+        extra={"request_id": context.request_id, "trace_id": context.trace_id},
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""What /openapi.json and /docs say: FastAPI's routes and request bodies, and the declared responses."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from pagewire.config.sampling_params import INT64_MAX
+from pagewire.gateway.messages.responses import MessagesError
+from pagewire.gateway.schema.responses import Body, ErrorResponse
+
+DESCRIPTION = """
+OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
+
+With `--api-key` or `--api-key-file`, every route but the page's files, `/livez`, `/readyz`, `/ready`, `/health`
+and `/ping` needs the header `Authorization: Bearer KEY`, or `x-api-key: KEY`.
+A parameter that is not supported is refused by name, never ignored; `null` means unset.
+`X-Request-Id` is taken from the request, or made, and returned.
+"""
+
+_REF = "#/components/schemas/{name}"
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def content(body: type[Body], media_type: str = "application/json") -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": _REF.format(name=body.__name__)}}}
+
+
+def content_of(bodies: Sequence[type[Body]], media_type: str = "application/json") -> dict[str, Any]:
+    """One of them."""
+    return {media_type: {"schema": {"anyOf": [{"$ref": _REF.format(name=body.__name__)} for body in bodies]}}}
+
+
+def events_of(bodies: Sequence[type[Body]], *, done: bool) -> dict[str, Any]:
+    """A stream, as OpenAPI 3.2 describes its events: the data of each is JSON of one of the bodies. done: at last it is
+    `[DONE]`."""
+    refs = [{"$ref": _REF.format(name=body.__name__)} for body in bodies]
+    data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": {"anyOf": refs}}
+    if done:
+        data = {"if": {"const": "[DONE]"}, "then": True, "else": data}
+    event = {
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": {"type": "string"} | data},
+        "required": ["data"],
+    }
+    return {"text/event-stream": {"schema": event}}
+
+
+def response(body: type[Body], description: str = "The answer.") -> dict[str, Any]:
+    return {"description": description, "content": content(body)}
+
+
+def responses_by_client(openai: type[Body], anthropic: type[Body]) -> Responses:
+    """Of a route that answers clients of both APIs in their own way, and documents errors in theirs."""
+    answer = {"description": "The answer.", "content": content_of((openai, anthropic))}
+    errors = {
+        status: {"description": meaning, "content": content_of((ErrorResponse, MessagesError))}
+        for status, meaning in _ERRORS.items()
+    }
+    return {200: answer, **errors}
+
+
+def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
+    """Of a route that answers with `whole`, or streams events of which each carries a `chunk`."""
+    answer = response(whole, "The answer; with `stream: true` as events, each with a chunk, and at last `[DONE]`.")
+    answer["content"] |= events_of((chunk, ErrorResponse), done=True)
+    return {200: answer}
+
+
+def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Responses:
+    """Of a route that answers with `whole`, or streams events of several kinds, each named by its `type`."""
+    answer = response(whole, "The answer; with `stream: true` as events.")
+    answer["content"] |= events_of(events, done=False)
+    return {200: answer}
+
+
+def native_responses(output: type[Body]) -> Responses:
+    """Of a route that answers with one `output` or a list of them, or streams events of which each carries one."""
+    one = {"$ref": _REF.format(name=output.__name__)}
+    answer = response(output, "An output, or a list of them; with `stream: true` as events, and at last `[DONE]`.")
+    answer["content"]["application/json"]["schema"] = {"anyOf": [one, {"type": "array", "items": one}]}
+    answer["content"] |= events_of((output, ErrorResponse), done=True)
+    return {200: answer}
+
+
+_ERRORS: dict[int | str, str] = {
+    400: "A parameter is wrong, unknown or not supported; `param` names it.",
+    401: "The API key is missing or wrong.",
+    404: "No such route or model.",
+    413: "The body is too large.",
+    429: "Too many requests wait; try again after `Retry-After` seconds.",
+    500: "The server failed.",
+    503: "The engine is away; try again after `Retry-After` seconds.",
+    504: "The engine took too long.",
+    "default": "Any other error.",
+}
+
+
+ERROR_RESPONSES: Responses = {status: response(ErrorResponse, meaning) for status, meaning in _ERRORS.items()}
+MESSAGES_ERROR_RESPONSES: Responses = {status: response(MessagesError, meaning) for status, meaning in _ERRORS.items()}
+
+
+class DocumentedApp(FastAPI):
+    """FastAPI, whose document also has every subclass of Body."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schemas = super().openapi()["components"]["schemas"]
+            for name, schema in _response_schemas():
+                if name in schemas:
+                    raise ValueError(f"a request and a response are both called {name}: rename one of them")
+                schemas[name] = schema
+            _make_bounds_exact(schemas)
+        document: dict[str, Any] = super().openapi()
+        return document
+
+
+def _make_bounds_exact(value: Any) -> None:
+    """FastAPI makes all bounds floats, of which none is the greatest integer of 64 bits."""
+    if isinstance(value, dict):
+        if value.get("type") == "integer":
+            for name, exact in (("minimum", max), ("maximum", min)):
+                if isinstance(bound := value.get(name), float):
+                    value[name] = exact(int(bound), -INT64_MAX - 1 if exact is max else INT64_MAX)
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        _make_bounds_exact(one)
+
+
+def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
+    bodies = Body.__subclasses__()
+    _, schemas = msgspec.json.schema_components(bodies, ref_template=_REF)
+    for body in bodies:
+        if body.__name__ not in schemas:
+            raise ValueError(f"two responses are called {body.__name__}: rename one of them")
+        schema = schemas[body.__name__]
+        # A default saves the server from saying it each time; only what may be UNSET is ever left out.
+        fields = msgspec.structs.fields(body)
+        schema["required"] = [field.encode_name for field in fields if field.default is not msgspec.UNSET]
+        if (tag_field := body.__struct_config__.tag_field) is not None:
+            schema["required"].append(tag_field)
+        for member in schema["properties"].values():
+            member.pop("default", None)
+        yield body.__name__, schema

@@ -1,0 +1,145 @@
+"""The HTTP connections of a gateway process: how many, for how long, and who has to leave when there is no room.
+
+A connection (`http_connection.py`) is in one of a few phases. What it may do in each is bounded, so that clients that
+connect and then send little or nothing cannot keep others out. Who waits for an answer, or gets one, is bounded by
+nothing here but by whether he takes what he is sent.
+"""
+
+import asyncio
+import enum
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Protocol
+
+from pagewire.gateway.core import metrics
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.http.connection_limits import Limits
+
+logger = logging.getLogger(__name__)
+
+
+class Phase(enum.Enum):
+    HANDSHAKE = "handshake"  # of TLS
+    IDLE = "idle"  # before the first byte of a request
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"  # a request is complete and its answer is not
+
+
+class Bounded(Protocol):
+    """A connection, also before it speaks HTTP."""
+
+    phase: Phase
+    over_limit: bool
+
+    def give_up(self, error: ApiError | None = None) -> None: ...
+
+
+class Connections:
+    """All of one process. Each phase has its connections in the order in which they came into it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.phases: dict[Phase, dict[Any, float]] = {phase: {} for phase in Phase}
+        self.stalled: dict[Any, float] = {}  # which do not take what they are sent
+        self._closed: Counter[str] = Counter()  # since the last line in the log, by reason
+        self._logged_at = -limits.log_every_s
+        metrics.HTTP_CONNECTION_LIMIT.set(limits.connections)
+        for phase in Phase:
+            metrics.HTTP_CONNECTIONS.labels(phase.value).set_function(partial(len, self.phases[phase]))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.phases.values()))
+
+    def add(self, connection: Bounded) -> None:
+        """Makes room for it; if nobody can leave, it is one of the reserve, or closed."""
+        if len(self) >= self.limits.connections:
+            self._make_room()
+            connection.over_limit = len(self) >= self.limits.connections
+            if len(self) >= self.limits.connections + self.limits.reserve:
+                self.count("refused")
+                connection.give_up()
+                return
+        self.phases[connection.phase][connection] = time.monotonic()
+
+    def move(self, connection: Bounded, phase: Phase) -> None:
+        # One that was given up still ends its work, but is counted no more.
+        if self.phases[connection.phase].pop(connection, None) is not None:
+            self.phases[phase][connection] = time.monotonic()
+        connection.phase = phase
+
+    def remove(self, connection: Bounded) -> None:
+        self.phases[connection.phase].pop(connection, None)
+        self.stalled.pop(connection, None)
+
+    def end_handshakes(self) -> None:
+        for connection in list(self.phases[Phase.HANDSHAKE]):
+            connection.give_up()
+
+    def count(self, reason: str) -> None:
+        self._closed[reason] += 1
+        metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
+
+    async def watch(self) -> None:
+        """Closes what takes too long, and tells of what was closed. Runs until it is cancelled."""
+        tick = min(
+            1.0, self.limits.idle_s / 4, self.limits.head_s / 4, self.limits.body_s / 4, self.limits.unread_s / 4
+        )
+        while True:
+            await asyncio.sleep(tick)
+            self._close_late(time.monotonic(), tick)
+            self._log()
+
+    def _make_room(self) -> None:
+        """Who has been idle longest leaves, else whose handshake or headers have been coming longest."""
+        if idle := next(iter(self.phases[Phase.IDLE]), None):
+            self._give_up(idle, "idle_for_new")
+            return
+        for phase in (Phase.HANDSHAKE, Phase.HEAD):
+            if slow := next(_since(self.phases[phase], time.monotonic() - self.limits.new_s), None):
+                self._give_up(slow, f"{phase.value}_for_new")
+                return
+
+    def _close_late(self, now: float, tick: float) -> None:
+        limits = self.limits
+        for connection in list(_since(self.phases[Phase.IDLE], now - limits.idle_s)):
+            self._give_up(connection, "idle_timeout")
+        for connection in list(_since(self.phases[Phase.HANDSHAKE], now - limits.head_s)):
+            self._give_up(connection, "handshake_timeout")
+        late = f"the headers of a request have to come within {limits.head_s:g} s"
+        for connection in list(_since(self.phases[Phase.HEAD], now - limits.head_s)):
+            self._give_up(connection, "head_timeout", ApiError(408, late))
+        bodies = self.phases[Phase.BODY]
+        for connection, since in list(bodies.items()):
+            if connection.flow.read_paused:  # it is the gateway that takes its time
+                bodies[connection] += tick
+            elif now - since > limits.body_s + connection.body_bytes / limits.body_bytes_per_s:
+                late = f"the body of a request has to come at {limits.body_bytes_per_s} bytes per second or faster"
+                self._give_up(connection, "body_timeout", ApiError(408, late))
+        for connection in list(_since(self.stalled, now - limits.unread_s)):
+            self._give_up(connection, "unread")
+
+    def _give_up(self, connection: Bounded, reason: str, error: ApiError | None = None) -> None:
+        self.count(reason)
+        self.remove(connection)
+        connection.give_up(error)
+
+    def _log(self) -> None:
+        now = time.monotonic()
+        if self._closed and now - self._logged_at >= self.limits.log_every_s:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self._closed.items()))
+            logger.warning(
+                "connections closed: %s; %d are open of at most %d (raise `ulimit -n` for more)",
+                reasons, len(self), self.limits.connections,
+            )  # fmt: skip
+            self._closed.clear()
+            self._logged_at = now
+
+
+def _since(connections: dict[Any, float], before: float) -> Iterator[Any]:
+    """Those that have been there since before then."""
+    return (one for one, _ in itertools.takewhile(lambda item: item[1] <= before, connections.items()))

@@ -1,0 +1,106 @@
+"""From the MODEL a user names to files on disk: a directory, a .gguf file, a hub id or a model from PyPI."""
+
+import os
+import re
+from pathlib import Path
+
+from pagewire.config import ModelConfigFlags
+from pagewire.errors import ModelNotFoundError
+from pagewire.files.wheel_models import WHEEL_MODELS, wheel_model
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.jinja", "*.txt"]
+
+
+def default_served_name(model: str) -> str:
+    """What clients call the model unless --served-model-name says otherwise."""
+    path = Path(model)
+    if model in WHEEL_MODELS or not path.exists():
+        return model
+    path = path.resolve()
+    return path.name if path.is_dir() else path.stem
+
+
+def find_model(config: ModelConfigFlags) -> Path:
+    """The files of the model that the flags name. Raises StartupError."""
+    return resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
+
+
+def is_of_hub(model: str) -> bool:
+    """Whether MODEL can only be a hub id: it is neither on disk nor from PyPI."""
+    return model not in WHEEL_MODELS and not Path(model).expanduser().exists()
+
+
+def may_be_of_hub(model: str) -> bool:
+    """Whether MODEL can only be a hub id, and is written as one."""
+    return is_of_hub(model) and bool(_HUB_ID.fullmatch(model)) and Path(model).suffix != ".gguf"
+
+
+def resolve_model(
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    accepted_license: str | None = None,
+    *,
+    pickled: bool = False,
+) -> Path:
+    """The model's directory or .gguf file; downloads what is not there yet. Raises ModelNotFoundError.
+
+    revision, download_dir: of and for a hub id. accepted_license: for a model of `wheel_models`. pickled: of a hub id
+    `pytorch_model.bin` is wanted, too. Several processes may call this at once for the same model: one downloads, the
+    others wait for it.
+    """
+    if revision is not None and not is_of_hub(model):
+        raise ModelNotFoundError(
+            f"revision {revision!r}: only hub ids have revisions, {model} has none; leave --revision or"
+            " --tokenizer-revision out"
+        )
+    if model in WHEEL_MODELS:
+        return wheel_model(model, cache_directory() / "models", accepted_license)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
+            raise ModelNotFoundError(
+                f"{path}: holds neither config.json nor a .gguf file, so it is not a model directory"
+            )
+        return path.resolve()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelNotFoundError(f"{path}: expected a .gguf file or a directory with config.json and safetensors")
+        return path.resolve()
+    if may_be_of_hub(model):
+        return _from_hub(model, revision, download_dir, pickled)
+    raise ModelNotFoundError(
+        f"no model {model!r}: there is no such file or directory; name one that there is, a hub id (owner/name),"
+        f" or one of {', '.join(WHEEL_MODELS)}, which come from PyPI"
+    )
+
+
+def cache_directory() -> Path:
+    """$PAGEWIRE_CACHE_DIR, else pagewire in $XDG_CACHE_HOME, else in ~/.cache."""
+    if own := os.environ.get("PAGEWIRE_CACHE_DIR"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "pagewire"
+
+
+def _from_hub(model: str, revision: str | None, download_dir: str | None, pickled: bool) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelNotFoundError(
+            f"{model}: no such file or directory, and hub ids need huggingface_hub: pip install 'pagewire[executor]'"
+        ) from error
+    try:
+        directory = None if download_dir is None else Path(download_dir).expanduser()
+        files = [*_HUB_FILES, *["pytorch_model.bin"] * pickled]
+        path = Path(snapshot_download(model, revision=revision, cache_dir=directory, allow_patterns=files))
+    # The hub's own errors, HTTP errors and broken connections have no common base but Exception.
+    except Exception as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ModelNotFoundError(
+            f"{model}: no such file or directory, and the hub did not give it ({type(error).__name__}: {reason})."
+            " Check the name and the connection, log in with `hf auth login` if it is private, or name a model on disk"
+        ) from error
+    if not (path / "config.json").is_file():
+        raise ModelNotFoundError(f"{model}: the repository has no config.json; download its .gguf file and name that")
+    return path

@@ -1,0 +1,1 @@
+"""Processes: how they start, end, are watched and bound to CPUs."""

@@ -1,0 +1,290 @@
+"""Keeps a set of service processes running: starts them at once, restarts the dead, stops all in order.
+
+A child leads a session of its own, so that Ctrl-C in the terminal reaches only the supervisor, and dies with the
+supervisor whatever happens to it (`pagewire.process.process`).
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pagewire.errors import StartupError
+from pagewire.process.process import PARENT_PID, PREDECESSOR
+from pagewire.process.watchdog import HEARTBEAT_FD, SUPERVISOR_MARGIN_S, Silence
+
+logger = logging.getLogger(__name__)
+
+# The delay before a start grows from life to life, for those that ended before they were ready to the last of these. It
+# starts over after a life that was ready for STABLE_S seconds: deaths far apart have nothing to do with each other.
+MIN_BACKOFF_S, MAX_READY_BACKOFF_S, MAX_BACKOFF_S = 0.2, 0.8, 10.0
+STABLE_S = 5.0
+# Starts that the system killed, none of which ever got ready, after which trying again does not help.
+MAX_KILLED_STARTS = 3
+PROBE_INTERVAL_S = 0.1
+STILL_WAITING_S = 10.0
+# One Ctrl-C may arrive twice: from the terminal and through `make`.
+SAME_SIGNAL_S = 0.5
+# What a service needs on top of the time that its requests have to end.
+STOP_MARGIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process to keep running. ready() asks it once whether it can work; it may be called before it listens."""
+
+    name: str
+    command: Sequence[str]
+    ready: Callable[[], Awaitable[bool]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Keeper:
+    """One service's process through all its restarts."""
+
+    def __init__(self, service: Service, stable_after: float, hang_timeout: float) -> None:
+        self.service = service
+        self._stable_after = stable_after
+        self._hang_timeout = hang_timeout
+        self.is_ready = asyncio.Event()
+        self.task = asyncio.create_task(self._keep(), name=f"keep-{service.name}")
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._ever_ready = False
+        self._ready_at: float | None = None  # time.monotonic(), of this life
+
+    async def stop(self, timeout: float, *, drain: bool = True) -> None:
+        """SIGTERM, and SIGKILL for what is still there after `timeout` seconds. Without drain, SIGINT, which has a
+        service cut off what runs; one that was never ready takes that as anything else does."""
+        self._stopping.set()
+        self._signal(signal.SIGTERM if drain or not self.is_ready.is_set() else signal.SIGINT)
+        done, _ = await asyncio.wait([self.task], timeout=timeout)
+        if not done:
+            logger.warning("%s does not end within %g s: killed", self.service.name, timeout)
+            self.kill()
+        with suppress(StartupError):
+            await self.task
+
+    def kill(self) -> None:
+        self._stopping.set()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _keep(self) -> None:
+        """Returns once the service was stopped. Raises StartupError when it cannot be started at all."""
+        backoff, killed_starts, code = MIN_BACKOFF_S, 0, 0
+        while not self._stopping.is_set():
+            code = await self._run(code)
+            if self._stopping.is_set():
+                return
+            if not self._ever_ready and code != 0:
+                killed_starts += 1
+                # A service that ends by itself has said why, and would say it again.
+                if code > 0 or killed_starts == MAX_KILLED_STARTS:
+                    raise StartupError(f"the {self.service.name} cannot start ({_ending(code)}): {_remedy(code)}")
+            if self._ready_at is not None:
+                was_stable = time.monotonic() - self._ready_at >= self._stable_after
+                backoff = MIN_BACKOFF_S if was_stable else min(backoff, MAX_READY_BACKOFF_S)
+            logger.warning("%s ended (%s); restarting it in %g s", self.service.name, _ending(code), backoff)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_S)
+
+    async def _run(self, code_before: int) -> int:
+        """One life of the process; its exit code, negative for a signal. code_before: of the life before."""
+        beats, beats_of_child = os.pipe()
+        os.set_blocking(beats, False)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.service.command,
+                env={
+                    **self.service.environment,
+                    PARENT_PID: str(os.getpid()),
+                    HEARTBEAT_FD: str(beats_of_child),
+                    PREDECESSOR: str(code_before),
+                },
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(beats_of_child,),
+            )
+        finally:
+            os.close(beats_of_child)
+        if self._stopping.is_set():
+            self._signal(signal.SIGTERM)
+        started = time.monotonic()
+        self._ready_at = None
+        watching = asyncio.create_task(self._watch(started, beats))
+        try:
+            return await self._process.wait()
+        finally:
+            watching.cancel()
+            os.close(beats)
+            self.is_ready.clear()
+            # Whatever the service itself started goes with it.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _watch(self, started: float, beats: int) -> None:
+        """Waits until the service is ready; from then on it is killed if it hangs. What starting takes is nobody's to
+        know. SIGTERM would not reach a process that is stopped."""
+        await self._probe(started)
+        if not self._hang_timeout:
+            return
+        silence, has_beaten = Silence(self._hang_timeout + SUPERVISOR_MARGIN_S), False
+        while not (has_beaten and silence.lasts()):
+            await asyncio.sleep(silence.step)
+            if _drain(beats):
+                silence.broken()
+                has_beaten = True
+        logger.error("%s hangs: no sign of life for %g s (--hang-timeout): killed", self.service.name, silence.timeout)
+        self._signal(signal.SIGKILL)
+
+    async def _probe(self, started: float) -> None:
+        while True:
+            if await self.service.ready():
+                break
+            await asyncio.sleep(PROBE_INTERVAL_S)
+        self._ready_at = time.monotonic()
+        logger.info("%s is ready after %.1f s", self.service.name, self._ready_at - started)
+        self._ever_ready = True
+        self.is_ready.set()
+
+
+class Supervisor:
+    """Services in the order in which they are stopped, one after the other or all at once."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        shutdown_timeout: float,
+        stop_together: bool = False,
+        hang_timeout: float = 0.0,
+        stable_after: float = STABLE_S,
+        takes_signals: bool = True,
+    ) -> None:
+        """shutdown_timeout: seconds that a service may take to let its requests end.
+
+        hang_timeout: seconds without a sign of life after which a service is killed; 0 = never.
+
+        stable_after: seconds of being ready after which one that dies is started again without more delay than the
+        first time.
+
+        takes_signals: False where the process, or its main thread, is somebody else's; then only stop() ends it.
+        """
+        self._services = services
+        self._takes_signals = takes_signals
+        self._stable_after, self._hang_timeout = stable_after, hang_timeout
+        self._stop_together = stop_together
+        self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
+        self._keepers: list[_Keeper] = []
+        self._stop = asyncio.Event()
+        self._stop_time = 0.0
+        self._drains = True
+        self._killed = False
+
+    async def run(self, on_ready: Callable[[], None]) -> int:
+        """Until a signal; calls on_ready() once all are ready. The exit code for this process.
+
+        SIGTERM lets what runs end; after SIGINT (Ctrl-C) and SIGHUP it is cut off. A second signal kills.
+
+        Raises StartupError, with everything stopped, if a service cannot be started.
+        """
+        loop = asyncio.get_running_loop()
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the terminal may go
+            signals.append(signal.SIGHUP)
+        if not self._takes_signals:
+            signals = []
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal, number)
+        self._keepers = [_Keeper(service, self._stable_after, self._hang_timeout) for service in self._services]
+        stopping = asyncio.create_task(self._stop.wait())
+        announcing = asyncio.create_task(self._announce(on_ready))
+        try:
+            await asyncio.wait([stopping, *(k.task for k in self._keepers)], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            announcing.cancel()
+            failed = [k.task.exception() for k in self._keepers if k.task.done() and not k.task.cancelled()]
+            await self._stop_all()
+            for number in signals:
+                loop.remove_signal_handler(number)
+        for error in failed:
+            if error is not None:
+                raise error
+        return 130 if self._killed else 0
+
+    def stop(self) -> None:
+        """Has run() stop everything and return."""
+        self._stop.set()
+
+    async def wait_stopping(self) -> None:
+        """Until stop() or a signal."""
+        await self._stop.wait()
+
+    async def _stop_all(self) -> None:
+        timeout = self._stop_timeout if self._drains else STOP_MARGIN_S
+        if self._stop_together:
+            await asyncio.gather(*(keeper.stop(timeout, drain=self._drains) for keeper in self._keepers))
+            return
+        for keeper in self._keepers:
+            await keeper.stop(timeout, drain=self._drains)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if not self._stop.is_set():
+            self._drains = number == signal.SIGTERM
+            running = "running requests may end" if self._drains else "running requests are cut off"
+            logger.info("stopping, %s; a second signal kills", running)
+            self._stop_time = time.monotonic()
+            self._stop.set()
+            return
+        if time.monotonic() - self._stop_time < SAME_SIGNAL_S:
+            return
+        self._killed = True
+        for keeper in self._keepers:
+            keeper.kill()
+
+    async def _announce(self, on_ready: Callable[[], None]) -> None:
+        waits = {asyncio.create_task(k.is_ready.wait()): k.service.name for k in self._keepers}
+        pending = set(waits)
+        try:
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=STILL_WAITING_S)
+                if pending:
+                    logger.info("waiting for %s", ", ".join(name for task, name in waits.items() if task in pending))
+        finally:
+            for task in waits:
+                task.cancel()
+        try:
+            on_ready()
+        except Exception:  # nobody waits for this task
+            logger.exception("all services are ready, but this could not be said")
+
+
+def _drain(pipe: int) -> bool:
+    """Whether there was something in it."""
+    with suppress(BlockingIOError):
+        return bool(os.read(pipe, 65536))
+    return False
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _remedy(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return (
+            "the system does that when memory runs out: use a smaller model or a smaller --kv-cache-memory-bytes,"
+            " or give it more memory"
+        )
+    return "its error is above"

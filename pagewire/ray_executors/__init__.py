@@ -1,5 +1,0 @@
-"""Executors on a Ray cluster: `pagewire ray-executors`, also a process of `serve --distributed-executor-backend ray`.
-
-Ray decides on which node an executor runs, and starts it elsewhere if the node is gone; requests never pass through
-Ray. The scheduler is told of addresses by a file (`pagewire.discovery.file`) and talks to executors as to any other.
-"""

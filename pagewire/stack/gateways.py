@@ -1,0 +1,47 @@
+"""Several gateway processes behind one REST port: `pagewire gateway --api-server-count N`, N > 1."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+
+from pagewire.config import GatewayConfig
+from pagewire.process.supervisor import Service, Supervisor
+from pagewire.process.watchdog import watched
+from pagewire.stack import launch
+from pagewire.telemetry import logs
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: GatewayConfig) -> int:
+    """Keeps config.api_server_count gateways running until a signal; the exit code. Raises StartupError."""
+    logs.setup("gateway", config)
+    config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
+    if config.admin_port is not None:
+        config = replace(config, admin_port=launch.available_port(config.admin_host, config.admin_port, "--admin-port"))
+    if config.metrics_port is not None:
+        port = launch.available_port(config.admin_host, config.metrics_port, "--metrics-port")
+        config = replace(config, metrics_port=port)
+    supervisor = Supervisor(
+        services(config),
+        shutdown_timeout=config.time_to_end,
+        stop_together=True,
+        hang_timeout=config.hang_timeout,
+    )
+
+    def announce() -> None:
+        logger.info("%d gateway processes are ready", config.api_server_count)
+
+    async def serve() -> int:
+        return await watched(supervisor.run(announce), config.hang_timeout)
+
+    return asyncio.run(serve())
+
+
+def services(config: GatewayConfig) -> list[Service]:
+    """One gateway each. They share the port, and with it the answer to whether they are ready: the system gives a
+    connection only to a process that listens."""
+    one = replace(config, api_server_count=1, reuse_port=True)
+    ready = partial(launch.http_ready, config)
+    return [launch.service("gateway", one, ready, name=f"gateway-{i}") for i in range(config.api_server_count)]

@@ -1,0 +1,91 @@
+"""A Pagewire service as a process of this machine: its command line, its environment, how to ask if it is ready."""
+
+import asyncio
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pagewire
+from pagewire import flags
+from pagewire.config import GatewayConfig, ServeConfig, ServiceConfig
+from pagewire.errors import StartupError
+from pagewire.process.supervisor import Service
+from pagewire.wire import health
+
+
+def service(command: str, config: ServiceConfig, ready: Callable[[], Awaitable[bool]], *, name: str = "") -> Service:
+    """`pagewire <command>` with this configuration; `name` tells it from others of the same command."""
+    # -P: a folder named "services" where the user happens to stand must not hide ours.
+    argv = [sys.executable, "-P", "-m", "pagewire.cli", command, *flags.to_argv(config)]
+    return Service(name or command, argv, ready, environment(config))
+
+
+def environment(config: ServiceConfig) -> dict[str, str]:
+    """Of a child: ours, where secrets take the place of the rest of the configuration, which the command line has."""
+    home = str(Path(pagewire.__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    return {**flags.without_configuration(os.environ), **flags.secrets(config), "PYTHONPATH": path}
+
+
+async def grpc_ready(address: str, service: str) -> bool:
+    """Whether the service at a unix:/path address is SERVING."""
+    # Asked only once its socket exists: until then gRPC need not be imported, and the processor is the services'.
+    if not Path(address.removeprefix("unix:")).exists():  # noqa: ASYNC240
+        return False
+    return await asyncio.to_thread(health.grpc_problem, address, service) is None
+
+
+async def http_ready(config: GatewayConfig) -> bool:
+    """Whether the gateway says that it is ready."""
+    return await asyncio.to_thread(health.http_problem, f"{rest_url(config)}/readyz") is None
+
+
+def rest_url(config: GatewayConfig) -> str:
+    """Where clients on this machine find it."""
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://{endpoint(reachable(config.host), config.port)}"
+
+
+def grpc_address(config: ServeConfig) -> str:
+    """As for `rest_url`, of the text level."""
+    scheme = "" if config.ssl_certfile is None else "grpcs://"
+    return scheme + endpoint(reachable(config.host), config.grpc_port)
+
+
+def available_port(host: str, port: int, flag: str) -> int:
+    """The port itself, or a free one for 0. Raises StartupError when it is taken or the host is not ours."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            return int(sock.getsockname()[1])
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {endpoint(host, port)} ({error.strerror or error}): stop what is using it,"
+            f" or choose another with {flag} or --host"
+        ) from error
+
+
+def reachable(host: str) -> str:
+    """Where clients on this machine find a server that listens on `host`."""
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or "" for every address
+        return False
+
+
+def endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,154 @@
+"""An executor on a node of a Ray cluster."""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import ray
+
+import pagewire
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from pagewire.process.process import raise_descriptor_limit
+from pagewire.process.supervisor import Service, Supervisor
+from pagewire.stack import launch
+from pagewire.telemetry import logs
+
+_SERVICE = "pagewire.v1.ExecutorService"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What is to run. node, user: of the keeper: an executor beside it is reached by a unix socket.
+
+    place: which of the executor's stages, counted from the last, whose actor has the leader.
+
+    command: arguments of Python that take the place of `-m pagewire.cli executor` and its flags, if there are any;
+    LISTEN stands for the addresses to listen on.
+    """
+
+    name: str
+    config: ExecutorConfig
+    node: str
+    user: int
+    place: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    version: str = pagewire.__version__
+    command: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Those that the actor starts. The leader of an executor without stages starts the others itself."""
+        size = self.config.tensor_parallel_size
+        if self.config.pipeline_parallel_size == 1:
+            return (0,)
+        return range(self.place * size, (self.place + 1) * size)
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where Ray has put an actor. machine: equal for those that can share memory and sockets."""
+
+    machine: tuple[str, int]
+    address: str  # of the executor, if this is the leader's
+
+
+class ExecutorActor:
+    """Keeps an executor's process running where Ray has put it, as `pagewire serve` does on its own machine; of an
+    executor with stages, the processes of one of them.
+
+    Processes are children, not this one: the device's threads, signals and gRPC are then exactly those of every other
+    executor, one that hangs is found out and killed, and its successor learns how it ended. They die with this process,
+    so whatever Ray ends is ended.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        """Raises StartupError if this node has another version of Pagewire."""
+        if spec.version != pagewire.__version__:
+            raise StartupError(
+                f"the node {ray.util.get_node_ip_address()} has Pagewire {pagewire.__version__}, not {spec.version} as "
+                "where it is served from: install the same version on all nodes"
+            )
+        logs.setup("ray-actor", spec.config)
+        raise_descriptor_limit()
+        self._spec = spec
+        self._node = ray.get_runtime_context().get_node_id()
+        self._directory = tempfile.TemporaryDirectory(prefix="pagewire-", ignore_cleanup_errors=True)
+        self._socket = f"unix:{self._directory.name}/executor.sock"
+        is_beside = self._node == spec.node and os.geteuid() == spec.user
+        self._address = self._socket if is_beside else _free_address()
+        self._supervisor: Supervisor | None = None
+        self._running: asyncio.Task[int] | None = None
+        self._ready = asyncio.Event()
+
+    async def whereabouts(self) -> Whereabouts:
+        return Whereabouts((self._node, os.geteuid()), self._address)
+
+    async def meeting_point(self, on_one_machine: bool) -> str:
+        """Where the leader is to listen for the ranks of all stages. on_one_machine: whether all are here."""
+        return f"unix:{self._directory.name}/leader.sock" if on_one_machine else _free_address()
+
+    async def run(self, leader: str = "", cpu_share: float = 1.0) -> None:
+        """Until stop(). Raises StartupError if the executor cannot start here. A second call joins the first.
+
+        leader: as `meeting_point` has said. cpu_share: of this executor's share of a machine, what each rank gets.
+        """
+        if self._running is None or (self._running.done() and self._running.exception()):
+            self._supervisor = self._supervise(leader, cpu_share)
+            self._running = asyncio.create_task(self._supervisor.run(lambda: None))
+        await asyncio.shield(self._running)
+
+    def _supervise(self, leader: str, cpu_share: float) -> Supervisor:
+        config = self._spec.config
+        config = replace(config, leader=leader, cpu_share=config.cpu_share * cpu_share)
+        return Supervisor(
+            [self._service(replace(config, rank=rank)) for rank in self._spec.ranks],
+            shutdown_timeout=config.shutdown_timeout,
+            stop_together=True,  # the leader ends the others when requests have ended
+            hang_timeout=config.hang_timeout,
+            takes_signals=False,
+        )
+
+    def _service(self, config: ExecutorConfig) -> Service:
+        # Whether it is ready is asked at the socket, which needs no certificates.
+        listen = "" if config.rank else ",".join(dict.fromkeys([self._socket, self._address]))
+        ready = self._has_started if config.rank else self._leads
+        name = f"{self._spec.name} rank {config.rank}" if config.leader else self._spec.name
+        service = launch.service("executor", replace(config, listen=listen), ready, name=name)
+        if self._spec.command:
+            command = [listen if part == "LISTEN" else part for part in self._spec.command]
+            service = replace(service, command=[sys.executable, *command])
+        # Ray means its own tasks, which share a node's cores; --num-threads says what an executor may use.
+        environment = {name: value for name, value in service.environment.items() if name != "OMP_NUM_THREADS"}
+        return replace(service, environment={**environment, **self._spec.environment})
+
+    async def _leads(self) -> bool:
+        if await launch.grpc_ready(self._socket, _SERVICE):
+            self._ready.set()
+        return self._ready.is_set()
+
+    async def _has_started(self) -> bool:
+        return self._ready.is_set()
+
+    async def ready(self) -> None:
+        """Until the executor is, for the first time. Of the leader's actor."""
+        await self._ready.wait()
+
+    async def started(self) -> None:
+        """The executor has been ready: what ends a rank from now on is no reason to give up."""
+        self._ready.set()
+
+    async def stop(self) -> None:
+        """Has it drain and end."""
+        if self._supervisor is not None and self._running is not None:
+            self._supervisor.stop()
+            await asyncio.wait({self._running})
+        self._directory.cleanup()
+
+
+def _free_address() -> str:
+    host = ray.util.get_node_ip_address()
+    return launch.endpoint(host, launch.available_port(host, 0, "the node's address"))

@@ -1,0 +1,276 @@
+"""`pagewire serve`: the four services as processes of this machine, joined by unix sockets."""
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pagewire.config import (
+    GatewayConfig,
+    RayExecutorsConfig,
+    SchedulerConfig,
+    ServeConfig,
+    ServiceConfig,
+    TokenizerConfig,
+)
+from pagewire.errors import StartupError
+from pagewire.files.models import default_served_name, find_model
+from pagewire.process import binding
+from pagewire.process.supervisor import Service, Supervisor
+from pagewire.stack import launch, local_executors, refusals, running
+from pagewire.stack.banner import banner, served_model
+from pagewire.stack.launch import available_port, endpoint, is_loopback
+from pagewire.telemetry import logs
+from pagewire.wire.discovery.file import has_addresses
+from pagewire.wire.tls import certificates_of
+
+logger = logging.getLogger(__name__)
+
+_FULL_NAMES = {
+    "tokenizer": "pagewire.v1.InferenceService",
+    "scheduler": "pagewire.v1.SchedulerService",
+    "executor": "pagewire.v1.ExecutorService",
+}
+# A unix socket's path has at most 104 bytes on macOS, 108 on Linux.
+_MAX_SOCKET_PATH = 100
+# Of the executors on a Ray cluster, in the directory of the sockets.
+_ADDRESSES = "executors.txt"
+
+
+def run(config: ServeConfig) -> int:
+    """Serves until a signal; the exit code. Raises StartupError for what is wrong before or while starting."""
+    started = time.monotonic()
+    logs.setup("serve", config)
+    with _sockets(config.uds_dir, names_of(config)) as directory:
+        given, config = config, _resolved(config, directory)
+        certificates_of(config)  # what is wrong with them is said before anything starts
+        _warn_of_plain_text(config)
+
+        def announce() -> None:
+            model = served_model(_address(directory, "tokenizer"))
+            print(banner(config, model, time.monotonic() - started), flush=True)
+
+        supervisor = Supervisor(
+            services(config, directory, given), shutdown_timeout=config.time_to_end, hang_timeout=config.hang_timeout
+        )
+        local = _address(directory, "tokenizer") if config.ssl_certfile else ""
+        with running.announced(config, shared=True, local=local):
+            return asyncio.run(supervisor.run(announce))
+
+
+def run_for(
+    config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]], *, with_rest: bool = True
+) -> int:
+    """Serves for as long as `work` takes, which begins once all is ready and is told the ports.
+
+    with_rest: with a gateway. Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
+    """
+    logs.setup("serve", config)
+    with _sockets(config.uds_dir, names_of(config)) as directory:
+        given, config = config, _resolved(config, directory)
+        supervisor = Supervisor(
+            services(config, directory, given)[0 if with_rest else 1 :],
+            shutdown_timeout=config.time_to_end,
+            hang_timeout=config.hang_timeout,
+        )
+        return asyncio.run(_serve_for(supervisor, lambda: work(config)))
+
+
+async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, None, int]]) -> int:
+    ready = asyncio.Event()
+
+    async def until_stopped() -> int:
+        await ready.wait()
+        working, stopping = asyncio.create_task(work()), asyncio.create_task(supervisor.wait_stopping())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        supervisor.stop()
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait({working})
+        return 130 if working.cancelled() else working.result()
+
+    serving_for = asyncio.create_task(until_stopped())
+    try:
+        await supervisor.run(ready.set)
+    finally:
+        if not ready.is_set():
+            serving_for.cancel()
+        await asyncio.wait({serving_for})
+    return 130 if serving_for.cancelled() else serving_for.result()
+
+
+def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
+    """With everything that has to be found out. directory: that of the sockets. Raises StartupError."""
+    refusals.check(config)
+    return replace(
+        config,
+        served_model_name=config.served_model_name or default_served_name(config.model),
+        model=str(find_model(config)),
+        revision=None,  # of the files that are found now
+        port=available_port(config.host, config.port, "--port"),
+        admin_port=None
+        if config.admin_port is None
+        else available_port(config.admin_host, config.admin_port, "--admin-port"),
+        metrics_port=None
+        if config.metrics_port is None
+        else available_port(config.admin_host, config.metrics_port, "--metrics-port"),
+        # What belongs to a port that nobody has named is not found again.
+        data_dir=config.data_dir or (None if config.port else str(directory / "data")),
+        grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
+        scheduler_grpc_port=None
+        if config.scheduler_grpc_port is None
+        else available_port(config.host, config.scheduler_grpc_port, "--scheduler-grpc-port"),
+    )
+
+
+def _warn_of_plain_text(config: ServeConfig) -> None:
+    if (config.api_key or config.api_key_file) and not config.ssl_certfile and not is_loopback(config.host):
+        logger.warning(
+            "keys travel unencrypted to %s: serve with TLS (--ssl-certfile), or on loopback (--host 127.0.0.1) behind a"
+            " proxy that does",
+            config.host or "every address",
+        )
+
+
+def services(config: ServeConfig, directory: Path, given: ServeConfig | None = None) -> list[Service]:
+    """Every process of the stack, in the order in which they are stopped. given: the configuration before anything was
+    found out; other machines find their own files."""
+    on_ray = config.distributed_executor_backend == "ray"
+    executors = local_executors.names(config)
+    address = {name: _address(directory, name) for name in names_of(config)}
+    public = endpoint(config.host, config.grpc_port)
+    places = binding.places(config, len(executors), binding.usable_cpus(), binding.nodes()) if executors else None
+    beside: dict[str, Any] = {"cpu_bind": None if places is None else places.others.flags["cpu_bind"]}
+    gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"], **beside)
+    tokenizer = config.part(
+        TokenizerConfig,
+        listen=address["tokenizer"],
+        public_listen=public,
+        public_admin=config.admin_port is None,
+        scheduler_address=address["scheduler"],
+        metrics_port=None,
+        **beside,
+    )
+    tokens = "" if config.scheduler_grpc_port is None else endpoint(config.host, config.scheduler_grpc_port)
+    scheduler = config.part(
+        SchedulerConfig,
+        listen=address["scheduler"],
+        public_listen=tokens,
+        executor_discovery="file" if on_ray else "static",
+        executor_address=str(directory / _ADDRESSES) if on_ray else ",".join(address[name] for name in executors),
+        metrics_port=None,
+        **beside,
+    )
+
+    def grpc_service(kind: str, part: ServiceConfig, name: str = "", **environment: str) -> Service:
+        ready = partial(launch.grpc_ready, address[name or kind], _FULL_NAMES[kind])
+        service = launch.service(kind, part, ready, name=name)
+        return replace(service, environment={**service.environment, **environment})
+
+    return [
+        launch.service("gateway", gateway, partial(launch.http_ready, config)),
+        grpc_service("tokenizer", tokenizer),
+        grpc_service("scheduler", scheduler),
+        *_ray_executors(config, directory, given or config),
+        *(
+            grpc_service("executor", local_executors.part(config, address[name], place), name, **devices)
+            for name, devices, place in zip(
+                executors, local_executors.devices(config), _places_of(places, len(executors)), strict=True
+            )
+        ),
+    ]
+
+
+def _places_of(places: binding.Places | None, count: int) -> Sequence[binding.Place | None]:
+    """Of each executor; says them."""
+    if places is None:
+        return [None] * count
+    for name, place in (*((f"executor {i}", p) for i, p in enumerate(places.executors)), ("others", places.others)):
+        node = "" if place.node is None else f" of NUMA node {place.node}"
+        logger.info("%s: processors %s%s", name, binding.cpu_text(place.cpus) or "not bound", node)
+    return places.executors
+
+
+def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> list[Service]:
+    """The process that keeps executors on a Ray cluster, if they are there: ready as soon as one of them is."""
+    if config.distributed_executor_backend != "ray":
+        return []
+    addresses = directory / _ADDRESSES
+    if not Path(given.model).expanduser().exists():  # one that each node finds for itself
+        config = replace(config, model=given.model, revision=given.revision)
+    part = config.part(
+        RayExecutorsConfig, address_file=str(addresses), metrics_port=None, distributed_executor_backend="mp"
+    )
+
+    async def ready() -> bool:
+        return has_addresses(addresses)
+
+    return [launch.service("ray-executors", part, ready)]
+
+
+def names_of(config: ServeConfig) -> list[str]:
+    """Of the processes that have a socket here."""
+    return ["tokenizer", "scheduler", *local_executors.names(config)]
+
+
+def _address(directory: Path, service: str) -> str:
+    return f"unix:{directory}/{service}.sock"
+
+
+@contextmanager
+def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> Iterator[Path]:
+    """The directory for the unix sockets of these, for this user's eyes only; a fresh one unless one is given."""
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="pagewire-", ignore_cleanup_errors=True) as name:
+            _check_sockets(Path(name), names)
+            yield Path(name)
+        return
+    directory = Path(given).expanduser().resolve()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"--uds-dir {directory}: cannot be created: {error}") from error
+    _check_sockets(directory, names)
+    _make_private(directory)
+    try:
+        yield directory
+    finally:
+        for name in names:
+            (directory / f"{name}.sock").unlink(missing_ok=True)
+
+
+def _make_private(directory: Path) -> None:
+    """Whoever may write to a directory can put his own socket in place of a service's."""
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise StartupError(
+            f"--uds-dir {directory}: it belongs to another user, who could replace the sockets: name a directory of"
+            " your own, for instance one inside it that does not exist yet"
+        )
+    if status.st_mode & 0o022:
+        # A directory like /tmp is meant for all: others would lose it.
+        private = "" if status.st_mode & stat.S_ISVTX else f"run `chmod 700 {directory}`, or "
+        raise StartupError(
+            f"--uds-dir {directory}: others may write to it and so replace the sockets"
+            f" (mode {status.st_mode & 0o7777:o}): {private}name a directory inside it that does not exist yet"
+        )
+    directory.chmod(0o700)
+
+
+def _check_sockets(directory: Path, names: Sequence[str]) -> None:
+    for name in names:
+        path = directory / f"{name}.sock"
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+            raise StartupError(f"the path {path} is too long for a unix socket: name a shorter directory in --uds-dir")
+        with socket.socket(socket.AF_UNIX) as sock:
+            if sock.connect_ex(str(path)) == 0:
+                raise StartupError(f"--uds-dir {directory}: another stack is running there; give each its own")

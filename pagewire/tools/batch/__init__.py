@@ -1,0 +1,1 @@
+"""`pagewire run-batch`."""

@@ -1,0 +1,57 @@
+"""What `pagewire bench spec` can be told: how to measure, and everything that `pagewire serve` takes."""
+
+from dataclasses import dataclass
+
+from pagewire.config import ServeConfig
+from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
+from pagewire.config.speculation import MOST_TOKENS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecFlags:
+    """How to measure."""
+
+    methods: str = flag(
+        "ngram",
+        "what to compare with no drafts at all, with commas between: ngram, suffix, self:q4, or a model that"
+        " drafts, as --spec-model",
+        group="bench",
+    )
+    draft_tokens: tuple[int, ...] = flag(
+        (5,),
+        "most tokens to draft at once, each with every method (default: 5)",
+        group="bench",
+        valid=Range(minimum=1, maximum=MOST_TOKENS),
+    )
+    also_fixed: bool = flag(
+        False,
+        "measure each method also with as many drafts as it may make in every step, beside as many as pay",
+        group="bench",
+    )
+    prompts: str = flag(
+        "code,quotes,chat",
+        "kinds of prompts, with commas between: code = edits of a file, quotes = summaries with quotes of a text, chat;"
+        ' or a file of JSON lines {"prompt": "..."}',
+        group="bench",
+    )
+    num_prompts: int = flag(3, "requests of each kind, in each round", group="bench", valid=POSITIVE)
+    output_len: int = flag(128, "most tokens to generate for each prompt", group="bench", valid=POSITIVE)
+    rounds: int = flag(
+        3,
+        "how often each server is started and measured, in turns; the ratios are medians over rounds",
+        group="bench",
+        valid=POSITIVE,
+    )
+    concurrency: int = flag(1, "requests in flight", group="bench", valid=POSITIVE)
+    temperature: float = flag(0.0, "0 = greedy", group="bench", valid=NOT_NEGATIVE)
+    ignore_eos: bool = flag(False, "generate the full length, whether or not the model ends", group="bench")
+    json_out: str = flag(
+        "spec.json",
+        "file of curves for `pagewire bench plot`; those already in it are kept unless they are taken again",
+        group="bench",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecConfig(SpecFlags, ServeConfig):
+    """`pagewire bench spec`."""

@@ -1,0 +1,70 @@
+"""`pagewire doctor`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagewire import config, flags
+from pagewire.config.fields import Range, flag
+from pagewire.tools.doctor import report
+from pagewire.tools.doctor.container import check_container
+from pagewire.tools.doctor.finding import Finding, Level
+from pagewire.tools.doctor.gpu import check_gpus
+from pagewire.tools.doctor.host import Host
+from pagewire.tools.doctor.live import check_stack
+from pagewire.tools.doctor.memory import check_memory
+from pagewire.tools.doctor.model import check_model, local_model
+from pagewire.tools.doctor.network import check_network
+from pagewire.tools.doctor.processor import check_processor
+from pagewire.tools.doctor.settings import check_settings
+from pagewire.tools.doctor.storage import check_storage
+from pagewire.tools.doctor.topology import check_topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(config.ServeConfig):
+    """The flags that `pagewire serve` would have, and what to examine."""
+
+    url: str | None = flag(
+        None, "examine the stack whose gateway is there, as http://127.0.0.1:8000, too", group="doctor"
+    )
+    seconds: float = flag(5.0, "how long to watch that stack", group="doctor", valid=Range(above=0, maximum=3600))
+    json: bool = flag(False, "print JSON", group="doctor")
+    verbose: bool = flag(False, "show what is in order, too", group="doctor")
+    strict: bool = flag(False, "exit with 1 for warnings, too", group="doctor")
+
+
+def main(argv: Sequence[str]) -> int:
+    """0: nothing keeps it from serving; 1: a problem was found (with --strict: or a warning)."""
+    settings = flags.parse(
+        DoctorConfig,
+        argv,
+        prog="pagewire doctor",
+        description="Says what on this machine, in the flags, or in a running stack keeps MODEL from being served well,"
+        " what follows from it, and what to do. Takes the flags of `pagewire serve`. Only reads. Ends with 1 if there"
+        " is a problem.",
+        positional="model",
+        without=config.SET_BY_STACK,
+    )
+    areas = examine(settings, Host())
+    print(report.as_json(areas) if settings.json else report.text(areas, verbose=settings.verbose), end="")
+    bad = Level.WARNING if settings.strict else Level.PROBLEM
+    return int(report.worst(areas) >= bad)
+
+
+def examine(settings: DoctorConfig, host: Host) -> dict[str, list[Finding]]:
+    """Findings by area."""
+    model = local_model(settings)
+    areas = {
+        "processor": check_processor(host, settings),
+        "topology": check_topology(host, settings),
+        "container": check_container(host),
+        "memory": check_memory(host, settings),
+        "GPU": check_gpus(host, settings),
+        "network": check_network(host, settings, is_running=settings.url is not None),
+        "disk": check_storage(host, settings, model),
+        "model": check_model(host, settings, model),
+        "flags": check_settings(host, settings),
+    }
+    if settings.url is not None:
+        areas[f"stack at {settings.url}"] = check_stack(settings.url.rstrip("/"), settings.own_key, settings.seconds)
+    return {area: list(found) for area, found in areas.items()}

@@ -1,0 +1,64 @@
+"""`pagewire generate`: one completion by a running stack, printed as it comes."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from pagewire.client import Client
+from pagewire.errors import StartupError
+from pagewire.stack.address import grpc_address, unanswered
+from pagewire.wire.client_config import ClientConfig, GenerateConfig
+from pagewire.wire.rpc import RpcError
+
+
+async def generate(config: GenerateConfig) -> int:
+    """The exit code. Raises StartupError when the stack cannot be reached or refuses the request."""
+    config = replace(config, address=grpc_address(config.address))
+    prompt = valid_text(lambda: sys.stdin.read() if config.prompt is None else config.prompt)
+    messages = [{"role": "user", "content": prompt}] if config.chat else prompt
+    async with connected(config) as client:
+        try:
+            async for response in client.generate(messages, **options(config)):
+                print(response.text, end="", flush=True)
+        except RpcError as error:
+            raise explain(error, config) from error
+    print()
+    return 0
+
+
+def connected(config: ClientConfig) -> Client:
+    return Client(
+        config.address,
+        config.api_key,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+    )
+
+
+def valid_text(read: Callable[[], str]) -> str:
+    """What `read` returns. Raises StartupError if its bytes are not UTF-8: no message could carry them."""
+    try:
+        text = read()
+        text.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise StartupError(f"the prompt is not valid UTF-8 ({error.reason} at {error.start}): convert it") from error
+    return text
+
+
+def options(config: ClientConfig) -> dict[str, Any]:
+    """The keyword arguments of Client.generate()."""
+    names = ("model", "max_tokens", "temperature", "top_p", "seed")
+    return {name: getattr(config, name) for name in names}
+
+
+def explain(error: RpcError, config: ClientConfig) -> StartupError:
+    """An error of a call, in words for the person at the terminal."""
+    if error.code == grpc.StatusCode.UNAVAILABLE:
+        return StartupError(unanswered(config.address, error.message))
+    if error.code == grpc.StatusCode.UNAUTHENTICATED:
+        return StartupError(f"{config.address} wants an API key: --api-key KEY, or the variable PAGEWIRE_API_KEY")
+    return StartupError(f"{error.message} ({error.code.name})")

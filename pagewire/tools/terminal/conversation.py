@@ -1,0 +1,150 @@
+"""A conversation in the terminal: its messages, its settings, and the commands that change them."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pagewire.config.sampling_params import BY_NAME, InvalidRequest, Parameter, check_value
+from pagewire.v1.inference_pb2 import Model
+
+Message = dict[str, Any]
+
+HELP = """\
+/help               this
+/system TEXT        what the model is told first; without TEXT: none
+/set                the settings; /set NAME VALUE changes one, /set NAME is the default again
+/clear              forgets the conversation
+/save FILE          writes the conversation as JSON; /load FILE goes on with it
+/exit               leaves, as Ctrl-D does
+Ctrl-C stops an answer. Alt-Enter begins a new line, as a \\ at the end of one does;
+\"\"\" begins and ends several lines."""
+
+_SETTINGS = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("seed", "max_tokens", "min_tokens"),
+)
+# Where neither the user nor the model says anything: at temperature 1 small models lose the thread, and without a
+# penalty they go round in circles.
+_READS_WELL = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+
+
+class CommandError(Exception):
+    """A command that cannot be done; the message says what to write."""
+
+
+def chat_defaults(model: Model) -> dict[str, float]:
+    """What a chat samples with unless its user says otherwise: nothing where the model recommends a temperature."""
+    return {} if model.default_sampling_params.HasField("temperature") else dict(_READS_WELL)
+
+
+@dataclass
+class Conversation:
+    """settings: sampling parameters that the user gave. defaults: of those that were not given. first: the first of the
+    turns that the model is still told; those before it do not fit any more."""
+
+    system: str | None = None
+    settings: dict[str, float] = field(default_factory=dict)
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    turns: list[Message] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """All of them."""
+        return [*self._opening, *self.turns]
+
+    def asking(self, question: str) -> list[Message]:
+        """What the model is told so that it answers the question."""
+        return [*self._opening, *self.turns[self.first :], {"role": "user", "content": question}]
+
+    def add(self, question: str, answer: str) -> None:
+        self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    @property
+    def _opening(self) -> list[Message]:
+        return [{"role": "system", "content": self.system}] if self.system else []
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """Where the user names a temperature, nothing else is added to it."""
+        return self.settings if "temperature" in self.settings else {**self.defaults, **self.settings}
+
+    def command(self, line: str) -> str:
+        """Does what a line that begins with / says; what to tell the user. Raises CommandError."""
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        match name:
+            case "/help" | "/?":
+                return HELP
+            case "/system":
+                self.system = rest or None
+                return ""
+            case "/clear" | "/reset":
+                self.turns.clear()
+                self.first = 0
+                return ""
+            case "/set":
+                return self._set(rest)
+            case "/save":
+                return self._save(_file(name, rest))
+            case "/load":
+                return self._load(_file(name, rest))
+        raise CommandError(f"unknown command {name}; /help lists them")
+
+    def _set(self, rest: str) -> str:
+        name, _, value = rest.partition(" ")
+        if name == "system":  # Ollama's way to say it
+            self.system = value.strip() or None
+            return ""
+        if name:
+            if name not in _SETTINGS:
+                raise CommandError(f"no setting {name}; there are {', '.join(_SETTINGS)}")
+            if value.strip():
+                self.settings[name] = _value(BY_NAME[name], value.strip())
+            else:
+                self.settings.pop(name, None)
+            return ""
+        given = self.sampling_params
+        return "\n".join(f"{name:<20}{given.get(name, '(default)')}" for name in _SETTINGS)
+
+    def _save(self, path: Path) -> str:
+        text = json.dumps({"messages": self.messages}, indent=2, ensure_ascii=False)
+        try:
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+        return f"{len(self.messages)} messages are in {path}"
+
+    def _load(self, path: Path) -> str:
+        try:
+            messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+            turns = [{"role": str(message["role"]), "content": str(message["content"])} for message in messages]
+        except OSError as error:
+            raise CommandError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CommandError(f"{path} is no conversation that /save wrote") from error
+        self.system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
+        self.turns[:], self.first = turns, 0
+        return f"{len(messages)} messages are loaded"
+
+
+def _file(command: str, name: str) -> Path:
+    if not name:
+        raise CommandError(f"name a file: {command} chat.json")
+    return Path(name).expanduser()
+
+
+def _value(parameter: Parameter, text: str) -> float:
+    try:
+        value = parameter.type(text)
+        if not math.isfinite(value):
+            raise ValueError
+        check_value(parameter.name, value, parameter)
+    except InvalidRequest as error:
+        raise CommandError(str(error)) from error
+    except ValueError as error:
+        raise CommandError(f"{parameter.name} is {text}; it must be {parameter.allowed}") from error
+    return value

@@ -1,0 +1,71 @@
+"""What a person types: lines with editing and history, and several lines as one message."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pagewire.tools.generate import valid_text
+
+_QUOTES = '"""'
+_KEPT = 1000  # lines of history
+
+
+def history_file() -> Path:
+    """chat_history in Pagewire's directory of $XDG_STATE_HOME."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pagewire" / "chat_history"
+
+
+@contextlib.contextmanager
+def editing() -> Iterator[None]:
+    """On a terminal, input() edits lines meanwhile and remembers them for the next time."""
+    try:
+        import readline
+    except ImportError:
+        readline = None  # type: ignore[assignment]
+    if readline is None or not sys.stdin.isatty():
+        yield
+        return
+    # Alt-Enter puts a newline into the line, as Ctrl-V Ctrl-J does.
+    readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')
+    # Python turns it off. What is pasted is one message then, whatever its lines.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    readline.set_history_length(_KEPT)
+    with contextlib.suppress(OSError, RuntimeError):
+        readline.read_history_file(history_file())
+    try:
+        yield
+    finally:
+        # Nobody's conversation should end with an error because a disk is full.
+        with contextlib.suppress(OSError, RuntimeError):
+            history_file().parent.mkdir(parents=True, exist_ok=True)
+            history_file().touch(mode=0o600)
+            readline.write_history_file(history_file())
+
+
+def read_message(prompt: str) -> str | None:
+    """One message without the marks that join its lines; None at the end of the input.
+
+    Blocks, and so does the event loop, which has nothing else to do meanwhile. Raises KeyboardInterrupt.
+    """
+    more = "... " if prompt else ""
+    try:
+        line = _line(prompt)
+    except EOFError:
+        return None
+    # What follows is part of a message, which the end of the input ends, too.
+    with contextlib.suppress(EOFError):
+        if line.lstrip().startswith(_QUOTES):
+            line = line.lstrip().removeprefix(_QUOTES)
+            while not line.rstrip().endswith(_QUOTES):
+                line += "\n" + _line(more)
+            return line.rstrip().removesuffix(_QUOTES).strip("\n")
+        while line.endswith("\\"):
+            line = line.removesuffix("\\") + "\n"
+            line += _line(more)
+    return line.strip()
+
+
+def _line(prompt: str) -> str:
+    return valid_text(lambda: input(prompt))

@@ -1,0 +1,54 @@
+"""Files in the kernel's page cache: `pagewire model pull --warm` has the first start find its weights in memory."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pagewire.process import cgroup
+
+_CHUNK = 16 << 20  # bytes
+_MEMINFO = Path("/proc/meminfo")
+
+
+def resident(path: Path) -> int:
+    """Bytes of the file that are in memory. 0 where the kernel does not say (mincore(2) wants the file's owner)."""
+    size = path.stat().st_size
+    if not size:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as data,
+    ):
+        first = ctypes.c_char.from_buffer(data)
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages)
+        del first  # or the map cannot be closed
+    return 0 if failed else min(size, sum(page & 1 for page in pages) * mmap.PAGESIZE)
+
+
+def available() -> int:
+    """Bytes that this process can have in memory, by what the machine has free and by its control group."""
+    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit = cgroup.available_memory()
+    return free if limit is None else min(free, limit)
+
+
+def warm(files: Sequence[Path]) -> int:
+    """Reads each file once, the kernel ahead of us. Bytes that were not in memory before. Raises OSError."""
+    buffer = bytearray(_CHUNK)
+    read = 0
+    for path in files:
+        there = resident(path)
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if there >= size:
+                continue
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+            while file.readinto(buffer):
+                pass
+        read += size - there
+    return read

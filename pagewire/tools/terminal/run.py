@@ -1,0 +1,110 @@
+"""`pagewire run MODEL`: a conversation with a model, by a stack that serves it or one started for it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+
+from pagewire import flags
+from pagewire.config import SET_BY_STACK, WITHOUT_TLS, ServeConfig
+from pagewire.config.fields import flag
+from pagewire.errors import StartupError
+from pagewire.files.models import default_served_name, is_of_hub, resolve_model
+from pagewire.stack.own_stack import OwnStack
+from pagewire.stack.running import RunningStack, stack_that_serves
+from pagewire.tools.generate import valid_text
+from pagewire.tools.terminal.chat import answer_once, chat
+from pagewire.wire.client_config import ChatConfig, SamplingFlags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(SamplingFlags, ServeConfig):
+    """Every flag of the stack, and those of a chat."""
+
+    prompt: str | None = flag(None, "answer this and end (default: a conversation)", group="generation")
+    system: str | None = flag(None, "system message that opens the conversation", group="generation")
+    log_level: str = flag(
+        "warning",
+        "least severe level to log",
+        group="observability",
+        choices=("debug", "info", "warning", "error"),
+    )
+
+
+_OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for f in dataclasses.fields(SamplingFlags)})
+# What ends with the conversation has no ports that anybody knows, and keeps nothing.
+_NOT_OFFERED = (
+    *SET_BY_STACK,
+    *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key", "api_key_file"),
+    *WITHOUT_TLS,
+    *("data_dir", "batch_concurrency", "max_file_bytes", "file_store_size"),
+)
+
+
+def main(argv: list[str]) -> int:
+    """The exit code. Raises StartupError."""
+    config = flags.parse(
+        RunConfig,
+        argv,
+        prog="pagewire run",
+        description="A conversation with MODEL in the terminal, or the answer to PROMPT and what is piped in. A running"
+        " stack that serves MODEL answers, if no flags of the stack are given; otherwise one that is started for it and"
+        " ends with it.",
+        positional=("model", "prompt"),
+        without=_NOT_OFFERED,
+    )
+    question = _question(config.prompt)
+    with _stack(config) as address:
+        sampling = {field.name: getattr(config, field.name) for field in dataclasses.fields(SamplingFlags)}
+        settings = ChatConfig(address=address, system=config.system, **sampling)
+        return asyncio.run(chat(settings) if question is None else answer_once(settings, question))
+
+
+def _question(prompt: str | None) -> str | None:
+    """PROMPT and the standard input, if it is a file or a pipe; None for a conversation."""
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    piped = valid_text(sys.stdin.read) if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+    texts = [text for text in (prompt, piped.strip()) if text]
+    if not texts and not sys.stdin.isatty():
+        raise StartupError("nothing to answer: name a prompt, pipe one in, or use a terminal for a conversation")
+    return valid_text(lambda: "\n\n".join(texts)) if texts else None
+
+
+@contextlib.contextmanager
+def _stack(config: RunConfig) -> Iterator[str]:
+    """The address of a stack that serves the model. Raises StartupError."""
+    if (running := _running(config)) is not None:
+        yield running.reachable
+        return
+    started = time.monotonic()
+    terminal = sys.stderr.isatty()
+    if terminal:
+        print(f"starting {default_served_name(config.model)} ...", end="", file=sys.stderr, flush=True)
+    clear = "\r\x1b[K" if terminal else ""
+
+    def echo(line: str) -> None:
+        print(f"{clear}{line}", file=sys.stderr, flush=True)
+
+    serve = {field.name: getattr(config, field.name) for field in dataclasses.fields(ServeConfig)}
+    with contextlib.closing(OwnStack(ServeConfig(**serve | {"port": 0, "grpc_port": 0}), echo)) as stack:
+        try:
+            stack.await_ready()
+        finally:
+            print(clear, end="", file=sys.stderr, flush=True)
+        if terminal:
+            print(f"started in {time.monotonic() - started:.1f} s, REST at {stack.rest}/v1", file=sys.stderr)
+        yield stack.grpc
+
+
+def _running(config: RunConfig) -> RunningStack | None:
+    """One that serves the model, unless flags ask for something else."""
+    for field in dataclasses.fields(ServeConfig):
+        if field.name not in _OWN_FLAGS and getattr(config, field.name) != field.default:
+            return None
+    # A hub id is not looked up: that may take the network.
+    files = None if is_of_hub(config.model) else resolve_model(config.model, accepted_license=config.accept_license)
+    return stack_that_serves(config.model, files)

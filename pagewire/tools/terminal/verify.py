@@ -1,0 +1,233 @@
+"""`pagewire model verify MODEL`: whether the files of a model on this machine are what they should be.
+
+Models from PyPI have a known SHA-256. In the Hub's cache files are named by the hashes of their contents: SHA-256 for
+large ones, Git's SHA-1 for small ones. For files of other origin only their form is checked: whether headers can be
+read, and whether files are as long and as many as they say.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagewire import flags
+from pagewire.config.fields import flag
+from pagewire.errors import StartupError
+from pagewire.files import gguf
+from pagewire.files.damaged_file import remedy
+from pagewire.files.models import cache_directory, is_of_hub
+from pagewire.files.wheel_models import WHEEL_MODELS, WheelModel
+from pagewire.tools.terminal.table import print_table, size_text
+
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_MAX_HEADER = 100_000_000  # bytes, as safetensors has it
+_CHUNK = 1 << 20
+# Of which a folder with a model has one at least.
+_OF_MODELS = ("config.json", "*.safetensors*", "*.gguf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """`pagewire model verify`."""
+
+    model: str = flag("", "a model on this machine, as `pagewire list` names it, or its path", group="model")
+    revision: str | None = flag(None, "branch, tag or commit of a hub id (default: its main branch)", group="model")
+    download_dir: str | None = flag(None, "directory for models from the hub (default: the hub's cache)", group="model")
+    quick: bool = flag(False, "only sizes and headers: nothing is read as a whole", group="model")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A file. problem: what is wrong with it, or nothing. how: what it was compared with."""
+
+    name: str
+    size: int
+    how: str
+    problem: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """The exit code: 0 intact, 1 damaged. Raises StartupError for a model that is not there."""
+    config = flags.parse(
+        VerifyConfig,
+        argv,
+        prog="pagewire model verify",
+        description="Checks the files of MODEL: hashes where they are known, else headers, lengths and shards.",
+        positional="model",
+        flags_only=True,
+    )
+    if not config.model:
+        raise StartupError("name the model to verify; `pagewire list` shows what is there")
+    path = _locate(config)
+    files = checked(path, WHEEL_MODELS.get(config.model), quick=config.quick)
+    print_table(
+        ("FILE", "SIZE", "CHECKED", ""),
+        [(one.name, size_text(one.size), one.how, "damaged" if one.problem else "ok") for one in files],
+    )
+    total = size_text(sum(one.size for one in files))
+    damaged = [one for one in files if one.problem]
+    if not damaged:
+        print(f"{config.model}: {len(files)} {'files' if len(files) > 1 else 'file'}, {total}, intact")
+        return 0
+    for one in damaged:
+        print(f"{one.name}: {one.problem}")
+    cached = config.model in WHEEL_MODELS or is_of_hub(config.model)
+    again = f"pagewire model rm {config.model} && pagewire model pull {config.model}"
+    print(f"{config.model} is damaged: {again if cached else remedy(path / damaged[0].name)}")
+    return 1
+
+
+def _locate(config: VerifyConfig) -> Path:
+    """Raises StartupError."""
+    absent = StartupError(f"{config.model} is not on this machine: pagewire model pull {config.model}")
+    if config.model in WHEEL_MODELS:
+        path = cache_directory() / "models" / WHEEL_MODELS[config.model].file_name
+        if not path.exists():
+            raise absent
+        return path
+    if not is_of_hub(config.model):
+        path = Path(config.model).expanduser()
+        if path.is_dir() and not any(any(path.glob(files)) for files in _OF_MODELS):
+            raise StartupError(f"{config.model} holds no model: it has none of {', '.join(_OF_MODELS)}")
+        return path
+    try:
+        from huggingface_hub import constants
+    except ImportError as error:
+        raise StartupError("hub ids need huggingface_hub: pip install 'pagewire[executor]'") from error
+    cache = Path(config.download_dir or constants.HF_HUB_CACHE).expanduser()
+    repository = cache / f"models--{config.model.replace('/', '--')}"
+    # Not by way of snapshot_download(), which calls a snapshot absent that lacks a file.
+    reference = repository / "refs" / (config.revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else config.revision
+    if not commit or not (repository / "snapshots" / commit).is_dir():
+        raise absent
+    return repository / "snapshots" / commit
+
+
+def checked(path: Path, known: Any = None, *, quick: bool = False) -> list[Checked]:
+    """The files of a model, each with what is wrong with it. known: the entry of `WHEEL_MODELS`, if it is one."""
+    if path.is_file():
+        digest = (known.size, known.sha256) if isinstance(known, WheelModel) else None
+        return [_check(path, path.name, digest, quick)]
+    files = sorted(file for file in path.rglob("*") if file.is_file() or file.is_symlink())
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        found = list(pool.map(lambda file: _check(file, str(file.relative_to(path)), None, quick), files))
+    return [*found, *_missing(path)]
+
+
+def _check(path: Path, name: str, digest: tuple[int, str] | None, quick: bool) -> Checked:
+    target = path.resolve()
+    try:
+        size = target.stat().st_size
+        if digest is not None and size != digest[0]:
+            return Checked(name, size, "size", f"it has {size} bytes instead of {digest[0]}")
+        form = _form_of(target, path.suffix)
+        if form or quick:
+            return Checked(name, size, "form", form)
+        if digest is not None:
+            return _compare(name, target, digest[1])
+        if target.parent.name == "blobs" and _HASH.fullmatch(target.name):
+            return _compare(name, target, target.name)
+        return Checked(name, size, "form")
+    except OSError as error:
+        return Checked(name, 0, "form", f"it cannot be read ({error.strerror})")
+
+
+def _compare(name: str, path: Path, digest: str) -> Checked:
+    """With the hash of its content: SHA-256 by its 64 digits, Git's SHA-1 by its 40."""
+    size = path.stat().st_size
+    if len(digest) == 64:
+        how, hashed = "sha256", hashlib.sha256()
+    else:
+        how, hashed = "git sha1", hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            hashed.update(chunk)
+    found = hashed.hexdigest()
+    return Checked(name, size, how, "" if found == digest else f"its {how} is {found}, expected {digest}")
+
+
+def _form_of(path: Path, suffix: str) -> str:
+    """What is wrong with the file by its own header; nothing for files without one. Raises OSError."""
+    try:
+        if suffix == ".safetensors":
+            safetensors_names(path)
+        elif suffix == ".gguf":
+            _read_gguf(path)
+        elif suffix == ".json":
+            json.loads(path.read_bytes())
+    except ValueError as error:  # of JSON, of UTF-8, and of the two below
+        return str(error)
+    return ""
+
+
+def safetensors_names(path: Path) -> set[str]:
+    """The tensors in the file, which has to be as long as its header says. Raises ValueError and OSError.
+
+    Format: https://github.com/huggingface/safetensors#format
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > min(size - 8, _MAX_HEADER):
+            raise ValueError(f"its header cannot be read: {remedy(path)}")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    try:
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0) + 8 + length
+    except (AttributeError, KeyError, TypeError, IndexError):
+        raise ValueError("its header names no tensors") from None
+    if end != size:
+        raise ValueError(f"it has {size} bytes, its header says {end}")
+    return set(header)
+
+
+def _read_gguf(path: Path) -> None:
+    """Raises ValueError and OSError."""
+    if not path.stat().st_size:
+        raise ValueError("it is empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        header = gguf.read_header(data, skip_string_arrays=True)
+        for entry in header.tensors:
+            if header.data_offset + entry.offset >= len(data):
+                raise ValueError(f"it ends before tensor {entry.name!r}")
+
+
+def _missing(path: Path) -> Iterator[Checked]:
+    """What there should be besides the files: shards of an index, weights, the rest of a download."""
+    for index in sorted(path.glob("*.safetensors.index.json")):
+        try:
+            places: dict[str, str] = dict(json.loads(index.read_bytes())["weight_map"].items())
+            shards = sorted({f"{file}" for file in places.values()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            yield Checked(index.name, 0, "form", "it has no weight_map that names the file of each tensor")
+            continue
+        except OSError:
+            continue  # a finding about the index itself
+        for shard in shards:
+            yield from _missing_in(path / shard, {name for name, file in places.items() if file == shard}, index.name)
+    if not any(path.glob("*.safetensors")) and not any(path.glob("*.gguf")):
+        yield Checked("*.safetensors", 0, "form", "there are no weights")
+    blobs = path.parent.parent / "blobs"
+    if path.parent.name == "snapshots" and any(blobs.glob("*.incomplete")):
+        yield Checked("*.incomplete", 0, "form", "a download was interrupted; `pagewire model pull` goes on with it")
+
+
+def _missing_in(shard: Path, names: set[str], index: str) -> Iterator[Checked]:
+    if not shard.is_file():
+        yield Checked(shard.name, 0, "form", f"{index} names it, and it is not there")
+        return
+    try:
+        lacking = sorted(names - safetensors_names(shard))
+    except (ValueError, OSError):
+        return  # a finding about the shard itself
+    if lacking:
+        yield Checked(shard.name, 0, "form", f"{index} names {lacking[0]} in it, which it has not")

@@ -1,0 +1,125 @@
+"""`pagewire tune`."""
+
+import logging
+import math
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pagewire import config, flags
+from pagewire.errors import StartupError
+from pagewire.process.process import usable_cores
+from pagewire.tools.tune import trace, tree
+from pagewire.tools.tune.config import TuneConfig
+from pagewire.tools.tune.measure import Figures, measure
+from pagewire.tools.tune.search import LEAST_OF_ONE, Found, Search, Slo
+
+_WITHOUT = (*config.SET_BY_STACK, "port", "grpc_port", "admin_port", "scheduler_grpc_port", "uds_dir")
+_SHOWN = (
+    ("time to first token, mean, ms", "ttft_ms"),
+    ("time to first token, p99, ms", "ttft_p99_ms"),
+    ("time per output token, mean, ms", "tpot_ms"),
+    ("time per output token, p99, ms", "tpot_p99_ms"),
+    ("output tokens per second", "tokens_per_s"),
+    ("memory of all processes, MiB", "resident_mib"),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """0, also if nothing better was found."""
+    settings = flags.parse(
+        TuneConfig,
+        argv,
+        prog="pagewire tune",
+        description="Measures MODEL on this machine, tries flags that may help --goal one by one, in turns with what is"
+        " best so far, and writes those that do to a file for `pagewire serve --config`. Flags of `pagewire serve` that"
+        " are given stay as they are.",
+        positional="model",
+        without=_WITHOUT,
+    )
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    requests, slo = trace.read(settings.trace), Slo.parse(settings.slo)
+    serve = settings.part(config.ServeConfig)
+    _check_writable(Path(settings.out))
+    _check_time(requests, settings)
+    given = {name for name in vars(serve) if getattr(serve, name) != getattr(config.ServeConfig(), name)}
+
+    def measured(changes: Mapping[str, Any]) -> Figures:
+        return measure(serve, changes, requests, settings.concurrency)
+
+    def may_help(seen: Figures) -> list[tree.Candidate]:
+        of_goal = tree.candidates(
+            settings.goal, serve, seen, mean_output=trace.mean_output(requests), cores=usable_cores()
+        )
+        return [one for one in of_goal if not given & set(one.flags)]
+
+    print(f"{len(requests)} requests, goal {settings.goal}, at most {settings.minutes:g} minutes", flush=True)
+    search = Search(
+        settings.goal,
+        measured,
+        slo,
+        settings.rounds,
+        60 * settings.minutes,
+        tell=lambda text: print(text, flush=True),
+    )
+    try:
+        found = search.run(may_help)
+    except KeyboardInterrupt:
+        print("stopped: nothing is written, as what was taken was not compared with the flags as they are")
+        raise
+    print("\n".join(summary(found, settings)))
+    if found.changes:
+        shown = given - {name.removeprefix("PAGEWIRE_").lower() for name in flags.secrets(serve)}
+        _write(Path(settings.out), found, flags.to_argv(settings), shown, serve)
+    return 0
+
+
+def summary(found: Found, settings: TuneConfig) -> list[str]:
+    lines = ["the time is over: not all was tried (--minutes)"] if found.is_out_of_time else []
+    shown = [figures for figures in (found.before, found.after) if figures is not None]
+    lines.append(f"{'':<34}" + "".join(f"{title:>10}" for title in (["before", "after"] if shown[1:] else ["now"])))
+    for title, name in _SHOWN:
+        lines.append(f"{title:<34}" + "".join(f"{getattr(figures, name):>10.1f}" for figures in shown))
+    if settings.rounds == 1:
+        lines.append(f"one round tells no gain below {LEAST_OF_ONE:.0%} from chance: more --rounds do")
+    if found.slo_broken:
+        lines.append(f"--slo is not kept, with or without what was tried: {found.slo_broken}")
+    if found.changes:
+        return [*lines, f"{settings.goal} is better by at least {found.gain:.0%} in each round: {settings.out}"]
+    return [
+        *lines,
+        "nothing that was tried beats the flags as they are in each round: keep them. "
+        "What else helps: weights in 4 bits (pagewire quantize), more devices; `pagewire doctor` looks at the machine",
+    ]
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes of measuring. Raises StartupError."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise StartupError(f"--out {path}: no file can be written there; name another")
+
+
+def _check_time(requests: Sequence[trace.Request], settings: TuneConfig) -> None:
+    """Raises StartupError for a trace that would take longer than there is time."""
+    needed = trace.seconds(requests) * (1 + 4 * settings.rounds) / 60
+    if needed > settings.minutes:
+        raise StartupError(
+            f"--trace takes {trace.seconds(requests):.0f} s, so that trying one flag takes {needed:.0f} minutes: give "
+            f"--minutes {math.ceil(needed)} or more, fewer --rounds, or a shorter trace"
+        )
+
+
+def _write(path: Path, found: Found, argv: Sequence[str], given: set[str], serve: config.ServeConfig) -> None:
+    """With what was given on the command line, so that the file is all of it but secrets."""
+    values = {name: getattr(serve, name) for name in sorted(given)} | found.changes
+    text = yaml.safe_dump({flags.flag_name(name).removeprefix("--"): values[name] for name in values}, sort_keys=False)
+    try:
+        path.write_text(f"# pagewire tune {shlex.join(argv)}\n{text}")
+    except OSError as error:
+        raise StartupError(f"--out {path}: {error.strerror}; the flags are: {text}") from error
+    print(text, end="", file=sys.stdout)

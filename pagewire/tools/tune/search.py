@@ -1,0 +1,182 @@
+"""Tries flags one by one against the best so far, in turns, and keeps what helps."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagewire import flags
+from pagewire.errors import StartupError
+from pagewire.tools.tune.measure import Figures, median
+from pagewire.tools.tune.tree import Candidate
+
+# Least gain in each round; and of one round alone, which has nothing to tell it from chance.
+LEAST_GAIN, LEAST_OF_ONE = 0.03, 0.2
+# What another goal may lose for this one.
+_MAY_LOSE = {"ttft": 0.8, "tpot": 0.8, "throughput": 0.0, "memory": 0.8}
+_SLO = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Milliseconds that 99 of 100 requests keep."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> Slo:
+        """Of `--slo`. Raises StartupError."""
+        bounds: dict[str, float] = {}
+        for part in filter(None, (text or "").replace(" ", "").split(",")):
+            match = _SLO.fullmatch(part)
+            if match is None:
+                raise StartupError(f"--slo {text}: expected as ttft=500ms,tpot=50ms")
+            if f"{match[1]}_ms" in bounds:
+                raise StartupError(f"--slo {text}: {match[1]} is given twice")
+            bounds[f"{match[1]}_ms"] = float(match[2]) * (1000 if match[3] == "s" else 1)
+        return cls(**bounds)
+
+    def broken(self, figures: Figures) -> str:
+        """What is not kept, in words; nothing if all is."""
+        told = []
+        if self.ttft_ms is not None and figures.ttft_p99_ms > self.ttft_ms:
+            told.append(f"time to first token, p99, is {figures.ttft_p99_ms:.0f} ms and not {self.ttft_ms:g}")
+        if self.tpot_ms is not None and figures.tpot_p99_ms > self.tpot_ms:
+            told.append(f"time per output token, p99, is {figures.tpot_p99_ms:.0f} ms and not {self.tpot_ms:g}")
+        return ", ".join(told)
+
+
+def score(goal: str, figures: Figures) -> float:
+    """More is better."""
+    return {
+        "ttft": 1e3 / max(1e-9, figures.ttft_ms),
+        "tpot": 1e3 / max(1e-9, figures.tpot_ms),
+        "throughput": figures.tokens_per_s,
+        "memory": 1e3 / max(1e-9, figures.resident_mib),
+    }[goal]
+
+
+def is_gain(gains: Sequence[float]) -> bool:
+    """Whether it is more than chance. gains: of each round, rising. What they differ by is chance: the least has to be
+    more than half of that."""
+    if len(gains) == 1:
+        return gains[0] >= LEAST_OF_ONE
+    return gains[0] >= max(LEAST_GAIN, (gains[-1] - gains[0]) / 2)
+
+
+@dataclass
+class Trial:
+    """A candidate that was measured beside the best before it. refused: why it could not be. loses: what keeps it from
+    being taken, though it gains."""
+
+    candidate: Candidate
+    gains: tuple[float, ...] = (0.0,)  # of each round, rising; 0.1: a tenth better
+    is_taken: bool = False
+    refused: str = ""
+    loses: str = ""
+
+
+@dataclass
+class Found:
+    """changes: of the best. before, after: of defaults and best, measured in turns at the end."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+    before: Figures | None = None
+    after: Figures | None = None
+    gain: float = 0.0
+    is_out_of_time: bool = False
+    slo_broken: str = ""  # what the best does not keep
+
+
+Measure = Callable[[Mapping[str, Any]], Figures]
+
+
+@dataclass(frozen=True)
+class Search:
+    goal: str
+    measure: Measure
+    slo: Slo = field(default_factory=Slo)
+    rounds: int = 3
+    seconds: float = 600.0
+    clock: Callable[[], float] = time.monotonic
+    tell: Callable[[str], None] = lambda text: None
+
+    def run(self, candidates_of: Callable[[Figures], Sequence[Candidate]]) -> Found:
+        """candidates_of: what may help, given what is seen without changes. The flags found are measured against none
+        once more, so that chance, which had many tries, does not choose alone."""
+        found, started = Found(), self.clock()
+        seen = self.measure({})
+        if seen.failed:
+            self.tell(f"{seen.failed} requests fail with the flags as they are: {seen.error}")
+        one = self.clock() - started
+        for candidate in candidates_of(seen):
+            # The comparison at the end takes as long as that of a candidate.
+            if self.clock() - started + 4 * self.rounds * one > self.seconds:
+                found.is_out_of_time = True
+                break
+            found.trials.append(self._try(candidate, found.changes))
+            if found.trials[-1].is_taken:
+                found.changes |= candidate.flags
+        if found.changes:
+            before, after = self._in_turns({}, found.changes)
+            found.before, found.after = median(before), median(after)
+            gains = self._gains(before, after)
+            found.gain = gains[0]
+            if not is_gain(gains) or self._loses(found.before, found.after):
+                found.changes = {}
+        else:
+            found.before = seen
+        best = found.after if found.changes and found.after is not None else found.before
+        found.slo_broken = self.slo.broken(best)
+        return found
+
+    def _try(self, candidate: Candidate, changes: Mapping[str, Any]) -> Trial:
+        trial = Trial(candidate)
+        try:
+            before, after = self._in_turns(changes, {**changes, **candidate.flags})
+        except StartupError as error:
+            trial.refused = str(error).splitlines()[0]
+        else:
+            trial.gains = self._gains(before, after)
+            if is_gain(trial.gains):
+                trial.loses = self._loses(median(before), median(after))
+                trial.is_taken = not trial.loses
+        self.tell(told(trial))
+        return trial
+
+    def _in_turns(self, these: Mapping[str, Any], those: Mapping[str, Any]) -> tuple[list[Figures], list[Figures]]:
+        pairs = [(self.measure(these), self.measure(those)) for _ in range(self.rounds)]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    def _gains(self, before: Sequence[Figures], after: Sequence[Figures]) -> tuple[float, ...]:
+        """Of each round, rising. The smallest counts: what helps does so each time."""
+        pairs = zip(before, after, strict=True)
+        return tuple(sorted(score(self.goal, b) / score(self.goal, a) - 1 for a, b in pairs))
+
+    def _loses(self, before: Figures, after: Figures) -> str:
+        """What must not be lost for the goal, and is."""
+        if after.failed > before.failed:
+            return "requests fail"
+        if self.slo.broken(after) and not self.slo.broken(before):
+            return f"it breaks --slo: {self.slo.broken(after)}"
+        if after.tokens_per_s < _MAY_LOSE[self.goal] * before.tokens_per_s:
+            return f"it costs {1 - after.tokens_per_s / before.tokens_per_s:.0%} of the tokens per second"
+        return ""
+
+
+def _percent(gain: float) -> str:
+    return f"{round(gain, 2) + 0.0:+.0%}"  # and no -0%
+
+
+def told(trial: Trial) -> str:
+    said = " ".join(f"{flags.flag_name(name)} {value}" for name, value in trial.candidate.flags.items())
+    if trial.refused:
+        return f"  {'':>14}  refused    {said}: {trial.refused}"
+    verdict = "taken    " if trial.is_taken else "not taken"
+    gains = " to ".join(map(_percent, (trial.gains[0], trial.gains[-1])[: len(trial.gains)]))
+    return f"  {gains:>14}  {verdict}  {said} ({trial.candidate.why}{'; but ' if trial.loses else ''}{trial.loses})"

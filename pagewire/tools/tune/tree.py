@@ -1,0 +1,101 @@
+"""Which flags may help a goal, from what was seen: the usual decision tree of tuning guides, in our flags.
+
+The guides' branches: time to first token (long prompts, waiting), time per token (long outputs, others' prompts),
+throughput (rows, memory), memory. What costs exactness (an fp8 cache) is only tried where memory is the goal or runs
+out. Weights in 4 bits and more devices are not ours to try here: they need another checkpoint, another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagewire.config import ServeConfig
+from pagewire.tools.tune.measure import Figures
+
+_LONG_PROMPT, _LONG_OUTPUT = 512, 32
+_WAITING = 0.2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """flags: changed in the configuration. why: they may help."""
+
+    flags: Mapping[str, Any]
+    why: str
+
+
+def candidates(goal: str, config: ServeConfig, seen: Figures, *, mean_output: float, cores: int) -> list[Candidate]:
+    """In the order in which they are worth trying. seen: with the configuration as it is."""
+    return list(_TREE[goal](config, seen, mean_output, cores))
+
+
+def _rows(config: ServeConfig) -> int:
+    return config.max_num_seqs or 128
+
+
+def _tokens(config: ServeConfig) -> int:
+    return config.max_num_batched_tokens or 2048
+
+
+def _ttft(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
+    if config.target_itl_ms != 0:
+        yield Candidate({"target_itl_ms": 0.0}, "prompts are computed at once, though others' tokens wait for them")
+    if seen.waited > _WAITING:
+        yield Candidate({"max_num_seqs": 2 * _rows(config)}, "requests wait for a row")
+    if seen.prompt_tokens > _LONG_PROMPT:
+        yield Candidate({"max_num_batched_tokens": 2 * _tokens(config)}, "long prompts take fewer steps")
+        yield Candidate({"max_num_partial_prefills": 1}, "one long prompt after the other, each sooner done")
+    else:
+        yield Candidate({"max_num_batched_tokens": _tokens(config) // 4}, "short steps let short prompts in sooner")
+    if not config.enable_prefix_caching:
+        yield Candidate({"enable_prefix_caching": True}, "prompts that begin alike are computed once")
+    yield from _threads(config, cores)
+
+
+def _tpot(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
+    if mean_output >= _LONG_OUTPUT and not _drafts(config):
+        yield Candidate({"spec_method": "ngram", "spec_tokens": 5}, "outputs that repeat texts gain tokens per step")
+        if config.quantization == "none":
+            yield Candidate({"spec_model": "self:q4", "spec_tokens": 4}, "a copy in 4 bits drafts any text")
+    if config.target_itl_ms != 0:
+        yield Candidate({"target_itl_ms": 20.0}, "less of others' prompts in each step")
+    yield Candidate({"max_num_batched_tokens": _tokens(config) // 4}, "no step takes long for prompts")
+    yield Candidate({"max_num_seqs": max(1, _rows(config) // 16)}, "fewer requests share a step")
+    yield from _threads(config, cores)
+
+
+def _throughput(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
+    if config.target_itl_ms != 0:
+        yield Candidate({"target_itl_ms": 0.0}, "steps are filled with prompts, though tokens of others wait")
+    if seen.preempted:
+        yield Candidate({"max_num_seqs": max(1, _rows(config) // 2)}, "nothing is computed twice")
+        yield Candidate({"kv_cache_dtype": "fp8"}, "twice as many tokens fit into the cache (less exact)")
+    if seen.waited > _WAITING:
+        yield Candidate({"max_num_seqs": 2 * _rows(config)}, "more requests share the reading of weights")
+    yield Candidate({"max_num_batched_tokens": 2 * _tokens(config)}, "more prompt tokens share the reading of weights")
+    if mean_output >= _LONG_OUTPUT and not _drafts(config):
+        yield Candidate({"spec_method": "ngram", "spec_tokens": 5}, "outputs that repeat texts gain tokens per step")
+    yield from _threads(config, cores)
+
+
+def _memory(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
+    yield Candidate({"max_num_batched_tokens": _tokens(config) // 4}, "activations of a step are smaller")
+    yield Candidate({"kv_cache_dtype": "fp8"}, "half the cache for as many tokens (less exact)")
+    yield Candidate({"kv_cache_memory_bytes": 512 << 20}, "a smaller cache keeps fewer prefixes")
+    yield Candidate({"max_num_seqs": max(1, _rows(config) // 4)}, "fewer rows")
+    yield Candidate({"tokenizer_pool_size": 1}, "one tokenizer worker")
+    yield Candidate({"enforce_eager": True}, "no recorded steps or graphs are kept, though steps launch slower")
+
+
+def _threads(config: ServeConfig, cores: int) -> Iterator[Candidate]:
+    if cores > 2 and config.num_threads is None and config.cpu_bind is None:
+        yield Candidate({"cpu_bind": "auto"}, "executor and other services do not share cores")
+
+
+def _drafts(config: ServeConfig) -> bool:
+    return bool(config.speculative_config or config.spec_method or config.spec_model)
+
+
+_TREE = {"ttft": _ttft, "tpot": _tpot, "throughput": _throughput, "memory": _memory}

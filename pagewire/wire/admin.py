@@ -1,0 +1,221 @@
+"""What every service offers its operators: metrics and status, its own and of all services behind it."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import grpc
+
+from pagewire.process.binding import cpu_text, usable_cpus
+from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.recent import Accounts
+from pagewire.telemetry.tenant_metrics import of_tenant
+from pagewire.v1 import admin_pb2, admin_pb2_grpc
+from pagewire.v1.admin_pb2 import RequestAccount, ServiceMetrics, ServiceState, ServiceStatus
+from pagewire.wire import error_details
+from pagewire.wire.rpc_error import RpcError
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+# Of the time that the caller has left, for the next service: what is far away must not make what is near look dead.
+_SHARE_OF_TIME = 0.7
+_STARTED = time.monotonic()
+
+# Answers ReplaceWeights. Raises RpcError.
+ReplaceWeights = Callable[[admin_pb2.ReplaceWeightsRequest], Awaitable[admin_pb2.ReplaceWeightsResponse]]
+# Fills in the details of a service; the second argument: whether with maps of KV blocks.
+Describe = Callable[[ServiceStatus, bool], None]
+
+
+class Neighbour(NamedTuple):
+    """A service behind this one."""
+
+    service: str
+    address: str
+    channel: grpc.aio.Channel
+
+
+def own_status(service: str, *, is_serving: bool) -> ServiceStatus:
+    """Of this process."""
+    state = ServiceState.SERVICE_STATE_SERVING if is_serving else ServiceState.SERVICE_STATE_NOT_SERVING
+    uptime = time.monotonic() - _STARTED
+    cpus = cpu_text(usable_cpus())
+    return ServiceStatus(service=service, state=state, pid=os.getpid(), uptime_seconds=uptime, cpus=cpus)
+
+
+async def status_behind(
+    neighbour: Neighbour, request: admin_pb2.GetStatusRequest, timeout: float = _TIMEOUT_S
+) -> list[ServiceStatus]:
+    """A neighbour's status and those behind it; UNREACHABLE if it does not answer within `timeout` seconds."""
+    try:
+        stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
+        services = list((await stub.GetStatus(request, timeout=timeout)).services)
+        services[0].address = neighbour.address
+    except grpc.aio.AioRpcError as error:
+        state = ServiceState.SERVICE_STATE_UNREACHABLE
+        detail = f"{error.code().name}: {error.details()}"
+        return [ServiceStatus(service=neighbour.service, address=neighbour.address, state=state, detail=detail)]
+    return services
+
+
+async def metrics_behind(
+    neighbour: Neighbour, request: admin_pb2.GetMetricsRequest, timeout: float = _TIMEOUT_S
+) -> list[ServiceMetrics]:
+    """A neighbour's metrics and those behind it; none if it does not answer within `timeout` seconds."""
+    try:
+        stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
+        services = list((await stub.GetMetrics(request, timeout=timeout)).services)
+    except grpc.aio.AioRpcError as error:
+        logger.debug("no metrics of the %s at %s: %s", neighbour.service, neighbour.address, error.details())
+        return []
+    services[0].address = neighbour.address
+    return services
+
+
+async def accounts_behind(
+    neighbour: Neighbour, request: admin_pb2.ExplainRequestRequest, timeout: float = _TIMEOUT_S
+) -> list[RequestAccount]:
+    """What a neighbour and those behind it know of a request; nothing if it does not answer in time, or keeps none."""
+    if neighbour.service == "executor":
+        return []
+    try:
+        stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
+        accounts = list((await stub.ExplainRequest(request, timeout=timeout)).accounts)
+    except grpc.aio.AioRpcError as error:
+        logger.debug("no account of the %s at %s: %s", neighbour.service, neighbour.address, error.details())
+        return []
+    for account in accounts:
+        if account.service == neighbour.service and not account.address:
+            account.address = neighbour.address
+    return accounts
+
+
+Told = TypeVar("Told", ServiceStatus, ServiceMetrics)
+
+
+def each_once(told: Sequence[Sequence[Told]]) -> list[Told]:
+    """What several neighbours tell, some of them of the same services behind them: what is known of each."""
+    found: dict[tuple[str, str], Told] = {}
+    for one in (one for part in told for one in part):
+        known = found.setdefault((one.service, one.address), one)
+        if isinstance(known, ServiceStatus) and known.state == ServiceState.SERVICE_STATE_UNREACHABLE:
+            found[one.service, one.address] = one
+    return list(found.values())
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(
+        self,
+        service: str,
+        behind: Callable[[], Sequence[Neighbour]],
+        is_serving: Callable[[], bool],
+        describe: Describe,
+        replace_weights: ReplaceWeights | None = None,
+        accounts: Accounts | None = None,
+    ) -> None:
+        """behind: those that are there now. replace_weights: None, where that is not offered. accounts: of requests;
+        None: none are kept."""
+        self._accounts = accounts
+        self._service = service
+        self._replace_weights = replace_weights
+        self._behind = behind
+        self._is_serving = is_serving
+        self._describe = describe
+
+    async def GetMetrics(
+        self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.GetMetricsResponse:
+        from pagewire.wire import tenants  # which imports rpc, which imports this
+
+        own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
+        timeout = _timeout_behind(context)
+        behind = await asyncio.gather(*(metrics_behind(one, request, timeout) for one in self._behind()))
+        services = [own, *(one for services in behind for one in services)]
+        return admin_pb2.GetMetricsResponse(services=of_tenant(services, tenants.whose_requests()))
+
+    async def ExplainRequest(
+        self, request: admin_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ExplainRequestResponse:
+        from pagewire.wire import tenants  # which imports rpc, which imports this
+
+        if (tenant := tenants.whose_requests()) is not None:
+            request.tenant = tenant
+        of_tenant = request.tenant if request.HasField("tenant") else None
+        timeout = _timeout_behind(context)
+        behind = await asyncio.gather(*(accounts_behind(one, request, timeout) for one in self._behind()))
+        # Behind them, so that of a request that goes on this service's time is not less than theirs.
+        own = self._accounts.find(request.request_id, of_tenant) if self._accounts is not None else []
+        return admin_pb2.ExplainRequestResponse(accounts=[*own, *(one for told in behind for one in told)])
+
+    async def GetStatus(
+        self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.GetStatusResponse:
+        own = own_status(self._service, is_serving=self._is_serving())
+        self._describe(own, request.with_kv_maps)
+        timeout = _timeout_behind(context)
+        behind = await asyncio.gather(*(status_behind(one, request, timeout) for one in self._behind()))
+        return admin_pb2.GetStatusResponse(services=[own, *(status for statuses in behind for status in statuses)])
+
+    async def ReplaceWeights(
+        self, request: admin_pb2.ReplaceWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ReplaceWeightsResponse:
+        if self._replace_weights is None:
+            raise RpcError(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "weights are replaced through a tokenizer service or the scheduler",
+            )
+        return await self._replace_weights(request)
+
+
+def _timeout_behind(context: grpc.aio.ServicerContext) -> float:
+    """Seconds that the services behind this one have to answer."""
+    remaining = context.time_remaining()
+    return _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
+
+
+def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
+    """Leaves it to all services behind this one, at the same time."""
+
+    async def replace(request: admin_pb2.ReplaceWeightsRequest) -> admin_pb2.ReplaceWeightsResponse:
+        neighbours = behind()
+        answers = await asyncio.gather(*(_replace_at(one, request) for one in neighbours), return_exceptions=True)
+        done = [answer for answer in answers if isinstance(answer, admin_pb2.ReplaceWeightsResponse)]
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if not neighbours:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "no scheduler is there to replace weights; try again later")
+        if not errors:
+            return admin_pb2.ReplaceWeightsResponse(
+                version=done[0].version,
+                previous_version=done[0].previous_version,
+                num_executors=sum(answer.num_executors for answer in done),
+            )
+        if done and isinstance(errors[0], RpcError):
+            where = [one.address for one, answer in zip(neighbours, answers, strict=True) if answer in done]
+            raise RpcError(
+                errors[0].code,
+                f"weights {done[0].version} are in force at {', '.join(where)} only: {errors[0].message}; ask again"
+                " once that is mended",
+            )
+        raise errors[0]
+
+    return replace
+
+
+async def _replace_at(
+    neighbour: Neighbour, request: admin_pb2.ReplaceWeightsRequest
+) -> admin_pb2.ReplaceWeightsResponse:
+    """Raises RpcError."""
+    try:
+        return await admin_pb2_grpc.AdminServiceStub(neighbour.channel).ReplaceWeights(request)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error):
+            raise RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the scheduler went away ({error.details()}): GetStatus or /v1/status says which weights are in"
+                " force; try again",
+            ) from error
+        raise RpcError.from_call(error) from error

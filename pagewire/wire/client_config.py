@@ -1,0 +1,84 @@
+"""Flags of the command-line clients: `pagewire chat` and `pagewire generate`."""
+
+from dataclasses import dataclass
+
+from pagewire.config.fields import flag
+from pagewire.config.sampling_params import BY_NAME
+from pagewire.wire.tls import Files
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """How tokens are chosen."""
+
+    max_tokens: int | None = flag(
+        None,
+        "maximum number of tokens to generate (default: what the model's length allows)",
+        group="generation",
+        valid=BY_NAME["max_tokens"].valid,
+    )
+    temperature: float | None = flag(
+        None,
+        "0 = always the most probable token (default: the model's, or 1; in chats 0.6)",
+        group="generation",
+        valid=BY_NAME["temperature"].valid,
+    )
+    top_p: float | None = flag(
+        None,
+        "sample from the most probable tokens with this total probability (default: the model's, or 1; in chats 0.9)",
+        group="generation",
+        valid=BY_NAME["top_p"].valid,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTlsFlags:
+    """Of a client; $PAGEWIRE_SSL_CA_CERTS and its siblings are their defaults over gRPC."""
+
+    ssl_ca_certs: str | None = flag(
+        None, "CAs that sign the server's certificate, in PEM (default: those of the system)", group="connection"
+    )
+    ssl_certfile: str | None = flag(
+        None, "certificate to show to a server that wants one, in PEM (default: none)", group="connection"
+    )
+    ssl_keyfile: str | None = flag(
+        None, "private key of --ssl-certfile, in PEM (default: in the same file)", group="connection"
+    )
+
+    @property
+    def tls_files(self) -> Files:
+        return Files(certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig(SamplingFlags, ClientTlsFlags):
+    """What the command-line clients of the public gRPC API have in common."""
+
+    address: str = flag(
+        "localhost:8001", "public gRPC address of a running stack; grpcs://host:port for TLS", group="connection"
+    )
+    api_key: str | None = flag(
+        None, "key of a stack that asks for one (default: $PAGEWIRE_API_KEY)", group="connection", secret=True
+    )
+    model: str = flag("", "served model name (default: the only one)", group="connection")
+    seed: int | None = flag(
+        None,
+        "same seed, same text (default: a random one)",
+        group="generation",
+        valid=BY_NAME["seed"].valid,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig(ClientConfig):
+    """`pagewire chat`."""
+
+    system: str | None = flag(None, "system message that opens the conversation", group="generation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(ClientConfig):
+    """`pagewire generate`."""
+
+    prompt: str | None = flag(None, "text to continue (default: standard input)", group="generation")
+    chat: bool = flag(False, "send PROMPT as a chat message instead of text to continue", group="generation")

@@ -1,0 +1,287 @@
+"""gRPC, the same for every service: server and channel options, health, reflection, signals, trace context."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire.errors import StartupError
+from pagewire.process.process import open_descriptors, raise_descriptor_limit
+from pagewire.process.watchdog import watched
+from pagewire.telemetry.recent import Accounts
+from pagewire.telemetry.trace import Trace
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from pagewire.wire import error_details, unix_sockets
+from pagewire.wire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
+from pagewire.wire.introspection import HealthServicer, add_reflection
+from pagewire.wire.rpc_error import RpcError as RpcError
+from pagewire.wire.status_interceptor import StatusInterceptor
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# At each address of a server; less where the process may not have so many descriptors.
+MAX_CONNECTIONS = 10_000
+KEEPALIVE_MS = 20_000
+# For what clients are told last to reach them.
+LAST_CALLS_S = 0.2
+
+_COMMON_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+_SERVER_OPTIONS = [
+    *_COMMON_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Who connects and does not speak HTTP/2, or nothing for long, has to make room; streams between services are never
+    # without a call.
+    ("grpc.server_handshake_timeout_ms", 15_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_concurrent_streams", 10_000),
+    # A second process must fail to bind, not share the port.
+    ("grpc.so_reuseport", 0),
+]
+_CHANNEL_OPTIONS = [
+    *_COMMON_OPTIONS,
+    # Between attempts, so that a neighbour is found soon after it is back. An attempt may take gRPC's 20 seconds;
+    # min_reconnect_backoff_ms, which sounds as if it belonged here, would be the time after which it is given up.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 150),
+    # A successor may have another address (a pod, a container made anew); gRPC would ask for it twice a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    # A channel of its own per neighbour: nothing else may share, or shut, its connection.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def channel(address: str, credentials: grpc.ChannelCredentials | None = None, host: str = "") -> grpc.aio.Channel:
+    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target. credentials: for TLS; host: whose
+    certificate it is to show, "": the address's."""
+    if credentials is not None:
+        names = [("grpc.ssl_target_name_override", host)] if host else []
+        return grpc.aio.secure_channel(address, credentials, options=[*_CHANNEL_OPTIONS, *names])
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def timeout_of(context: common_pb2.RequestContext) -> float | None:
+    """Seconds that a request has left; None: any number. Raises RpcError DEADLINE_EXCEEDED if it has none."""
+    if not context.HasField("timeout"):
+        return None
+    if (seconds := error_details.seconds(context.timeout)) <= 0:
+        raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up before it was here; allow it more")
+    return seconds
+
+
+def deadline_of(context: common_pb2.RequestContext) -> float | None:
+    """When the time of a request that arrives now is up, by time.monotonic(); None: never."""
+    return time.monotonic() + error_details.seconds(context.timeout) if context.HasField("timeout") else None
+
+
+def set_timeout(context: common_pb2.RequestContext, call: grpc.aio.ServicerContext) -> None:
+    """What a call's deadline leaves its request."""
+    # Without one, it is None or the years that gRPC's clock has left.
+    if (seconds := call.time_remaining()) is not None and seconds < 1e9:
+        context.timeout.CopyFrom(error_details.duration(max(0.0, seconds)))
+
+
+def trace_of(context: grpc.aio.ServicerContext) -> Trace:
+    """What a call's metadata say of its trace."""
+    return Trace.of_client(context.invocation_metadata() or ())
+
+
+@dataclass
+class Server:
+    """One gRPC service process: what it serves, where, and how it ends.
+
+    `add(servicer, add_to_server, descriptor)` for each service, `await start()`, then `set_serving(True)` when it can
+    work; `await stop()` lets requests end first, within `shutdown_timeout` seconds.
+
+    drain_delay: None for a server of neighbours, whose streams hand on what is left when they break. One of clients
+    refuses new calls so many seconds after it was told to stop: load balancers then know that it is not ready.
+    """
+
+    addresses: Sequence[str]
+    shutdown_timeout: float = 30.0
+    max_request_bytes: int = MAX_MESSAGE_BYTES
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    drain_delay: float | None = None
+    credentials: grpc.ServerCredentials | None = None  # for TLS, of the addresses that are no unix sockets
+    max_connections: int = MAX_CONNECTIONS
+    _statuses: StatusInterceptor = field(init=False)
+    _server: grpc.aio.Server = field(init=False)
+    _health: HealthServicer = field(init=False)
+    _names: list[str] = field(init=False, default_factory=list)
+    _links: set[str] = field(init=False, default_factory=set)
+    _is_serving: bool = field(init=False, default=False)
+    _is_stopping: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._statuses = StatusInterceptor()
+        self._server = grpc.aio.server(interceptors=[self._statuses, *self.interceptors], options=self._options())
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def _options(self) -> list[tuple[str, int]]:
+        free = max(8, raise_descriptor_limit() - open_descriptors())
+        own = {
+            "grpc.max_receive_message_length": self.max_request_bytes,
+            "grpc.max_allowed_incoming_connections": min(self.max_connections, free * 3 // 4),
+        }
+        return list((dict(_SERVER_OPTIONS) | own).items())  # of two values of a name the first would count
+
+    def add(
+        self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str, *, is_link: bool = False
+    ) -> None:
+        """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name.
+
+        is_link: neighbours use it, and as long as it serves them they need not know that the process is to end.
+        """
+        add_to_server(servicer, self._server)
+        self._names.append(name)
+        if is_link:
+            self._links.add(name)
+
+    def add_admin(
+        self,
+        service: str,
+        behind: Callable[[], Sequence[Neighbour]] = lambda: (),
+        describe: Describe = lambda status, with_kv_maps: None,
+        replace_weights: ReplaceWeights | None = None,
+        accounts: Accounts | None = None,
+    ) -> None:
+        """behind: those behind this service now. describe: fills in what only this service can tell of itself.
+        replace_weights: if that is offered here. accounts: of requests, where such are kept."""
+        name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+        servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights, accounts)
+        self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
+
+    @property
+    def _is_ready(self) -> bool:
+        """For clients and operators."""
+        return self._is_serving and not self._is_stopping
+
+    async def start(self) -> None:
+        """Listens, NOT_SERVING until told otherwise. Raises StartupError naming an address that cannot be bound."""
+        add_reflection([*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], self._server)
+        await self.set_serving(False)
+        for address in self.addresses:
+            if address.startswith("unix:") and unix_sockets.is_served(address.removeprefix("unix:")):
+                raise StartupError(f"cannot listen on {address}: another process serves it; stop it, or name another")
+            try:
+                bound = self._bind(address)
+            except RuntimeError as error:
+                raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
+            if not bound and not address.startswith("unix:"):
+                raise StartupError(f"cannot listen on {address}: is another process using it?")
+        await self._server.start()
+
+    def _bind(self, address: str) -> int:
+        """The port, or what gRPC has for a socket. Raises RuntimeError."""
+        if self.credentials is not None and not address.startswith("unix:"):
+            return self._server.add_secure_port(address, self.credentials)
+        with unix_sockets.private():
+            return self._server.add_insecure_port(address)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Whether this service can work. "" (the whole process) is SERVING as long as it listens: liveness."""
+        status = health_pb2.HealthCheckResponse
+        self._is_serving = serving
+        await self._health.set("", status.SERVING)
+        for name in self._names:
+            is_ready = self._is_ready or (serving and name in self._links)
+            await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
+
+    async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Not ready at once; then waits until `drained` returns (no request is live), at most shutdown_timeout seconds.
+
+        Without `drained`, what runs is cut off. Neighbours' streams go on until the end, with new requests too.
+        """
+        self._is_stopping = True
+        await self.set_serving(self._is_serving)
+        refusing: asyncio.Task[None] | None = None
+        if drained is not None:
+            if self.drain_delay is not None:
+                await asyncio.sleep(self.drain_delay)
+                refusing = asyncio.create_task(self._server.stop(grace=self.shutdown_timeout + LAST_CALLS_S))
+            try:
+                async with asyncio.timeout(self.shutdown_timeout):
+                    await drained()
+            except TimeoutError:
+                logger.warning("what still runs after %g s is cut off, or goes on elsewhere", self.shutdown_timeout)
+        if self.drain_delay is None:
+            # Streams of neighbours never end by themselves: they are cut, with what else neighbours still ask, and
+            # reconnect elsewhere.
+            if drained is not None:
+                await self._statuses.ended(LAST_CALLS_S)
+            await self._server.stop(grace=None)
+            return
+        self._statuses.cut_off()
+        await self._server.stop(grace=LAST_CALLS_S)
+        if refusing is not None:
+            await refusing
+
+
+async def start(servers: Sequence[Server]) -> None:
+    """All, or none. Raises StartupError."""
+    try:
+        for server in servers:
+            await server.start()
+    except StartupError:
+        await asyncio.gather(*(server.stop() for server in servers))  # gRPC's would end with a traceback
+        raise
+
+
+async def wait_for_signal() -> bool:
+    """Returns at the first SIGTERM or SIGINT: whether what runs may end first, as after SIGTERM. Whoever presses Ctrl-C
+    waits for the end. A second signal ends the process at once."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[bool] = loop.create_future()
+
+    def handle(number: signal.Signals) -> None:
+        if not told.done():
+            told.set_result(number == signal.SIGTERM)
+            return
+        # By the signal itself: no traceback of whatever it would interrupt.
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+    return await told
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits for them; their own errors surface."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+
+
+def run(main: Awaitable[None], hang_timeout: float = 0.0) -> None:
+    """Runs a service's main coroutine on uvloop. hang_timeout: seconds for which the loop may be blocked before the
+    process ends; 0 = for ever."""
+
+    async def _run() -> None:
+        await watched(main, hang_timeout)
+
+    # What was imported stays: looking through it for garbage would halt every request for up to a tenth of a second.
+    gc.freeze()
+    uvloop.run(_run())

@@ -1,0 +1,83 @@
+"""Errors with a gRPC status, in Python, in messages and in calls."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import grpc
+
+from pagewire.v1 import common_pb2
+from pagewire.wire import error_details
+
+_CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+# Statuses travel as HTTP/2 headers, of which gRPC takes 8 KiB; what is not ASCII has up to 12 bytes a character there.
+_MAX_DETAILS = 2000
+_MAX_DETAILS_NOT_ASCII = 600
+
+
+def _clipped(message: str) -> str:
+    """What a status can carry. The beginning and the end: a message may quote what a client sent."""
+    limit = _MAX_DETAILS if message.isascii() else _MAX_DETAILS_NOT_ASCII
+    return message if len(message) <= limit else f"{message[: limit // 2]} ... {message[-limit // 3 :]}"
+
+
+class RpcError(Exception):
+    """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        violations: Sequence[error_details.Violation] = (),
+        retry_delay: float | None = None,
+    ) -> None:
+        """violations: (field, description) of all that is wrong with the request, if that is the cause.
+
+        retry_delay: seconds after which the same request will probably be taken; None: nobody knows."""
+        message = _clipped(message)
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.violations = tuple(violations)
+        self.retry_delay = retry_delay
+
+    @classmethod
+    def from_call(cls, error: grpc.aio.AioRpcError) -> Self:
+        """A failed call's."""
+        violations, retry_delay = error_details.violations_of(error), error_details.retry_delay_of(error)
+        return cls(error.code(), error.details() or error.code().name, violations, retry_delay)
+
+    @classmethod
+    def from_message(cls, error: common_pb2.RequestError) -> Self:
+        """As a multiplexed stream carried it; UNKNOWN for codes nobody knows."""
+        code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
+        retry_delay = error_details.seconds(error.retry_delay) if error.HasField("retry_delay") else None
+        return cls(code, error.message, [(one.field, one.description) for one in error.violations], retry_delay)
+
+    def to_message(self) -> common_pb2.RequestError:
+        violations = [common_pb2.FieldViolation(field=field, description=why) for field, why in self.violations]
+        delay = None if self.retry_delay is None else error_details.duration(self.retry_delay)
+        return common_pb2.RequestError(code=self.number, message=self.message, violations=violations, retry_delay=delay)
+
+    def renamed(self, field: str, prefix: str) -> Self:
+        """As a client knows it whose request has `prefix` for `field`, or, if that is "", before all fields."""
+        if not field:
+            violations = [(f"{prefix}.{path}", why) for path, why in self.violations]
+            return type(self)(self.code, self.message, violations, self.retry_delay)
+        if not any(path == field for path, _ in self.violations):
+            return self
+        violations = [
+            (prefix, why.replace(field, prefix)) if path == field else (path, why) for path, why in self.violations
+        ]
+        return type(self)(self.code, self.message.replace(field, prefix), violations)
+
+    async def abort(self, context: grpc.aio.ServicerContext) -> None:
+        """Ends a call with it."""
+        trailers = error_details.trailers(self.code, self.message, self.violations, self.retry_delay)
+        await context.abort(self.code, self.message, trailers)
+
+    @property
+    def number(self) -> int:
+        """The google.rpc.Code number, as RequestError carries it."""
+        return int(self.code.value[0])

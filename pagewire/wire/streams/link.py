@@ -1,0 +1,182 @@
+"""The client side of one bidirectional stream, which reconnects."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+
+from pagewire.wire.rpc import RpcError
+from pagewire.wire.streams.pings import Pings
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+
+Out = TypeVar("Out", covariant=True)
+In = TypeVar("In", contravariant=True)
+T = TypeVar("T")
+
+
+class BidiCall(Protocol[In, Out]):
+    """The part of grpc.aio.StreamStreamCall that a Link uses."""
+
+    async def read(self) -> Out: ...
+    async def write(self, request: In) -> None: ...
+    def cancel(self) -> bool: ...
+
+
+class OpenCall(Protocol[In, Out]):
+    """Starts a call, such as `stub.Connect`."""
+
+    def __call__(self, *, wait_for_ready: bool) -> BidiCall[In, Out]: ...
+
+
+class LinkOwner(Protocol[Out, In]):
+    """Who uses a Link, sending Out and receiving In. Every call comes from the Link's own task, one at a time."""
+
+    async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> bool | None:
+        """A new stream was opened: nothing that was sent before counts. May send at once.
+
+        Returns:
+            True if the other side has answered, which proves that it is there; else its first message does.
+        """
+
+    def on_message(self, message: In) -> None:
+        """A message arrived. An exception here ends the stream (and starts a new one)."""
+
+    def on_disconnect(self, reason: str) -> None:
+        """The stream is gone; a new attempt follows. Called once per on_connect."""
+
+
+class Link(Generic[Request, Response]):
+    """The client side of one multiplexed stream, kept up for as long as `run()` runs."""
+
+    def __init__(
+        self,
+        name: str,
+        open_call: OpenCall[Request, Response],
+        owner: LinkOwner[Request, Response],
+        pings: Pings | None = None,
+        on_ping: Callable[[], None] = lambda: None,
+    ) -> None:
+        """open_call starts the call (`stub.Connect`); name is for the log ("scheduler"). pings: break the stream if the
+        other side hangs; on_ping: `pings.is_serving` may have changed."""
+        self._name = name
+        self._open_call = open_call
+        self._owner = owner
+        self._call: BidiCall[Request, Response] | None = None
+        self._write_lock = asyncio.Lock()
+        self._pings, self._on_ping = pings, on_ping
+        self._was_heard = False
+        self._why_broken: str | None = None  # by this side
+        self._starts_over = False  # as it was told to
+
+    async def send(self, message: Request) -> None:
+        """Sends in call order. Without a stream the message is dropped: on_connect has to say it all again."""
+        async with self._write_lock:
+            call = self._call
+            if call is None:
+                return
+            try:
+                await call.write(message)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                # The reader sees the same end of stream and reports it.
+                logger.debug("write to %s failed: %s", self._name, error)
+            except asyncio.CancelledError:
+                # The reader may have ended the call under write(): then this task is not meant.
+                if _is_cancelled():
+                    raise
+                logger.debug("write to %s failed: the stream has ended", self._name)
+
+    def start_over(self, reason: str) -> None:
+        """Breaks the stream, if there is one; a new one follows at once."""
+        if self._call is not None:
+            self._starts_over = True
+            self._break_off(self._call, reason)
+
+    async def run(self) -> None:
+        """Connects and reconnects until cancelled."""
+        backoff = FIRST_BACKOFF_S
+        while True:
+            was_up = await self._run_once()
+            backoff = FIRST_BACKOFF_S if was_up else min(backoff * 2, MAX_BACKOFF_S)
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+
+    async def _run_once(self) -> bool:
+        """One stream, from its opening to its end; returns whether the other side was there."""
+        # Waiting for the connection, which gRPC attempts several times a second, finds a successor at once.
+        call = self._open_call(wait_for_ready=True)
+        self._call = call
+        was_up = False
+        reason, self._why_broken = "stream ended", None
+        pinging: asyncio.Task[None] | None = None
+        try:
+            was_up = bool(await self._owner.on_connect(self.send))
+            if _is_cancelled():
+                raise asyncio.CancelledError
+            message = await _in_a_task(call.read())
+            while message is not grpc.aio.EOF:
+                was_up = self._was_heard = True
+                if pinging is None and self._pings is not None:
+                    pinging = asyncio.create_task(self._break_if_silent(call, self._pings), name=f"{self._name} pings")
+                self._owner.on_message(message)
+                message = await call.read()
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            # A call that is cancelled under read() looks the same as this task being stopped.
+            if _is_cancelled():
+                raise
+            reason = self._why_broken or "stream cancelled"
+        except RpcError as error:
+            was_up, reason = False, f"{error.code.name}: {error.message}"
+        except Exception:
+            logger.exception("protocol error on the stream to %s", self._name)
+            reason = "protocol error"
+        finally:
+            self._call = None
+            call.cancel()
+            if pinging is not None:
+                pinging.cancel()
+            self._owner.on_disconnect(reason)
+        starts_over, self._starts_over = self._starts_over, False
+        if was_up and not starts_over:
+            logger.warning("lost the stream to the %s (%s); reconnecting", self._name, reason)
+        else:
+            logger.debug("no stream to the %s now (%s)", self._name, reason)
+        return was_up
+
+    async def _break_if_silent(self, call: BidiCall[Request, Response], pings: Pings) -> None:
+        self._break_off(call, await pings.until_silent(self._has_heard, self._on_ping))
+
+    def _break_off(self, call: BidiCall[Request, Response], reason: str) -> None:
+        self._why_broken = reason
+        call.cancel()
+
+    def _has_heard(self) -> bool:
+        was_heard, self._was_heard = self._was_heard, False
+        return was_heard
+
+
+def _is_cancelled() -> bool:
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
+
+
+async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
+    """Its result. As long as a call is being made, gRPC may swallow the cancellation of whoever waits for it; that of a
+    task which waits for another one is never lost. Who has made the call cancels it, and so ends the other one."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
+        raise
+    return task.result()

@@ -1,0 +1,146 @@
+"""One of several services that do the same work, and the stream to it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+
+from pagewire.wire.discovery import Listed
+from pagewire.wire.streams.link import Link, OpenCall
+from pagewire.wire.streams.pings import Pings
+
+logger = logging.getLogger(__name__)
+
+
+class Response(Protocol):
+    """A message of the other side."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is to end, as a greeting says."""
+
+
+Out = TypeVar("Out")
+In = TypeVar("In", bound=Response)
+
+
+class PeerOwner(Protocol):
+    """Who has the requests. Calls come one at a time."""
+
+    def check_greeting(self, peer: Any, message: Any) -> None:
+        """A stream's first message has arrived. Raises RpcError if the peer is not to be used."""
+
+    def on_up(self, peer: Any) -> None:
+        """It has spoken."""
+
+    def on_response(self, message: Any) -> None: ...
+
+    def on_down(self, peer: Any) -> None:
+        """Its stream has broken, after it had spoken."""
+
+    def on_ping(self, peer: Any) -> None:
+        """Whether it is ready may have changed."""
+
+    def take_message(self, peer: Any) -> Any:
+        """What is to be sent to it now, of its `unsent` and its `aborts`; there is something."""
+
+
+class Peer(Generic[Out, In]):
+    """The other side speaks first on every stream, and nothing is sent before: what was sent has arrived, unless the
+    stream broke just then."""
+
+    def __init__(
+        self,
+        name: str,
+        listed: Listed,
+        channel: grpc.aio.Channel,
+        open_call: OpenCall[Out, In],
+        pings: Pings | None,
+        owner: PeerOwner,
+    ) -> None:
+        """name: for the log. open_call starts the stream, on the channel. pings: have a hang count as a death."""
+        self.listed = listed
+        self.channel = channel
+        self.is_listed = True
+        self.is_up = False  # it has spoken on the present stream
+        self.is_draining = False  # and said that it is to end
+        self.unsent: dict[int, Any] = {}  # requests that the stream has not carried, by number
+        self.aborts: list[int] = []
+        self.num_requests = 0  # that are here
+        self.num_calls = 0  # beside them, each of its own
+        self.last_choice = 0  # of those who choose among peers
+        self._owner = owner
+        self._pings = pings
+        self._link: Link[Out, In] = Link(name, open_call, self, pings, self._on_ping)
+        self._wake = asyncio.Event()  # there may be something to send
+
+    @property
+    def address(self) -> str:
+        return self.listed.address
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests would be served now: it is there, and says that it is ready."""
+        return self.is_up and (self._pings is None or self._pings.is_serving)
+
+    @property
+    def load(self) -> int:
+        return self.num_requests + self.num_calls
+
+    def submit(self, request: Any) -> None:
+        """Sends a request soon."""
+        self.unsent[request.number] = request
+        self.num_requests += 1
+        self._wake.set()
+
+    def abort(self, number: int) -> None:
+        """Sends that soon, unless the request was not sent yet; it is not here any more."""
+        self.num_requests -= 1
+        if self.unsent.pop(number, None) is None:
+            self.aborts.append(number)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keeps the stream up and sends, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._link.run(), name=f"link to {self.address}")
+            tasks.create_task(self._send_all(), name=f"sender to {self.address}")
+
+    async def _send_all(self) -> None:
+        """The only sender: whatever is unsent goes out together."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self.is_up and (self.unsent or self.aborts):
+                # Nothing happens between these two: what was taken goes out on this stream or, if it breaks, is placed
+                # anew.
+                message = self._owner.take_message(self)
+                await self._link.send(message)
+
+    # -- what Link calls ---------------------------------------------------------------------------------------------
+
+    async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> None:
+        pass
+
+    def on_message(self, message: In) -> None:
+        if not self.is_up:
+            self._owner.check_greeting(self, message)
+            self.is_up = True
+            self._owner.on_up(self)
+        if message.draining and not self.is_draining:
+            self.is_draining = True
+            logger.info("%s drains: others get what is new, if there are any", self.address)
+        self._owner.on_response(message)
+
+    def on_disconnect(self, reason: str) -> None:
+        if self.is_up:
+            self.is_up = self.is_draining = False
+            self.unsent.clear()
+            self.aborts.clear()
+            self.num_requests = 0
+            self._owner.on_down(self)
+
+    def _on_ping(self) -> None:
+        self._owner.on_ping(self)

@@ -1,0 +1,1 @@
+"""The rows of requests and the inputs of a step."""

@@ -1,0 +1,212 @@
+"""How much KV cache there is, and its memory."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.config.executor import SMALLEST
+from pagewire.errors import StartupError
+from pagewire.services.executor.device.memory import OutOfMemoryError, mib
+from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer, StateSpec
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.step.limits import STATE_TOKENS, Limits
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# A token reads the state after the token before it. Of whatever else is kept, a window of two tokens would do that.
+_STATE_WINDOW = 2
+
+# On a CPU the cache shares memory with everything else on the machine, so by default it stays modest.
+CPU_SHARE_OF_AVAILABLE = 0.25
+CPU_MAX_BYTES = 4 * 1024**3
+
+
+def is_fp8(name: str) -> bool:
+    """Of a value of `--kv-cache-dtype`."""
+    return name in ("fp8", "fp8_e4m3", SMALLEST)
+
+
+def check_dtype(name: str, model_dtype: torch.dtype) -> None:
+    """Raises StartupError for a `--kv-cache-dtype` that the kernels cannot read."""
+    if not is_fp8(name) and _DTYPES.get(name, model_dtype) is not model_dtype:
+        model_name = str(model_dtype).removeprefix("torch.")
+        raise StartupError(
+            f"--kv-cache-dtype {name}: keys and values are stored as the model computes ({model_name}) or as fp8; "
+            f"use --kv-cache-dtype auto or fp8, or --dtype {name}"
+        )
+
+
+def check_drafts(model: Model, max_draft_tokens: int) -> None:
+    """Raises StartupError if tokens are to be drafted for a model that could not take them back."""
+    if max_draft_tokens and has_state(model):
+        raise StartupError(
+            f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong "
+            "cannot be taken back; serve it without speculative decoding"
+        )
+
+
+def has_state(model: Model) -> bool:
+    return any(isinstance(spec, StateSpec) for spec in groups(model))
+
+
+def groups(model: Model) -> dict[CacheSpec, list[CachingLayer]]:
+    """Layers that keep the same, in layer order; of a stage of a pipeline, the same groups as those of the model."""
+    found: dict[CacheSpec, list[CachingLayer]] = {spec: [] for spec in model.cache_order}
+    for layer in model.caching_layers:
+        found.setdefault(layer.kv_spec(), []).append(layer)
+    return found
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """The cache of one group of layers, as the scheduler has to know it."""
+
+    num_blocks: int
+    window: int  # tokens that a query sees, itself included; 0 = all
+    state_tokens: int = 0  # that a block is for, where blocks hold states; 0 = they hold something of every token
+
+    def block_tokens(self, limits: Limits) -> int:
+        """That a block is for."""
+        return self.state_tokens or limits.block_size
+
+
+def kv_groups(model: Model, num_blocks: int, limits: Limits) -> tuple[KVGroup, ...]:
+    """num_blocks: of a group that sees all tokens. One with a window has no more than are of use to it; states have as
+    many as are for the same number of tokens, or as are of use."""
+    return tuple(_group(spec, num_blocks, limits) for spec in groups(model))
+
+
+def _group(spec: CacheSpec, num_blocks: int, limits: Limits) -> KVGroup:
+    if isinstance(spec, StateSpec):
+        most = -(-num_blocks * limits.block_size // limits.state_tokens)
+        useful = _useful_blocks(_STATE_WINDOW, _of_states(limits))
+        return KVGroup(min(most, useful), 0, limits.state_tokens)
+    return KVGroup(min(num_blocks, _useful_blocks(spec.window, limits)) if spec.window else num_blocks, spec.window)
+
+
+def _of_states(limits: Limits) -> Limits:
+    """With the size of their blocks."""
+    return replace(limits, block_size=limits.state_tokens)
+
+
+def _useful_blocks(window: int, limits: Limits) -> int:
+    """Blocks that a group with a window can use.
+
+    With R rows and T tokens per step, requests hold at most R * (ceil(window / block_size) + 1) + ceil(T / block_size)
+    blocks at once: each its window, which may begin within a block, and all together the tokens of a step. As many
+    again keep the windows of requests that have ended, for prefix hits.
+    """
+    held = limits.max_num_seqs * (-(-window // limits.block_size) + 1)
+    return 2 * (held + -(-limits.max_num_batched_tokens // limits.block_size))
+
+
+def _blocks_of_one(window: int, num_tokens: int, limits: Limits) -> int:
+    """Blocks that a request of num_tokens holds at most: with a window, those of it and of a step's tokens behind."""
+    in_all = -(-num_tokens // limits.block_size)
+    if not window:
+        return in_all
+    return min(in_all, -(-(window + limits.max_num_batched_tokens) // limits.block_size) + 1)
+
+
+def longest_request(kv_groups: Sequence[KVGroup], limits: Limits) -> int:
+    """Tokens of the longest request that the cache can hold, up to max_model_len."""
+    short = []
+    for group in kv_groups:
+        if group.state_tokens:
+            needed = _blocks_of_one(_STATE_WINDOW, limits.max_model_len, _of_states(limits))
+        else:
+            needed = _blocks_of_one(group.window, limits.max_model_len, limits)
+        if group.num_blocks < needed:
+            short.append(group.num_blocks * group.block_tokens(limits))
+    return min(short, default=limits.max_model_len)
+
+
+def cache_bytes(model: Model, num_blocks: int, limits: Limits) -> int:
+    """Of the whole cache; num_blocks as in `kv_groups`."""
+    sizes = [group.num_blocks for group in kv_groups(model, num_blocks, limits)]
+    return sum(
+        size * len(layers) * spec.page_bytes(limits.block_size)
+        for size, (spec, layers) in zip(sizes, groups(model).items(), strict=True)
+    )
+
+
+def allocate(
+    model: Model,
+    num_blocks: Sequence[int],
+    block_size: int,
+    device: torch.device,
+    state_tokens: int = STATE_TOKENS,
+) -> list[Tensor]:
+    """The cache of each group, [num_blocks, layers of the group, *page_shape].
+
+    Binds every layer to its part `cache[:, i]`. What a block holds of all layers of a group is one contiguous piece.
+
+    num_blocks: of each group. state_tokens: that a block of states is for.
+
+    Zeros, so that a slot that was never written holds no NaN. On the CPU the operating system hands out zero pages when
+    they are first touched: an unused cache costs address space only, and no time.
+    """
+    caches = []
+    for group, (spec, layers) in enumerate(groups(model).items()):
+        shape = (num_blocks[group], len(layers), *spec.page_shape(block_size))
+        if layers:
+            cache = zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
+        else:
+            cache = torch.empty(shape, dtype=spec.dtype, device=device)  # those of the group are on other stages
+        for index, layer in enumerate(layers):
+            layer.bind(cache[:, index], group, state_tokens if isinstance(spec, StateSpec) else block_size)
+        caches.append(cache)
+    return caches
+
+
+def zeros(num_bytes: int, device: torch.device) -> Tensor:
+    """uint8 [num_bytes], of which all our dtypes are views: not every torch build can fill fp8."""
+    if device.type == "cpu":
+        # numpy asks for zero pages where torch.zeros would write them, and for huge ones, without which attention over
+        # a group's cache would be up to 9 % slower (benchmarks/results/2026-11-22-kv-cache-groups-cpu.md).
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
+def blocks_within(
+    num_bytes: int, model: Model, limits: Limits, flag: str, bytes_of: Callable[[int], int] | None = None
+) -> int:
+    """The num_blocks of `kv_groups` whose cache takes num_bytes, where there is a cache. Raises OutOfMemoryError if one
+    request of max_model_len would not fit.
+
+    flag: what to raise for more. bytes_of: what so many blocks take, if that is not `cache_bytes`.
+    """
+    bytes_of = bytes_of or partial(cache_bytes, model, limits=limits)
+    num_bytes, block_size, max_model_len = max(0, num_bytes), limits.block_size, limits.max_model_len
+    needed = max(_needed_blocks(spec, limits) for spec in groups(model))
+    sizes = range(num_bytes + 1)
+    num_blocks = bisect.bisect_right(sizes, num_bytes, key=bytes_of) - 1
+    if num_blocks < needed:
+        fewer = f"lower --max-model-len to {num_blocks * block_size} or less, or " if num_blocks else ""
+        raise OutOfMemoryError(
+            f"the KV cache would be {mib(num_bytes)}, {num_blocks * block_size} tokens, but one request of "
+            f"{max_model_len} tokens needs {mib(bytes_of(needed))}: {fewer}raise {flag}"
+        )
+    return num_blocks
+
+
+def _needed_blocks(spec: CacheSpec, limits: Limits) -> int:
+    """The num_blocks of `kv_groups` with which a request of max_model_len fits."""
+    if isinstance(spec, StateSpec):
+        needed = _blocks_of_one(_STATE_WINDOW, limits.max_model_len, _of_states(limits))
+        return needed * limits.state_tokens // limits.block_size
+    return _blocks_of_one(spec.window, limits.max_model_len, limits)
+
+
+def default_cpu_bytes(available_bytes: int, usable_bytes: int, cpu_share: float = 1.0) -> int:
+    """A bounded share of the available memory, and no more than all rows at full length can use. cpu_share: what this
+    process may have of the machine."""
+    return min(int(min(available_bytes * CPU_SHARE_OF_AVAILABLE, CPU_MAX_BYTES) * cpu_share), usable_bytes)

@@ -1,0 +1,1 @@
+"""Memory, uploads and clocks of a device."""

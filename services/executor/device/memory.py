@@ -1,0 +1,129 @@
+"""How much memory the device has, what is left of it for the KV cache, and the error for what does not fit."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.errors import StartupError
+from pagewire.process import cgroup
+
+
+class OutOfMemoryError(StartupError):
+    """The model or its KV cache does not fit; the message has both numbers and the remedy."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A CUDA device's memory at one moment, bytes."""
+
+    total: int
+    free: int
+    reserved: int  # by this process' torch, used or not
+
+    @property
+    def outside_torch(self) -> int:
+        """Other processes', and what CUDA itself takes for this one."""
+        return self.total - self.free - self.reserved
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """What serving takes apart from the KV cache, bytes; measured once (`memory_profile`)."""
+
+    peak_bytes: int  # torch's at the peak of the largest steps: weights, rows, activations
+    library_bytes: int  # by which memory outside of torch grew in these steps: code of kernels, handles, workspaces
+    graph_bytes: int  # all CUDA graphs
+
+
+def kv_cache_bytes(memory: DeviceMemory, utilization: float, profile: MemoryProfile) -> int:
+    """utilization * total - outside torch - libraries - peak - graphs; negative if that does not fit.
+
+    memory: as it was before the profile was measured, or would have been.
+    """
+    taken = memory.outside_torch + profile.library_bytes + profile.peak_bytes + profile.graph_bytes
+    return int(memory.total * utilization) - taken
+
+
+def graphs_bytes(largest: int, second: int, num_graphs: int) -> int:
+    """Memory of all graphs, from that of the two largest: largest + (num_graphs - 1) * second.
+
+    Graphs share one pool. The largest, captured first, makes it; each further one fits into it and adds little beside
+    its own kernel nodes. The second is larger than the rest, so this is an upper estimate.
+    """
+    return max(0, largest) + max(0, num_graphs - 1) * max(0, second) if num_graphs else 0
+
+
+def mib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024**2:.1f} MiB"
+
+
+def available_cpu_bytes() -> int:
+    """Memory that can be had without swapping, within the limit of the container or unit this runs in."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limited = cgroup.available_memory()
+    return available if limited is None else min(available, limited)
+
+
+def cuda_memory(device: torch.device) -> DeviceMemory:
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, free, torch.cuda.memory_reserved(device))
+
+
+def available_bytes(device: torch.device) -> int:
+    return available_cpu_bytes() if device.type == "cpu" else cuda_memory(device).free
+
+
+def check_weights_fit(weight_bytes: int, device: torch.device) -> None:
+    """Raises OutOfMemoryError before memory is taken for weights that cannot fit."""
+    available = available_bytes(device)
+    if weight_bytes > available:
+        raise OutOfMemoryError(
+            f"the weights need {mib(weight_bytes)}, {device} has {mib(available)} free: use a smaller model or "
+            "--dtype bfloat16, or a larger device"
+        )
+
+
+def check_positions_fit(num_positions: int, head_dim: int) -> None:
+    """Raises OutOfMemoryError for a table of rotary positions that host memory, where it is made, cannot hold."""
+    num_bytes = 3 * num_positions * head_dim * 4  # in fp32: angles, their cosines and sines, both side by side
+    available = available_cpu_bytes()
+    if num_bytes > available:
+        raise OutOfMemoryError(
+            f"{num_positions} positions need {mib(num_bytes)}, {mib(available)} are free: lower --max-model-len"
+        )
+
+
+def check_kv_cache_fits(num_bytes: int, device: torch.device, flag: str) -> None:
+    """Raises OutOfMemoryError for a cache of a size that `flag` asks for and the device does not have.
+
+    On the CPU pages are only handed out when they are touched: too large a cache would end the process under load.
+    """
+    available = available_bytes(device)
+    if num_bytes > available:
+        raise OutOfMemoryError(
+            f"the KV cache would be {mib(num_bytes)}, {device} has {mib(available)} free: lower {flag}"
+        )
+
+
+def resident_bytes(tensors: Sequence[Tensor]) -> int:
+    """Of contiguous tensors in host memory: whole pages that the system has handed out because they were touched."""
+    return sum(_resident_pages(tensor.data_ptr(), tensor.nbytes) for tensor in tensors) * mmap.PAGESIZE
+
+
+def _resident_pages(address: int, num_bytes: int) -> int:
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = address + num_bytes - start
+    pages = np.empty(-(-length // mmap.PAGESIZE), dtype=np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_void_p(pages.ctypes.data)) != 0:
+        raise OSError(ctypes.get_errno(), "mincore failed")
+    return int(np.count_nonzero(pages & 1))  # the other bits are reserved

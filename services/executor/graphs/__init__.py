@@ -1,0 +1,1 @@
+"""Recording steps and replaying them: CUDA graphs, and recorded steps on CPUs."""

@@ -1,0 +1,182 @@
+"""CUDA graphs of steps: what the device is to do, recorded once per shape, and launched as one.
+
+A graph reads and writes the addresses it was recorded with, so everything it touches is in memory that stays: inputs
+(`InputBuffers`), rows, KV cache, weights. A batch between two sizes runs as the next larger one; the padding has no
+row (-1) and leaves no trace.
+
+Steps of one token each are recorded by their requests, all others by their tokens, whoever has how many of them. Of
+steps with drafts, a graph for each number of drafts would be k times as many, and to give every request as many as the
+longest has would multiply the tokens. Steps with prompts could be nothing else. Kernels whose work depends on requests
+(attention) find on the device what there is to do: their grid is the most that so many tokens may need.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels.ops import SHORT_QUERY
+from pagewire.services.executor.batch.input_batch import BatchShape
+
+Function = Callable[[], Tensor]
+
+
+class Steps(Protocol):
+    """Parts of steps that are kept by the step's shape, or run eagerly."""
+
+    def padded(self, shape: BatchShape) -> BatchShape:
+        """The shape that a step of this one is launched with, no smaller; the same if it runs eagerly."""
+
+    def missing(self) -> BatchShape | None:
+        """A padded shape that a step of nobody would add, so that no request has to wait for that."""
+
+    def mode(self, shape: BatchShape) -> str:
+        """How a step of this padded shape runs, or has just run: captured, replayed or eager."""
+
+    def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
+        """The function's result; of a part that is kept for this padded shape, in memory that the next run reuses."""
+
+
+class Graph(Protocol):
+    @property
+    def output(self) -> Tensor:
+        """What the function returned; every replay overwrites it."""
+
+    def replay(self) -> None: ...
+
+
+Record = Callable[[Function], Graph]
+
+
+class CudaGraph:
+    """Recorded by running `function` once on `stream` without executing it; its memory comes from `pool`."""
+
+    def __init__(self, function: Function, pool: Any, stream: torch.cuda.Stream) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: other threads may use the device meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self.output = function()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def cuda_recorder() -> Record:
+    """Records graphs that share one memory pool: they never run at the same time.
+
+    And a stream of their own: with the first graph that ends, torch frees the cuBLAS workspace of all that were
+    recorded on its stream.
+    """
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    return lambda function: CudaGraph(function, pool, stream)
+
+
+class CudaGraphs:
+    """Graphs by the name of a part of the step, and its shape. Without any, every step runs eagerly.
+
+    A captured shape that samples nothing has a forward pass alone, for steps of any samples: what follows runs eagerly.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # by kind: captured, rising in tokens
+        self._graphs: dict[tuple[str, BatchShape], Graph] = {}
+        self._record: Record | None = None
+        self._capturing: BatchShape | None = None
+        self._hidden: Tensor | None = None  # what forward passes alone return, one at a time
+
+    def padded(self, shape: BatchShape) -> BatchShape:
+        """The next larger shape of its kind that was captured; if there is none, the same."""
+        if self._capturing is not None:
+            return _sampling(self._capturing, shape) if _kind(shape) == _kind(self._capturing) else shape
+        for kind in _kinds(shape):
+            shapes = self._shapes[kind]
+            index = bisect.bisect_left(shapes, shape.num_tokens, key=_num_tokens)
+            if index < len(shapes) and shapes[index].max_query_len >= shape.max_query_len:
+                return _sampling(shapes[index], shape)
+        return shape
+
+    def missing(self) -> BatchShape | None:
+        """None: all were captured before there was a request."""
+        return None
+
+    def mode(self, shape: BatchShape) -> str:
+        """How a step of this padded shape runs: captured, replayed or eager."""
+        if self._capturing is not None:
+            return "captured" if self._record is not None else "eager"
+        return "replayed" if _key("forward", shape) in self._graphs else "eager"
+
+    def capture(self, shape: BatchShape, record: Record, step: Callable[[], object]) -> None:
+        """Captures what `step`, one that fits into this shape, runs through `run`. It runs twice: the first time
+        compiles what is recorded. The largest shape comes first."""
+        for recorder in (None, record):
+            self._capturing, self._record = shape, recorder
+            try:
+                step()
+            finally:
+                self._capturing, self._record = None, None
+        assert _key("forward", shape) in self._graphs, f"the step that was to be captured is none of {shape}"
+        bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
+
+    def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
+        """The function's result; through its graph, if it has one for this shape, in memory that the next run
+        reuses."""
+        key = _key(name, shape)
+        graph = self._graphs.get(key)
+        if graph is None:
+            if self._capturing is None or key != _key(name, self._capturing):
+                return function()
+            if name == "forward" and not self._capturing.num_sampled:
+                function = self._into_one_place(function)
+            if self._record is None:
+                return function()
+            graph = self._graphs[key] = self._record(function)
+        graph.replay()
+        return graph.output
+
+    def _into_one_place(self, function: Function) -> Function:
+        """Results of many tokens are large, and each graph keeps the memory of its own: they are copied to one that all
+        share, as nothing reads them once there is another."""
+
+        def step() -> Tensor:
+            hidden = function()
+            if self._hidden is None:
+                self._hidden = torch.empty_like(hidden)
+            return self._hidden[: len(hidden)].copy_(hidden)
+
+        return step
+
+
+def _kind(shape: BatchShape) -> str:
+    if shape.has_drafts_only:
+        return "drafts"
+    if shape.is_uniform:
+        return "decodes"
+    if shape.max_query_len <= SHORT_QUERY:
+        return "chunks"  # of prompts that are nearly computed, or of what a model that drafts has left out
+    return "prompts" if shape.min_query_len > SHORT_QUERY else "mixed"
+
+
+def _kinds(shape: BatchShape) -> Sequence[str]:
+    """What a step can run as, the best first."""
+    kind = _kind(shape)
+    return (kind, "mixed") if kind in ("chunks", "prompts") else (kind,)
+
+
+def _key(name: str, shape: BatchShape) -> tuple[str, BatchShape]:
+    """The forward pass is the same whoever samples."""
+    return name, replace(shape, num_sampled=0) if name == "forward" else shape
+
+
+def _sampling(captured: BatchShape, shape: BatchShape) -> BatchShape:
+    """The captured shape, with the samples of the step's where those are not captured."""
+    return captured if captured.num_sampled else replace(captured, num_sampled=shape.num_sampled)
+
+
+def _num_tokens(shape: BatchShape) -> int:
+    return shape.num_tokens

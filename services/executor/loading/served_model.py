@@ -1,0 +1,77 @@
+"""The model that the flags name, ready to be given a runner; and, while it is served, another of the same make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagewire.config import ExecutorConfig
+from pagewire.config.executor import SMALLEST
+from pagewire.errors import StartupError
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.loading.config_file import parse_overrides
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.loading.pooling import pooling_of
+from pagewire.services.executor.loading.weights.identity import content_digest
+from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.models.pooling import Pooling
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
+
+DUMMY = "dummy"  # --load-format
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    model: Model
+    pooling: Pooling  # what it is served for
+    digest: str  # of its weights
+
+
+def load_served(
+    config: ExecutorConfig,
+    path: Path,
+    device: torch.device,
+    load_format: str,
+    progress: Progress | None = None,
+    tensor: Communicator = ALONE,
+    stage: Stage = WHOLE,
+) -> ServedModel:
+    """path: of the model's files. load_format: as `--load-format`. tensor, stage: as for `load_model`.
+
+    Raises StartupError, also for what does not fit into memory, or ModelLoadError.
+    """
+    if config.enable_expert_parallel and config.tensor_parallel_size == 1:
+        raise StartupError(
+            "--enable-expert-parallel divides experts among devices, and --tensor-parallel-size is 1: say how many "
+            "devices there are, or leave it out"
+        )
+    overrides = parse_overrides(config.hf_overrides)
+    model = load_model(
+        path,
+        dtype=config.dtype,
+        device=device,
+        load_format=load_format,
+        model_impl=config.model_impl,
+        max_model_len=config.max_model_len,
+        kv_scales=kv_cache.is_fp8(config.kv_cache_dtype),
+        where_possible=config.kv_cache_dtype == SMALLEST,
+        quantization=config.quantization,
+        weights_cache=config.weights_cache or None,
+        seed=config.seed,
+        hf_overrides=overrides,
+        tensor=tensor,
+        whole_experts=config.enable_expert_parallel,
+        stage=stage,
+        progress=progress,
+    )
+    pooling = pooling_of(model, path, config.runner, config.convert, device, overrides)
+    return ServedModel(model, pooling, digest_of(config, path, load_format))
+
+
+def digest_of(config: ExecutorConfig, path: Path, load_format: str) -> str:
+    """Of the weights at `path`."""
+    return f"dummy-{config.seed}" if load_format == DUMMY else content_digest(path)

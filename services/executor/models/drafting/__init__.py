@@ -1,0 +1,1 @@
+"""Heads that draft tokens for another model."""

@@ -1,0 +1,1 @@
+"""Encoders, which return vectors."""

@@ -1,0 +1,118 @@
+"""Drafts of requests whose tokens are restricted, by a grammar or a thinking budget.
+
+Where the host can see drafts without waiting for the device, they are what has to follow, such as the keys of a JSON
+object, which costs nothing to know, and of what another proposer offers what may follow. Elsewhere they stay what is
+offered: a draft that may not follow is refused. In both cases masks are filled for what is sampled behind them, while
+the device runs the forward pass (`constraints.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.runner.proposer import NOBODY_DRAFTS, Proposer
+from pagewire.services.executor.sampling.constraints import Constraints
+from pagewire.services.executor.step.step import PendingResults, Step
+
+
+def constrained(proposer: Proposer | None, device: torch.device, *, is_alone: bool) -> Proposer:
+    """is_alone: as of `Constrained`."""
+    return NOBODY_DRAFTS if proposer is None else Constrained(proposer, device, is_alone=is_alone)
+
+
+class Constrained(Proposer):
+    """Another one's drafts, as far as they may follow. Steps of a model are the other one's."""
+
+    def __init__(self, proposer: Proposer, device: torch.device, *, is_alone: bool) -> None:
+        """is_alone: no other rank must draft the same. Only one of them has matchers."""
+        self._proposer = proposer
+        self.max_draft_tokens = proposer.max_draft_tokens
+        self._chooses = is_alone and host_memory.is_shared(device)
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def propose(
+        self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
+    ) -> np.ndarray | None:
+        num_drafted = self._proposer.propose(step, batch, state, block_tables)
+        if batch.num_samples is not None and step.num_draft_tokens is not None:
+            num_drafted = self._restrict(num_drafted, step.num_draft_tokens, batch, batch.num_samples, state)
+        state.sampling.constraints.fill_masks()
+        return num_drafted
+
+    def _restrict(
+        self,
+        num_drafted: np.ndarray | None,
+        num_asked: np.ndarray,
+        batch: InputBatch,
+        num_samples: np.ndarray,
+        state: RequestState,
+    ) -> np.ndarray | None:
+        """How many drafts there are, int64 [num_reqs]; num_drafted: that so many are offered."""
+        constraints = state.sampling.constraints
+        # As `SamplingState.prepare` asks for masks.
+        num_tokens = state.num_tokens[batch.sampled_rows] + num_samples - 1 if state.is_exact else None
+        restricted = constraints.are_restricted(batch.sampled_rows, num_tokens)
+        asked = [index for index in restricted if num_samples[index] > 1]
+        if not asked:
+            return num_drafted
+        counts = num_asked.copy() if num_drafted is None else num_drafted
+        rows, places = batch.sampled_rows[asked], batch.sampled[asked]
+        if self._chooses:
+            counts[places] = self._choose(constraints, state, rows, counts[places], num_samples[asked] - 1)
+        else:
+            self._show(constraints, state, rows, counts[places])
+        return counts
+
+    def _choose(
+        self, constraints: Constraints, state: RequestState, rows: np.ndarray, counts: np.ndarray, most: np.ndarray
+    ) -> np.ndarray:
+        """Behind the known tokens of rows [n] so many drafts [n] are offered; how many there are now, int64 [n].
+        most [n]: how many there may be."""
+        token_ids, starts = state.token_ids.numpy(), state.columns.num_tokens.numpy()[rows]
+        bounds = list(zip(rows.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True))
+        offered = [token_ids[row, start:end].tolist() for row, start, end in bounds]
+        drafts = constraints.fitting(rows.tolist(), offered, most.tolist())
+        for (row, start, _), chosen in zip(bounds, drafts, strict=True):
+            token_ids[row, start : start + len(chosen)] = chosen
+        num_kept = [num_equal(*pair) for pair in zip(offered, drafts, strict=True)]
+        self.on_other_drafts(rows, starts + num_kept)
+        constraints.look_ahead(rows.tolist(), lambda: drafts, max(map(len, drafts)))
+        return np.array([len(chosen) for chosen in drafts], dtype=np.int64)
+
+    def _show(self, constraints: Constraints, state: RequestState, rows: np.ndarray, counts: np.ndarray) -> None:
+        """The drafts go to the host, beside the forward pass."""
+        most, token_ids = int(counts.max()), state.token_ids
+        on_device = upload(token_ids.device, {"rows": rows})["rows"]
+        behind = torch.arange(most, device=token_ids.device)
+        # What lies behind the end of a row is nobody's draft.
+        columns = (state.columns.num_tokens[on_device][:, None] + behind).clamp(max=token_ids.shape[1] - 1)
+        pending = PendingResults.fetch({"drafts": token_ids[on_device[:, None], columns]}, self._copy_stream)
+
+        def drafts() -> list[list[int]]:
+            lines = pending.wait()["drafts"].tolist()
+            return [line[:count] for line, count in zip(lines, counts.tolist(), strict=True)]
+
+        constraints.look_ahead(rows.tolist(), drafts, most)
+
+    def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        self._proposer.on_other_drafts(rows, num_tokens)
+
+    def reset(self) -> None:
+        self._proposer.reset()
+
+    def on_other_weights(self) -> None:
+        self._proposer.on_other_weights()
+
+
+def num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,0 +1,277 @@
+"""Images of prompts: encoded once each, and handed to the steps that compute their placeholder tokens.
+
+An image is encoded when a step first computes one of its tokens. Its embeddings are kept until its last token is
+computed, however many steps that takes, and beyond that as long as there is room: the next prompt with the same image
+finds them by the image's hash.
+
+Images are checked when their request enters, here, as only a model knows what it reads. One that is not what the model
+reads is its sender's fault: the request is computed as text, and the scheduler is told to end it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.services.executor import stats
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.models.vision.image_forms import PIXELS, ImageForm
+from pagewire.services.executor.step.failures import Cause, Failure
+from pagewire.services.executor.step.step import Image, InvalidImage, InvalidStep, NewRequest, Step
+from pagewire.services.executor.step.step_context import StepImages
+
+# Of one image, as the model reads it: memory for encoding it is set aside at start.
+MAX_IMAGE_BYTES = 32 * 1024 * 1024
+
+
+@runtime_checkable
+class VisionModel(Protocol):
+    """A model that reads images."""
+
+    image_token_id: int  # of placeholders
+    image_form: ImageForm
+
+    def embed_image(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One image's tensors, by the names that transformers gives them -> [num_placeholders, hidden_size]"""
+
+
+@runtime_checkable
+class RotatesByAxes(Protocol):
+    """A model whose image tokens rotate by time, height and width."""
+
+    def image_positions(self, images: Sequence[Image]) -> tuple[np.ndarray, int]:
+        """(int64 [3, n]: time, height and width of all tokens up to the last image's last, delta of those behind)"""
+
+
+@dataclass
+class _Prompt:
+    """A request with images, while these are not all computed."""
+
+    images: Sequence[Image]
+    placeholders: list[np.ndarray]  # of each image: int64 [k], their places in the prompt
+    rope_positions: np.ndarray | None  # int64 [3, end]
+    embeddings: dict[int, Tensor] = field(default_factory=dict)  # by index of the image, once encoded
+
+    @property
+    def end(self) -> int:
+        """Tokens up to the last image's last."""
+        return self.images[-1].offset + self.images[-1].num_tokens
+
+
+class ImageInputs:
+    """The images of all requests that have rows."""
+
+    def __init__(self, model: Model, device: torch.device, cache_bytes: int) -> None:
+        """cache_bytes: of embeddings that are kept for later requests."""
+        self._model = model
+        self._device = device
+        self._cache = EmbeddingCache(cache_bytes)
+        self._prompts: dict[int, _Prompt] = {}  # by request id
+
+    def reset(self) -> None:
+        """Forgets all requests; the embeddings stay."""
+        self._prompts.clear()
+
+    def forget_embeddings(self) -> None:
+        """They are of other weights."""
+        self._cache.clear()
+
+    @property
+    def smallest(self) -> int:
+        """Tokens of the smallest image; 0: the model reads none."""
+        if not isinstance(self._model, VisionModel):
+            return 0
+        form = self._model.image_form
+        return form.num_tokens(form.largest(1, 0)) or 0
+
+    def filled(self, request: NewRequest) -> NewRequest:
+        """A fake request with the largest images that its prompt has room for, up to the prompt's end."""
+        if not isinstance(self._model, VisionModel):
+            return request
+        form, end = self._model.image_form, request.num_prompt_tokens
+        tensors = form.largest(end, MAX_IMAGE_BYTES)
+        num_tokens = form.num_tokens(tensors)
+        assert num_tokens is not None, "it has pixels"
+        token_ids = request.token_ids.copy()
+        token_ids[end % num_tokens :] = self._model.image_token_id
+        offsets = range(end % num_tokens, end, num_tokens)
+        images = [Image(b"%d" % offset, offset, num_tokens, tensors) for offset in offsets]
+        return replace(request, token_ids=token_ids, images=images)
+
+    def update(self, step: Step) -> Step:
+        """Takes in who leaves and who enters; returns the step with what rows are to know of it, and with a refusal
+        of each request whose images are not what the model reads."""
+        if self._prompts:
+            for request_id in step.finished_request_ids:
+                self._prompts.pop(request_id, None)
+        if not any(request.images for request in step.new_requests):
+            return step
+        return replace(step, new_requests=[self._enter(request) for request in step.new_requests])
+
+    def _enter(self, request: NewRequest) -> NewRequest:
+        if not request.images:
+            return request
+        try:
+            prompt = self._prompt(request)
+            delta = self._rotate(prompt)
+        except InvalidImage as error:
+            return replace(request, images=(), failure=Failure(Cause.IMAGE, str(error)))
+        self._prompts[request.request_id] = prompt
+        return replace(request, position_delta=delta)
+
+    def _rotate(self, prompt: _Prompt) -> int:
+        """Sets the positions of an image's tokens; returns by how much those behind are shifted."""
+        if not isinstance(self._model, RotatesByAxes):
+            return 0
+        prompt.rope_positions, delta = self._model.image_positions(prompt.images)
+        if prompt.rope_positions.shape[1] != prompt.end:
+            raise InvalidImage("there are other tokens between the placeholder tokens of an image")
+        return delta
+
+    def _prompt(self, request: NewRequest) -> _Prompt:
+        """Raises InvalidImage."""
+        if not isinstance(self._model, VisionModel):
+            raise InvalidImage(f"the request has images; {self._model.config.architecture} reads none")
+        placeholders, last = [], 0
+        for index, image in enumerate(request.images):
+            end = image.offset + image.num_tokens
+            if not last <= image.offset < end <= request.num_prompt_tokens:
+                raise InvalidImage(
+                    f"images[{index}] is at tokens {image.offset} to {end}; images follow each other within the "
+                    f"{request.num_prompt_tokens} tokens of the prompt"
+                )
+            is_placeholder = request.token_ids[image.offset : end] == self._model.image_token_id
+            placeholders.append(np.flatnonzero(is_placeholder) + image.offset)
+            try:
+                self._check(image, placeholders[-1], request.num_computed_tokens)
+            except InvalidImage as error:
+                raise InvalidImage(f"images[{index}]: {error}") from error
+            last = end
+        return _Prompt(request.images, placeholders, None)
+
+    def _check(self, image: Image, placeholders: np.ndarray, num_computed_tokens: int) -> None:
+        """Raises InvalidImage unless the model can encode it for these places [k] of the prompt."""
+        assert isinstance(self._model, VisionModel)
+        pixels = image.tensors.get(PIXELS)
+        if pixels is not None and pixels.nbytes > MAX_IMAGE_BYTES:
+            raise InvalidImage(f"its {PIXELS} have {pixels.nbytes} bytes; {MAX_IMAGE_BYTES} are possible")
+        num_tokens = self._model.image_form.num_tokens(image.tensors)
+        if num_tokens is not None and num_tokens != len(placeholders):
+            raise InvalidImage(
+                f"it stands for {num_tokens} placeholder tokens (id {self._model.image_token_id}); the prompt has "
+                f"{len(placeholders)} at its place"
+            )
+        if pixels is None and any(placeholders >= num_computed_tokens):
+            raise InvalidImage(f"there is no {PIXELS}, and its tokens are still to be computed")
+
+    def of(self, batch: InputBatch, step: Step, state: RequestState) -> StepImages | None:
+        """What the step computes of prompts with images; None: nothing."""
+        if not self._prompts:
+            return None
+        parts = _Parts()
+        starts = batch.query_lens.cumsum() - batch.query_lens
+        for request_id, row, start, query_len in zip(
+            step.request_ids, batch.rows.tolist(), starts.tolist(), batch.query_lens.tolist(), strict=True
+        ):
+            if (prompt := self._prompts.get(request_id)) is not None:
+                first = int(state.num_computed_tokens[row])
+                self._collect(prompt, first, first + query_len, start - first, parts)
+                if first + query_len >= prompt.end:
+                    del self._prompts[request_id]
+        return parts.step_images(self._device)
+
+    def _collect(self, prompt: _Prompt, first: int, end: int, shift: int, parts: _Parts) -> None:
+        """Adds tokens first to end of a prompt. shift: from a place in the prompt to that in the batch."""
+        parts.has_some = True
+        if prompt.rope_positions is not None:
+            positions = prompt.rope_positions[:, first:end]
+            parts.rope_positions.append(positions)
+            parts.rope_tokens.append(np.arange(first, first + positions.shape[1]) + shift)
+        for index, places in enumerate(prompt.placeholders):
+            low, high = np.searchsorted(places, (first, end)).tolist()
+            if low < high:
+                if index not in prompt.embeddings:
+                    prompt.embeddings[index] = self._encode(prompt.images[index], len(places))
+                parts.embeddings.append(prompt.embeddings[index][low:high])
+                parts.tokens.append(places[low:high] + shift)
+                if high == len(places):
+                    del prompt.embeddings[index]
+
+    def _encode(self, image: Image, num_placeholders: int) -> Tensor:
+        """[num_placeholders, hidden_size]"""
+        key = (image.hash, num_placeholders)  # the hash alone is its sender's word
+        embeddings = self._cache.get(key)
+        stats.IMAGES.labels("encoded" if embeddings is None else "found").inc()
+        if embeddings is None:
+            assert isinstance(self._model, VisionModel)
+            embeddings = self._model.embed_image(upload(self._device, dict(image.tensors)))
+            self._cache.put(key, embeddings)
+        if len(embeddings) != num_placeholders:
+            raise InvalidStep(
+                f"an image has {len(embeddings)} embeddings for {num_placeholders} placeholder tokens: config.json and "
+                "the model's vision tower disagree"
+            )
+        return embeddings
+
+
+@dataclass
+class _Parts:
+    """A step's images while they are collected."""
+
+    embeddings: list[Tensor] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)
+    rope_positions: list[np.ndarray] = field(default_factory=list)
+    rope_tokens: list[np.ndarray] = field(default_factory=list)
+    has_some: bool = False
+
+    def step_images(self, device: torch.device) -> StepImages | None:
+        if not self.has_some:
+            return None
+        arrays = {"tokens": np.concatenate([np.empty(0, dtype=np.int64), *self.tokens])}
+        if self.rope_tokens:
+            arrays["rope_positions"] = np.concatenate(self.rope_positions, axis=1)
+            arrays["rope_tokens"] = np.concatenate(self.rope_tokens)
+        uploaded = upload(device, arrays)
+        return StepImages(
+            embeddings=torch.cat(self.embeddings) if self.embeddings else None,
+            tokens=uploaded["tokens"],
+            rope_positions=uploaded.get("rope_positions"),
+            rope_tokens=uploaded.get("rope_tokens"),
+        )
+
+
+class EmbeddingCache:
+    """Embeddings of images by what tells them apart; those longest unused go first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: OrderedDict[Hashable, Tensor] = OrderedDict()
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._num_bytes = 0
+
+    def get(self, key: Hashable) -> Tensor | None:
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
+
+    def put(self, key: Hashable, embeddings: Tensor) -> None:
+        """Embeddings that are not in it; they are not kept if they alone are too many."""
+        if embeddings.nbytes > self._max_bytes:
+            return
+        self._entries[key] = embeddings
+        self._num_bytes += embeddings.nbytes
+        while self._num_bytes > self._max_bytes:
+            _, oldest = self._entries.popitem(last=False)
+            self._num_bytes -= oldest.nbytes

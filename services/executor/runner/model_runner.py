@@ -1,0 +1,330 @@
+"""Executes steps: `execute()` is the whole of it, and a list of verbs.
+
+Feature code does not belong here. What a step means for a row lives in `request_state`, for KV memory in `block_table`,
+for inputs in `input_batch`, for the next token in `sampler` and `sampling_state`: a new feature joins one of them, or
+stands beside them, and is at most one more verb here. Nothing below may wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pagewire.services.executor import stats
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.batch.block_table import BlockTables
+from pagewire.services.executor.batch.input_batch import NO_REQUESTS, BatchShape, InputBatch, make_batch
+from pagewire.services.executor.batch.input_buffers import InputBuffers
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.layers.pooling import Spans
+from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
+from pagewire.services.executor.runner.constrained import constrained
+from pagewire.services.executor.runner.image_inputs import ImageInputs
+from pagewire.services.executor.runner.pipeline import ONE_STAGE, OneStage
+from pagewire.services.executor.runner.prompt_logprobs import PromptLogprobs
+from pagewire.services.executor.runner.proposer import NOBODY_DRAFTS, Proposer
+from pagewire.services.executor.sampling.logprobs import LogprobsMode
+from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample
+from pagewire.services.executor.step.dummy_step import DUMMY_SAMPLING, NO_STEP, dummy_step
+from pagewire.services.executor.step.failures import Cause, Failure
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.prompt_lines import PromptPart
+from pagewire.services.executor.step.step import PendingResults, Step, StepOutput
+from pagewire.services.executor.step.step_context import StepImages
+from pagewire.v1.common_pb2 import SamplingParams
+
+
+class ModelRunner:
+    """One model on one device. All calls come from the device thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits,
+        num_blocks: int,
+        device: torch.device,
+        *,
+        attention_split_size: int = 0,
+        graphs: Steps | None = None,
+        proposer: Proposer | None = None,
+        pooling: Pooling = LAST_STATE,
+        image_cache_bytes: int = 0,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        tokens: Tokens = OWN_TOKENS,
+        stage: OneStage = ONE_STAGE,
+    ) -> None:
+        """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
+
+        attention_split_size: see the reference of `paged_attention`. pooling: what requests for vectors get.
+
+        graphs: how steps are launched; by default eagerly, until `use_graphs`. proposer: who drafts tokens; without
+        one, no step may have drafts. image_cache_bytes: see `ImageInputs`. tokens: who draws them, of several ranks.
+        stage: how its part of the model works together with the others'.
+        """
+        self.limits = limits
+        self._model = model
+        self._device = device
+        self._split_size = attention_split_size
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.kv_groups = kv_cache.kv_groups(model, num_blocks, limits)
+        pool_sizes = [group.num_blocks for group in self.kv_groups]
+        self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device, limits.state_tokens)
+        config, max_blocks = model.config, -(-limits.max_model_len // limits.block_size)
+        self._state = RequestState(
+            limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
+        )
+        block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
+        self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
+        self.drafter = proposer or NOBODY_DRAFTS
+        self.kv_caches += self.drafter.kv_caches
+        self._proposer = constrained(proposer, device, is_alone=tokens is OWN_TOKENS and stage is ONE_STAGE)
+        kv_cache.check_drafts(model, self.max_draft_tokens)
+        self.pooling = pooling
+        self._images = ImageInputs(model, device, image_cache_bytes)
+        self._logprobs_mode = logprobs_mode
+        self._tokens = tokens
+        self._stage = stage
+        self._prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
+        self._inputs = InputBuffers(
+            limits.max_num_seqs, limits.max_num_batched_tokens, self._block_tables, device, self.max_draft_tokens
+        )
+        self._graphs: Steps = graphs or CudaGraphs()
+        self._eager: Steps = CudaGraphs()  # has none
+
+    def reset(self) -> None:
+        """Forgets all requests. What the KV cache holds is nobody's any more."""
+        self._state.reset()
+        self._images.reset()
+        self._prompt_logprobs.reset()
+        self._proposer.reset()
+
+    def on_other_weights(self) -> None:
+        """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
+        self.reset()
+        self._images.forget_embeddings()
+        self._proposer.on_other_weights()
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Most drafts of a request in one step."""
+        return self._proposer.max_draft_tokens
+
+    @property
+    def smallest_image(self) -> int:
+        """Tokens of the smallest image; 0: the model reads none."""
+        return self._images.smallest
+
+    @property
+    def max_prompt_lines(self) -> int:
+        """Most tokens of prompts whose log probabilities are computed at once."""
+        return self._prompt_logprobs.max_lines
+
+    @property
+    def num_requests(self) -> int:
+        """Rows in use."""
+        return len(self._state)
+
+    @torch.inference_mode()
+    def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
+        """Launches one step. Raises InvalidStep, after which the state is undefined until `reset()`.
+
+        launching: called before the forward pass, when everything it reads is on its way to the device, with the step's
+        load (`InputBatch.load`).
+        """
+        self._stage.begin(step, self._state)
+        self._state.settle()
+        step = self._images.update(step)
+        self._prompt_logprobs.update(step)
+        self._remove_finished(step)
+        self._add_new(step)
+        if not step.request_ids:
+            return StepOutput(step.step_id, [], [], 0, None)
+        step, batch = self._make_batch(step)
+        images = self._images.of(batch, step, self._state)
+        graphs = self._graphs if images is None else self._eager
+        shape = graphs.padded(batch.shape)
+        self._inputs.stage(batch, step, self._block_tables, shape)
+        launching(batch.load)
+        self._stage.receive(batch, self._state)
+        hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
+        if not self._stage.is_last:
+            return self._pass_on(step, batch)
+        sampled = self._sample(hidden, batch, shape, graphs) if len(batch.sampled) else None
+        self._stage.tell(None if sampled is None else sampled.token_ids)
+        results = self._results(hidden, batch, sampled)
+        prompt_parts, lines = self._prompt_logprobs.compute(hidden, batch, step, self._state)
+        stats.GRAPH_STEPS.labels(graphs.mode(shape), stats.step_kind(step)).inc()
+        return self._output(step, batch, results | lines, prompt_parts)
+
+    def _remove_finished(self, step: Step) -> None:
+        for request_id in step.finished_request_ids:
+            self._state.remove(request_id)
+
+    def _add_new(self, step: Step) -> None:
+        if step.new_requests:
+            rows = self._state.add(step.new_requests)
+            self._block_tables.fill(rows, [request.blocks for request in step.new_requests])
+
+    def _make_batch(self, step: Step) -> tuple[Step, InputBatch]:
+        """The step with as many drafts as there are, and its batch."""
+        rows = self._state.rows(step.request_ids)
+        self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
+        num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
+        limits = num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens
+        batch = make_batch(step, rows, self._state, *limits)
+        drafted = step.drafting(self._proposer.propose(step, batch, self._state, self._block_tables))
+        return drafted, batch if drafted is step else make_batch(drafted, rows, self._state, *limits)
+
+    def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
+        """Hidden states [num_tokens, hidden_size] of the step that is staged."""
+        stream = self._stage.stream(shape.num_tokens)
+        input_ids, context = self._inputs.gather(
+            shape, self._state, self._block_tables, self.limits.block_size, self._split_size, images, stream
+        )
+        return self._model.forward(input_ids, context)
+
+    def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, graphs: Steps) -> SampledTokens:
+        """Samples, and writes each token behind its sequence, where the next step finds it."""
+        num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
+        extras = self._prepare_extras(batch)
+        if extras is None:
+            if self._device.type == "cuda" and self._tokens is not OWN_TOKENS:
+                graphs = self._eager  # NCCL: all ranks capture what they do together, or none; extras are not captured
+            tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
+            return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))[:num_sampled]
+        rows = self._inputs.sample_rows(num_sampled)
+        offsets = self._inputs.offsets(num_sampled) if has_drafts else None
+        columns, token_ids = self._state.columns, self._state.token_ids
+        sampled = sample(logits, rows, columns, token_ids, extras, offsets, self._logprobs_mode)
+        self._tokens.tell(sampled.token_ids, shape.num_sampled)
+        if has_drafts:
+            self._inputs.accept(sampled.token_ids, shape, self._state)
+        return sampled
+
+    def _prepare_extras(self, batch: InputBatch) -> SamplingExtras | None:
+        state, offsets = self._state, batch.offsets
+        num_tokens = state.least_num_tokens(batch.sample_rows)
+        return state.sampling.prepare(
+            batch.sample_rows,
+            num_tokens if offsets is None else num_tokens + offsets,
+            self._device,
+            is_exact=state.is_exact,
+            offsets=offsets,
+        )
+
+    def _sample_plain(self, hidden: Tensor, shape: BatchShape, has_drafts: bool) -> Tensor:
+        """Token ids int64 [num_sampled], of requests that want no more than temperature, top-k, top-p and min-p."""
+        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
+        rows = self._inputs.sample_rows(shape.num_sampled)
+        offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
+        sampled = self._tokens.sample(logits, rows, self._state.columns, self._state.token_ids, offsets)
+        if has_drafts:
+            self._inputs.accept(sampled, shape, self._state)
+        return sampled
+
+    def _pass_on(self, step: Step, batch: InputBatch) -> StepOutput:
+        """The last stage samples, and answers."""
+        drafted = self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
+        self._stage.pass_on(batch, self._state, drafted)
+        return StepOutput(step.step_id, [], [], batch.num_tokens, None)
+
+    def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
+        """What the host is to know, by the names of `HostTokens`, in memory of its own."""
+        results = {} if sampled is None else sampled.tensors()
+        if sampled is not None and batch.num_samples is not None:
+            indices = upload(self._device, {"sampled": batch.sampled})["sampled"]
+            results["num_gained"] = self._inputs.num_gained(len(batch.rows)).index_select(0, indices)
+        if len(batch.vectors):
+            spans = Spans.of(batch.query_lens, batch.vectors, self._device)
+            results["vectors"] = self.pooling.pooler(hidden[: batch.num_tokens], spans)
+        return results
+
+    def _output(
+        self, step: Step, batch: InputBatch, results: dict[str, Tensor], prompt_parts: Sequence[PromptPart]
+    ) -> StepOutput:
+        """The rows' counts move on."""
+        yielding = [*batch.sampled.tolist(), *batch.vectors.tolist()]
+        errors = self._state.sampling.constraints.errors(batch.sampled_rows)
+        output = StepOutput(
+            step_id=step.step_id,
+            request_ids=[step.request_ids[index] for index in yielding],
+            logprobs_of=self._state.sampling.logprobs_of(batch.sampled_rows),
+            num_tokens=batch.num_tokens,
+            pending=PendingResults.fetch(results, self._copy_stream) if results else None,
+            drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
+            vocab_size=self._model.config.vocab_size,
+            failures={request.request_id: request.failure for request in step.new_requests if request.failure}
+            | {step.request_ids[batch.sampled[i]]: Failure(Cause.GRAMMAR, error) for i, error in errors.items()},
+            prompt_parts=prompt_parts,
+            stages=self._stage.times,
+        )
+        self._state.sampling.constraints.follow(output, batch.sampled_rows)
+        return output
+
+    def use_graphs(self, graphs: Steps) -> None:
+        """Of now on."""
+        self._graphs = graphs
+
+    @torch.inference_mode()
+    def record_missing(self) -> bool:
+        """Runs a step of nobody, so that the next of its shape finds it recorded; between steps, whoever has a row.
+        False: there is none to be recorded. Other stages would have to take part."""
+        if self._stage is not ONE_STAGE or (shape := self._graphs.missing()) is None:
+            return self.drafter.record_missing()
+        self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
+        hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
+        if shape.is_uniform or shape.has_drafts_only:
+            self._graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, shape.has_drafts_only))
+        return True
+
+    def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:
+        """A dummy run of a uniform step."""
+        self.dummy_run(shape.num_reqs, shape.num_tokens, sampling=sampling, num_draft_tokens=shape.max_query_len - 1)
+
+    def dummy_run(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        *,
+        context_len: int = 0,
+        sampling: SamplingParams = DUMMY_SAMPLING,
+        num_draft_tokens: int = 0,
+        with_images: bool = False,
+    ) -> None:
+        """Runs a `dummy_step` through `execute()` and forgets its requests. Every request samples a token, so that the
+        sampler's part is in the profile too. with_images: the first request's prompt is the largest images it has room
+        for, of a model that reads some."""
+        step = dummy_step(
+            self.limits,
+            len(self.kv_groups),
+            num_reqs,
+            num_tokens,
+            context_len=context_len,
+            sampling=self._tokens.sampling(sampling),
+            num_draft_tokens=num_draft_tokens,
+            yields_vectors=not self.pooling.generates,
+        )
+        if with_images:
+            first, *others = step.new_requests
+            step = replace(step, new_requests=[self._images.filled(first), *others])
+        self.reset()
+        output = self.execute(step)
+        assert not output.failures, output.failures
+        output.wait()
+        self.reset()

@@ -1,0 +1,257 @@
+"""What a model runner does as one stage of a pipeline: receive, pass on, and know the tokens that the last one samples.
+
+All stages execute the same steps in the same order, each as soon as the one before it is done with its part. The host's
+counts of tokens need no token, so nothing but the stream goes forward, and nothing but sampled ids back to the first
+stage. It takes them when a step has one of their requests, and not before: until then it computes other steps.
+
+Where tokens are drafted, all stages get the ids, and have the same rows, so each drafts for itself what the others do
+(`speculation/`): a step then needs its requests' last tokens before it is known how large it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.kernels import ops
+from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.input_buffers import PADDING_ROW
+from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device.clock import StageTimes
+from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.parallel.pipe import Pipe
+from pagewire.services.executor.parallel.stage import WHOLE, Stage
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import DraftedStep, Step
+from pagewire.services.executor.step.step_context import Stream
+
+
+def stream_of(model: Model, max_num_tokens: int, device: torch.device) -> Stream:
+    """Memory for what goes between its stages, of so many tokens."""
+    shape, dtype = (max_num_tokens, model.config.hidden_size), model.config.dtype
+    stream_dtype = getattr(model, "stream_dtype", None) or dtype
+    return Stream(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=stream_dtype, device=device))
+
+
+class OneStage:
+    """The whole model is here."""
+
+    is_last = True
+
+    def begin(self, step: Step, state: RequestState) -> None:
+        """The state is that before the step."""
+
+    def stream(self, num_tokens: int) -> Stream | None:
+        """Where the model finds and leaves what goes from stage to stage; num_tokens: padding included."""
+        return None
+
+    def receive(self, batch: InputBatch, state: RequestState) -> None:
+        """Waits for what the step needs of other stages."""
+
+    def pass_on(self, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> None:
+        """Sends the stream to the next stage. drafted: to be told what was gained, if the step has drafts."""
+
+    def tell(self, token_ids: Tensor | None) -> None:
+        """The step is computed, and int64 [R] were sampled; None: nobody was."""
+
+    @property
+    def times(self) -> StageTimes | None:
+        """Of the last step, to the last stage."""
+        return None
+
+
+ONE_STAGE = OneStage()
+
+
+class PipelineStage(OneStage):
+    """One of several, each with a rank of its own or several that split its layers."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        stream: Stream,
+        *,
+        before: Pipe | None = None,
+        behind: Pipe | None = None,
+        tokens: Sequence[Pipe] = (),
+        drafts: bool = False,
+    ) -> None:
+        """stream: of as many tokens as a step may have. before, behind: to the neighbours. tokens: from the leader to
+        each rank of the first stage, or of all but the last; on other ranks there are none. drafts: whether tokens
+        are."""
+        assert stage is not WHOLE
+        self._stage = stage
+        self.is_last = stage.is_last
+        self._stream = stream
+        self._before, self._behind, self._tokens = before, behind, tokens
+        self._drafts = drafts
+        self._awaited: deque[_Sampled] = deque()  # by a stage that takes tokens, in the order of steps
+        self._times: StageTimes | None = None
+        self._begun = self._ended = time.perf_counter_ns()
+        self._waited = 0
+        self._earlier: tuple[int, ...] = ()  # times of the stages before
+
+    def begin(self, step: Step, state: RequestState) -> None:
+        self._begun = time.perf_counter_ns()
+        if self._drafts and not self.is_last:
+            self._take_tokens(state.known_rows(step.request_ids), state)
+        self._waited = time.perf_counter_ns() - self._begun
+
+    def stream(self, num_tokens: int) -> Stream:
+        return Stream(self._stream.hidden[:num_tokens], self._stream.residual[:num_tokens])
+
+    def receive(self, batch: InputBatch, state: RequestState) -> None:
+        started = time.perf_counter_ns()
+        if self._before is not None:
+            stream = self.stream(batch.num_tokens)
+            self._earlier = self._before.receive((stream.hidden, stream.residual), 1 + 2 * self._stage.index)
+        else:
+            self._earlier = (max(0, self._begun - self._ended),)
+            self._take_tokens(batch.rows, state)
+        self._waited += time.perf_counter_ns() - started
+
+    def pass_on(self, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> None:
+        assert self._behind is not None
+        if (self._stage.is_first or self._drafts) and len(batch.sampled_rows):
+            self._awaited.append(_Sampled.of(batch, state, drafted))
+        stream = self.stream(batch.num_tokens)
+        self._behind.send((*self._earlier, *self._own_times()), (stream.hidden, stream.residual))
+        self._ended = time.perf_counter_ns()
+
+    def tell(self, token_ids: Tensor | None) -> None:
+        if token_ids is not None:
+            for pipe in self._tokens:
+                pipe.send((), (token_ids,))
+        times = (*self._earlier, *self._own_times())
+        # What the host measures where the device works by itself says nothing.
+        self._times = (
+            None if self._stream.hidden.is_cuda else StageTimes(busy=times[1::2], waited=times[2::2], late=times[0])
+        )
+        self._ended = time.perf_counter_ns()
+
+    def _own_times(self) -> tuple[int, int]:
+        return time.perf_counter_ns() - self._begun - self._waited, self._waited
+
+    @property
+    def times(self) -> StageTimes | None:
+        return self._times
+
+    def _take_tokens(self, rows: np.ndarray, state: RequestState) -> None:
+        """Writes the last tokens of the requests in these rows, and those that were sampled before them."""
+        # Those of steps that were done before this one was decided do not let it wait: nothing piles up.
+        most = self._stage.count + 1
+        while len(self._awaited) > most or any(sampled.has(rows, state) for sampled in self._awaited):
+            sampled = self._awaited.popleft()
+            token_ids = torch.empty(sampled.num_ids, dtype=torch.int64, device=state.token_ids.device)
+            self._tokens[0].receive((token_ids,))
+            sampled.write(token_ids, state)
+
+
+def stage_in(group: Group, model: Model, limits: Limits, device: torch.device, max_draft_tokens: int = 0) -> OneStage:
+    """What this rank does as a stage; model: its part."""
+    if group.stage is WHOLE:
+        return ONE_STAGE
+    stream, pipes = stream_of(model, limits.max_num_batched_tokens, device), group.pipes
+    stream_bytes, token_bytes = (
+        (stream.hidden.nbytes, stream.residual.nbytes),
+        (8 * limits.max_num_seqs * (1 + max_draft_tokens),),
+    )
+    return PipelineStage(
+        group.stage,
+        stream,
+        before=None if pipes.before is None else pipes.before(stream_bytes),
+        behind=None if pipes.behind is None else pipes.behind(stream_bytes),
+        tokens=[end(token_bytes) for end in pipes.tokens],
+        drafts=max_draft_tokens > 0,
+    )
+
+
+class TrialStage(OneStage):
+    """One of several that try weights which they have read, by a step of their own, while others go on: what one stage
+    gives to the next is told to all ranks. No token is sampled for a second step."""
+
+    def __init__(self, group: Group, stream: Stream) -> None:
+        """stream: as of PipelineStage."""
+        self._stage, self._ranks, self._ranks_of_stage = group.stage, group.loading, group.tensor.size
+        self.is_last = group.stage.is_last
+        self._stream = stream
+
+    def stream(self, num_tokens: int) -> Stream:
+        return Stream(self._stream.hidden[:num_tokens], self._stream.residual[:num_tokens])
+
+    def receive(self, batch: InputBatch, state: RequestState) -> None:
+        self._hear_of(range(self._stage.index), batch.num_tokens)
+
+    def pass_on(self, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> None:
+        self._hear_of(range(self._stage.index, self._stage.count - 1), batch.num_tokens)
+
+    def _hear_of(self, stages: range, num_tokens: int) -> None:
+        """Of each in turn, what its first rank has."""
+        stream = self.stream(num_tokens)
+        for stage in stages:
+            root = (self._stage.count - 1 - stage) * self._ranks_of_stage
+            for tensor in (stream.hidden, stream.residual):
+                tensor.copy_(self._ranks.broadcast(tensor, root))
+
+
+def trial_stage(group: Group, model: Model, limits: Limits, device: torch.device) -> OneStage:
+    """As `stage_in`, for a single step with weights that are not in force."""
+    return (
+        ONE_STAGE
+        if group.stage is WHOLE
+        else TrialStage(group, stream_of(model, limits.max_num_batched_tokens, device))
+    )
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """Who was sampled in a step whose ids are still to come."""
+
+    rows: np.ndarray  # int64 [R]
+    admissions: np.ndarray  # int64 [R], requests that each row had had
+    starts: np.ndarray  # int32 [R + 1]: ids of request i are those in [starts[i], starts[i + 1])
+    drafted: DraftedStep | None
+
+    @classmethod
+    def of(cls, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> _Sampled:
+        rows = batch.sampled_rows
+        counts = np.ones_like(rows) if batch.num_samples is None else batch.num_samples
+        starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
+        return cls(rows, state.admissions(rows), starts, drafted)
+
+    @property
+    def num_ids(self) -> int:
+        return int(self.starts[-1])
+
+    def has(self, rows: np.ndarray, state: RequestState) -> bool:
+        return bool(np.isin(self.rows[self._are_here(state)], rows).any())
+
+    def write(self, token_ids: Tensor, state: RequestState) -> None:
+        """token_ids int64 [num_ids]: behind the known ones of each row, as sampling does, and as many of them as it
+        keeps. Rows that have gone to other requests since are left alone."""
+        rows = np.where(self._are_here(state), self.rows, PADDING_ROW).astype(np.int32)
+        index = upload(token_ids.device, {"rows": rows, "starts": self.starts})
+        num_gained = torch.zeros(len(rows), dtype=torch.int64, device=token_ids.device)
+        columns = state.columns
+        ops.accept_tokens(
+            token_ids,
+            index["rows"],
+            index["starts"],
+            state.token_ids,
+            columns.num_tokens,
+            columns.num_computed_tokens,
+            num_gained,
+        )
+        if self.drafted is not None:
+            self.drafted.num_gained = num_gained.numpy()
+
+    def _are_here(self, state: RequestState) -> np.ndarray:
+        return state.admissions(self.rows) == self.admissions

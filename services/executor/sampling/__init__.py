@@ -1,0 +1,1 @@
+"""Choosing tokens: sampling parameters as columns, the sampler, log probabilities and constraints."""

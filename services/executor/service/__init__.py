@@ -1,0 +1,1 @@
+"""The gRPC service and the device thread."""

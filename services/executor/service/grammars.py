@@ -1,0 +1,145 @@
+"""The executor's grammars: each compiled once, tried in a process of its own first, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher
+
+from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
+from pagewire.services.executor import stats
+from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
+from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
+from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
+from pagewire.services.executor.grammar.thinking import ThinkingMatcher
+from pagewire.services.executor.grammar.threads import grammar_thread
+from pagewire.services.executor.step.failures import Cause, Failure
+from pagewire.services.executor.step.step import NewRequest, Step
+from pagewire.v1.common_pb2 import Grammar, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_START_SECONDS = 120.0  # of the process, which reads the vocabulary
+
+
+def is_restricted(params: SamplingParams) -> bool:
+    """Whether a request needs a matcher."""
+    return params.HasField("grammar") or params.HasField("thinking")
+
+
+class Grammars:
+    """Used on the event loop. The vocabulary is read when the first grammar comes."""
+
+    def __init__(
+        self,
+        find_model: Callable[[], Path],
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        timeout: float,
+        cache_size: int,
+    ) -> None:
+        """timeout: seconds that compiling may take. cache_size: grammars that are kept."""
+        self._find_model = find_model
+        self._vocabulary = (vocab_size, tuple(eos_token_ids))
+        self._timeout = timeout
+        self._cache_size = cache_size
+        self._compiled: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()  # the latest used last
+        self._thread: ThreadPoolExecutor | None = None
+        self._compiler: Compiler | None = None  # of the thread, like the process
+        self._trial: WorkerProcess | None = None
+
+    async def compile(self, grammar: Grammar) -> LLMatcher:
+        """At its start, not to be changed. Raises GrammarError."""
+        key = grammar.SerializeToString(deterministic=True)
+        found = self._compiled.get(key)
+        stats.GRAMMARS.labels("compiled" if found is None else "cached").inc()
+        if found is None:
+            found = self._compiled[key] = asyncio.ensure_future(self._run(partial(self._compile, key)))
+            found.add_done_callback(partial(self._keep_or_forget, key))
+            while len(self._compiled) > self._cache_size:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(key)
+        return await asyncio.shield(found)
+
+    async def attach(self, step: Step) -> Step:
+        """The step, in which each request that enters and needs a matcher has one, or fails."""
+        return replace(step, new_requests=[await self._attach_to(request) for request in step.new_requests])
+
+    async def _attach_to(self, request: NewRequest) -> NewRequest:
+        params = request.sampling
+        if not is_restricted(params) or request.yields_vector or request.failure:
+            return request
+        try:
+            compiled = await self.compile(params.grammar) if params.HasField("grammar") else None
+        except GrammarError as error:
+            return replace(request, failure=Failure(Cause.GRAMMAR, str(error)))
+        output = request.token_ids[request.num_prompt_tokens :].tolist()
+        matcher = await self._run(partial(self._make_matcher, params, compiled, output))
+        failure = Failure(Cause.GRAMMAR, matcher.error) if matcher.error else None
+        return replace(request, matcher=matcher, failure=failure)
+
+    def _make_matcher(self, params: SamplingParams, compiled: LLMatcher | None, output: list[int]) -> Matcher:
+        """On the thread. compiled: of the grammar, if there is one. Advanced over the output."""
+        vocab_size, eos_token_ids = self._vocabulary
+        grammar = None if compiled is None else GrammarMatcher(compiled, params, eos_token_ids)
+        matcher: Matcher | None = grammar
+        if params.HasField("thinking"):
+            matcher = ThinkingMatcher(params, grammar, eos_token_ids, vocab_size)
+        assert matcher is not None
+        matcher.advance(output)
+        return matcher
+
+    def _keep_or_forget(self, key: bytes, compiled: asyncio.Future[LLMatcher]) -> None:
+        """What is wrong with a grammar stays wrong; other failures may pass."""
+        error = None if compiled.cancelled() else compiled.exception()
+        if compiled.cancelled() or (error is not None and type(error) is not GrammarError):
+            self._compiled.pop(key, None)
+
+    async def _run(self, function: Callable[[], Any]) -> Any:
+        if self._thread is None:
+            self._thread = grammar_thread("grammars")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def _compile(self, grammar: bytes) -> LLMatcher:
+        """On the thread."""
+        self._start()
+        assert self._trial is not None and self._compiler is not None
+        start = time.perf_counter()
+        try:
+            self._trial.call("check", (grammar,), self._timeout)
+            return self._compiler.compile(Grammar.FromString(grammar))
+        except WorkerTooSlowError as error:
+            raise SlowGrammarError(
+                f"the grammar takes longer than {self._timeout:g} s to compile; simplify it, or raise the executor's "
+                "--grammar-compile-timeout"
+            ) from error
+        except WorkerDiedError as error:
+            logger.warning("a grammar of %d bytes ended the process that compiled it: %s", len(grammar), error)
+            raise GrammarError("the grammar is too large or too deeply nested to compile; simplify it") from error
+        finally:
+            stats.GRAMMAR_COMPILE_SECONDS.observe(time.perf_counter() - start)
+
+    def _start(self) -> None:
+        if self._compiler is None or self._trial is None:
+            path = self._find_model()
+            self._compiler = Compiler(path, *self._vocabulary)
+            self._trial = WorkerProcess(partial(trial_compiler, path, *self._vocabulary), "grammar compiler")
+        self._trial.call("started", (), _START_SECONDS)
+
+    def close(self) -> None:
+        """Ends thread and process."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._trial is not None:
+            self._trial.close()

@@ -1,0 +1,212 @@
+"""ExecutorService: Describe, and the one stream of steps, which the scheduler of the highest term has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from pagewire.process.memory_return import LARGE, return_memory_after
+from pagewire.services.executor.grammar.errors import GrammarError
+from pagewire.services.executor.graphs.recorded_steps import MOST_TOKENS
+from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service import convert
+from pagewire.services.executor.service.grammars import Grammars, is_restricted
+from pagewire.services.executor.service.replacement import Load, LoadedWeights, Replacements
+from pagewire.services.executor.service.session import DeviceError, Session, StepFailed
+from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.step.step import InvalidStep
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.wire.rpc import RpcError, cancel
+
+# None: the session was closed and all its results are there.
+_Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
+
+# How long a scheduler whose stream broke keeps those of lower terms out: it comes back at once if it can.
+TERM_HELD_S = 10.0
+
+
+class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+    """Thin: messages in, messages out; the worker executes."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        make_grammars: Callable[[ExecutorInfo], Grammars] | None = None,
+        load_weights: Load | None = None,
+        revision: str = "",
+    ) -> None:
+        """make_grammars: called once, when the model is loaded. Without it, no request may have a grammar.
+
+        load_weights: reads those that are to replace the present ones. Without it, none can be. revision: of the
+        present ones."""
+        self._worker = worker
+        self._make_grammars = make_grammars
+        self._grammars: Grammars | None = None
+        self._load_weights = load_weights
+        self._revision = revision
+        self._replacements: Replacements | None = None
+        self._current: _Results | None = None
+        self._term = 0  # of the scheduler that has, or last had, this executor
+        self._left_at = 0.0  # when its stream ended, time.monotonic()
+
+    async def _loaded(self) -> ExecutorInfo:
+        """Waits, minutes perhaps, until steps can be executed. Raises RpcError UNAVAILABLE when they no longer can."""
+        if self._worker.is_ending:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the executor ends; its successor is to be asked")
+        try:
+            # Shielded: a caller who goes away must not cancel the loading.
+            return await asyncio.shield(asyncio.wrap_future(self._worker.loaded))
+        except Exception as error:
+            raise RpcError(grpc.StatusCode.INTERNAL, f"the model could not be loaded: {error}") from error
+
+    async def Describe(
+        self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.DescribeResponse:
+        info = await self._loaded()
+        return convert.describe_response(info, await self._weights_of(info).in_force())
+
+    def _weights_of(self, info: ExecutorInfo) -> Replacements:
+        if self._replacements is None:
+            first = convert.first_weights(info, self._revision)
+            self._replacements = Replacements(self._worker, self._load_weights or _load_none, first)
+        return self._replacements
+
+    async def LoadWeights(
+        self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.LoadWeightsResponse:
+        replacements = self._weights_of(await self._loaded())
+        return executor_pb2.LoadWeightsResponse(weights=await replacements.load(request.weights))
+
+    async def InstallWeights(
+        self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.InstallWeightsResponse:
+        replacements = self._weights_of(await self._loaded())
+        self._check_term(request.term)
+        return executor_pb2.InstallWeightsResponse(seconds=await replacements.install(request.weights))
+
+    async def DropWeights(
+        self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.DropWeightsResponse:
+        self._weights_of(await self._loaded()).drop()
+        return executor_pb2.DropWeightsResponse()
+
+    async def CompileGrammar(
+        self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.CompileGrammarResponse:
+        grammars = self._grammars_for(await self._loaded())
+        try:
+            await grammars.compile(request.grammar)
+        except GrammarError as error:
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+        return executor_pb2.CompileGrammarResponse()
+
+    def _grammars_for(self, info: ExecutorInfo) -> Grammars:
+        if self._grammars is None:
+            if self._make_grammars is None:
+                raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "this executor takes no grammars")
+            self._grammars = self._make_grammars(info)
+        return self._grammars
+
+    def close(self) -> None:
+        """No call comes any more."""
+        if self._grammars is not None:
+            self._grammars.close()
+        if self._replacements is not None:
+            self._replacements.close()
+
+    async def Execute(
+        self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[executor_pb2.StepResult]:
+        info = await self._loaded()
+        opening = await anext(request_iterator, None)
+        if opening is None:
+            return
+        self._take(opening)
+        results: _Results = asyncio.Queue()
+        if self._current is not None:
+            self._current.put_nowait(
+                RpcError(grpc.StatusCode.ABORTED, "the executor is superseded: a new Execute stream has it")
+            )
+        self._current = results
+        loop = asyncio.get_running_loop()
+
+        def deliver(result: executor_pb2.StepResult | Exception | None) -> None:
+            loop.call_soon_threadsafe(results.put_nowait, result)
+
+        session = self._worker.open(deliver)
+        large_steps = set[int]()
+        reading = self._read(request_iterator, info, session, results, large_steps)
+        reader = asyncio.create_task(reading, name="executor-steps")
+        try:
+            yield executor_pb2.StepResult()  # the stream is open
+            while (result := await results.get()) is not None:
+                if isinstance(result, InvalidStep):
+                    raise RpcError(grpc.StatusCode.INTERNAL, str(result))
+                if isinstance(result, DeviceError | StepFailed):
+                    raise RpcError(result.code, str(result))
+                if isinstance(result, Exception):
+                    raise result
+                if result.step_id in large_steps:
+                    large_steps.remove(result.step_id)
+                    return_memory_after(LARGE)
+                yield result
+        finally:
+            self._worker.close(session)
+            if self._current is results:
+                self._current = None
+                self._left_at = time.monotonic()
+            await cancel([reader])
+
+    def _take(self, opening: executor_pb2.StepRequest) -> None:
+        """Gives the executor to the scheduler that opens a stream. Raises RpcError if a later one has it."""
+        if opening.step_id != 0:
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"a stream begins with step_id 0 and the scheduler's term, not with step {opening.step_id}",
+            )
+        self._check_term(opening.term)
+        self._term = opening.term
+
+    def _check_term(self, term: int) -> None:
+        """Raises RpcError if a later scheduler has this executor."""
+        is_held = self._current is not None or time.monotonic() - self._left_at < TERM_HELD_S
+        if term < self._term and is_held:
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this executor belongs to a scheduler that started later (term {self._term}; yours is term "
+                f"{term}); stop one of the two, or give each its own executors",
+            )
+
+    async def _read(
+        self,
+        requests: AsyncIterator[executor_pb2.StepRequest],
+        info: ExecutorInfo,
+        session: Session,
+        results: _Results,
+        large_steps: set[int],
+    ) -> None:
+        """Feeds the worker until the scheduler half-closes its side.
+
+        large_steps: ids of those that take much memory, all of which the C library would keep, of each size its own.
+        """
+        try:
+            async for request in requests:
+                step = convert.step_from_proto(request, info.vocab_size)
+                if any(is_restricted(new.sampling) for new in step.new_requests):
+                    step = await self._grammars_for(info).attach(step)
+                if step.num_scheduled_tokens.sum() > MOST_TOKENS:
+                    large_steps.add(step.step_id)
+                self._worker.submit(session, step)
+        except Exception as error:
+            # Whatever it is, it ends the stream: raised by Execute.
+            results.put_nowait(error)
+        else:
+            self._worker.close(session)
+
+
+def _load_none(runner: Runner, wanted: executor_pb2.Weights) -> LoadedWeights:
+    raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "this executor's weights cannot be replaced")

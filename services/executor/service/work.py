@@ -1,0 +1,87 @@
+"""What the device thread is given to do, in order, and what it hands on to whoever waits for results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagewire.services.executor.device.clock import Clock
+from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service.session import Session
+from pagewire.services.executor.step.step import Step, StepOutput
+
+
+@dataclass(frozen=True)
+class Opened:
+    session: Session
+
+
+@dataclass(frozen=True)
+class Closed:
+    session: Session
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Doubted:
+    """What came of a step cannot be, or cannot be told: the device or the model may be the cause."""
+
+    session: Session
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Submitted:
+    session: Session
+    step: Step
+    received_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+@dataclass(frozen=True)
+class Called:
+    function: Callable[[Runner], None]
+    reason: str  # for the end of the session
+    done: Future[None] = field(default_factory=Future)
+
+
+Item = Opened | Submitted | Closed | Called | Doubted
+
+
+class Order(Protocol):
+    """Who wants to know what the device thread is given to do, and in which order."""
+
+    is_strict: bool  # nothing is done but what it was told
+
+    def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
+        """Puts the item behind all others. On any thread."""
+
+    def begins(self, item: Item) -> None:
+        """The device thread takes it up."""
+
+    def ended(self, item: Item) -> None: ...
+
+
+class _NobodyAsks:
+    is_strict = False
+
+    def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
+        put(item)
+
+    def begins(self, item: Item) -> None: ...
+
+    def ended(self, item: Item) -> None: ...
+
+
+NOBODY_ASKS: Order = _NobodyAsks()
+
+
+@dataclass(frozen=True)
+class Launched:
+    session: Session
+    output: StepOutput
+    kind: str
+    num_requests: int
+    clock: Clock

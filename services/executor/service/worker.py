@@ -1,0 +1,314 @@
+"""The device thread: loads the model, then executes steps strictly in order.
+
+asyncio never waits for the device: it puts steps into a queue and gets results through callbacks. On CUDA the device
+thread only launches, so step N + 1 is launched while N runs; a second thread waits for results. On the CPU a step is
+done when `execute()` returns, and there is no second thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+
+import grpc
+
+from pagewire.process.watchdog import Pulse
+from pagewire.services.executor import stats
+from pagewire.services.executor.device.clock import Clock
+from pagewire.services.executor.parallel.group import RankLost
+from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service import convert
+from pagewire.services.executor.service.idle_recording import QUIET_S, IdleRecording
+from pagewire.services.executor.service.session import Deliver, DeviceError, Session, StepFailed
+from pagewire.services.executor.service.step_watch import IMAGES_S, INSTALL_S, RECORDING_S, StepWatch
+from pagewire.services.executor.service.work import (
+    NOBODY_ASKS,
+    Called,
+    Closed,
+    Doubted,
+    Item,
+    Launched,
+    Opened,
+    Order,
+    Submitted,
+)
+from pagewire.services.executor.start.probe import BrokenModel, NoNumbers, probe
+from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.step.step import InvalidStep, Step
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Owns the device thread. `loaded` resolves when steps can be executed, `failed` with a fatal device error."""
+
+    def __init__(
+        self,
+        start_runner: Callable[[], tuple[Runner, ExecutorInfo]],
+        *,
+        on_cuda: bool,
+        pulse: Pulse | None = None,
+        quiet: float = QUIET_S,
+        order: Order = NOBODY_ASKS,
+    ) -> None:
+        """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
+        that is done on. quiet: seconds without a request after which steps are recorded. order: hears of what there is
+        to do."""
+        self._order = order
+        self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
+        self._start_runner = start_runner
+        self._on_cuda = on_cuda
+        self.quiet = quiet
+        self._submitted: SimpleQueue[Item | None] = SimpleQueue()
+        self._launched: SimpleQueue[Launched | Closed | None] = SimpleQueue()
+        self._session: Session | None = None  # of the device thread
+        self._num_requests = 0  # with a row
+        self._runner: Runner | None = None
+        self._spans = stats.RequestSpans()
+        self.is_ending = False  # the process is about to
+        self.loaded: Future[ExecutorInfo] = Future()
+        self.failed: Future[None] = Future()
+        # Daemons: a device that hangs must not keep the process from ending.
+        self._threads = [threading.Thread(target=self._run, name="device", daemon=True)]
+        if on_cuda:
+            self._threads.append(threading.Thread(target=self._return_results, name="results", daemon=True))
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the threads after the steps that were submitted; does not wait for a model that is still loading."""
+        self._submitted.put(None)
+        if self.loaded.done():
+            for thread in self._threads:
+                thread.join(timeout)
+
+    def open(self, deliver: Deliver) -> Session:
+        """A new session; steps of older ones that were not executed yet never will be."""
+        session = Session(deliver)
+        self._put(Opened(session))
+        return session
+
+    def submit(self, session: Session, step: Step) -> None:
+        self._put(Submitted(session, step))
+
+    def close(self, session: Session) -> None:
+        """No more steps: those submitted are executed, then the session's rows are freed."""
+        self._put(Closed(session))
+
+    def tell(self, error: DeviceError) -> None:
+        """Last words to the scheduler: why its stream ends, and no other is to be opened. On any thread."""
+        self.is_ending = True
+        session = self._session
+        if session is not None:
+            session.deliver(error)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a row and no step waits. May be asked on any thread."""
+        return not self._num_requests and self._submitted.empty()
+
+    def between_steps(self, function: Callable[[Runner], None], reason: str) -> Future[None]:
+        """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
+        in it is one of the device."""
+        called = Called(function, reason)
+        self._put(called)
+        return called.done
+
+    def _put(self, item: Item) -> None:
+        self._order.arrived(item, self._submitted.put)
+
+    @property
+    def runner(self) -> Runner:
+        """Once it is `loaded`; to look at."""
+        assert self._runner is not None
+        return self._runner
+
+    def _run(self) -> None:
+        try:
+            runner, info = self._start_runner()
+        except BaseException as error:
+            self.loaded.set_exception(error)
+        else:
+            self._runner = runner
+            self.loaded.set_result(info)
+            self._serve(runner)
+        self._launched.put(None)
+
+    def _serve(self, runner: Runner) -> None:
+        recording = IdleRecording(runner)
+        try:
+            while (item := self._next(recording)) is not None:
+                self._watch.begin(_allowance(item, runner))
+                self._order.begins(item)
+                self._handle(runner, item)
+                self._order.ended(item)
+                self._watch.end()
+        except BaseException as error:
+            self.fail(error)
+        self._end_session(None, "the executor stops")
+
+    def _next(self, recording: IdleRecording) -> Item | None:
+        """Waits; while nobody is served, the time is used."""
+        while not (self._num_requests or recording.is_done):
+            try:
+                return self._submitted.get(timeout=self.quiet)
+            except Empty:
+                self._watch.begin(RECORDING_S)
+                recording.record_next()
+                self._watch.end()
+        return self._submitted.get()
+
+    def _handle(self, runner: Runner, item: Item) -> None:
+        if isinstance(item, Called):
+            self._call(runner, item)
+        elif isinstance(item, Opened):
+            self._end_session(item.session, "superseded by a new stream")
+            runner.reset()
+        elif item.session is not self._session:
+            pass  # of a session that has ended
+        elif isinstance(item, Closed):
+            self._end_session(None, "stream closed")
+            runner.reset()
+            self._hand_over(item)
+        elif isinstance(item, Doubted):
+            self._retreat(runner, item.session, item.error)
+        else:
+            self._execute_or_end(runner, item)
+
+    def _call(self, runner: Runner, item: Called) -> None:
+        session = self._session
+        self._end_session(None, item.reason)
+        try:
+            item.function(runner)
+        except BaseException as error:
+            item.done.set_exception(DeviceError(f"{type(error).__name__}: {error}"))
+            self._session = session  # which hears of the error
+            raise
+        if session is not None:
+            self._hand_over(Closed(session))
+        item.done.set_result(None)
+
+    def _execute_or_end(self, runner: Runner, item: Submitted) -> None:
+        try:
+            self._hand_over(self._execute(runner, item.session, item.step, item.received_ns))
+        except InvalidStep as error:
+            logger.error("step %d breaks the protocol: %s", item.step.step_id, error)
+            self._end_session(None, str(error))
+            runner.reset()
+            self._hand_over(Closed(item.session, error))
+        except RankLost:
+            raise
+        except Exception as error:
+            self._retreat(runner, item.session, error)
+
+    def _retreat(self, runner: Runner, session: Session, error: Exception) -> None:
+        """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
+        cause is the device, or the model."""
+        logger.error("a step failed", exc_info=error)
+        if self._order.is_strict:
+            raise error  # steps that follow are under way
+        try:
+            probe(runner, self.loaded.result().vocab_size)
+        except BrokenModel:
+            raise
+        except Exception as device_error:
+            raise error from device_error
+        stats.FAILED_STEPS.inc()
+        self._end_session(None, str(error))
+        self._hand_over(Closed(session, StepFailed(f"a step failed: {type(error).__name__}: {error}")))
+
+    def _hand_over(self, item: Launched | Closed) -> None:
+        if self._on_cuda:
+            self._launched.put(item)
+        else:
+            self._return(item)
+
+    def _end_session(self, successor: Session | None, reason: str) -> None:
+        self._spans.end_all(reason)
+        self._session = successor
+        self._num_requests = 0
+
+    def _execute(self, runner: Runner, session: Session, step: Step, received_ns: int) -> Launched:
+        if step.step_id != session.last_step_id + 1:
+            raise InvalidStep(f"step {step.step_id} follows step {session.last_step_id}")
+        session.last_step_id = step.step_id
+        clock = Clock(self._on_cuda, received_ns)
+        self._num_requests += len(step.new_requests)
+
+        def launching(load: float) -> None:
+            self._watch.launching(load)
+            clock.launching()
+
+        output = runner.execute(step, launching)
+        clock.launched()
+        self._watch.launched()
+        self._spans.update(step)
+        self._num_requests = runner.num_requests
+        return Launched(session, output, stats.step_kind(step), self._num_requests, clock)
+
+    def _return_results(self) -> None:
+        try:
+            while (launched := self._launched.get()) is not None:
+                try:
+                    self._return(launched)
+                except Exception as error:
+                    self._doubt(launched.session, error)
+        except BaseException as error:
+            self.fail(error)
+
+    def _doubt(self, session: Session, error: Exception) -> None:
+        """Has the device thread find out whose fault it is."""
+        session.is_over = True
+        self._submitted.put(Doubted(session, error))
+
+    def _return(self, item: Launched | Closed) -> None:
+        """Waits for what was launched and delivers it."""
+        if isinstance(item, Closed):
+            item.session.deliver(item.error)
+            return
+        clock, session = item.clock, item.session
+        execute_ns = clock.wait_ns()
+        self._watch.done(execute_ns / 1e9)
+        idle_ns = None if session.last_clock is None else clock.idle_ns(session.last_clock)
+        if (stages := item.output.stages) is not None:
+            execute_ns, idle_ns = max(stages.busy), None if idle_ns is None else stages.late
+            stats.record_stages(stages)
+        session.last_clock = clock
+        tokens = item.output.wait()
+        if session.is_over:
+            return
+        if session.doubts.arise(len(item.output.request_ids), {**item.output.failures, **tokens.failures}):
+            self._doubt(session, NoNumbers("no request of the step had numbers (NaN) for its next token"))
+            return
+        session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
+        stats.record_drafts(tokens)
+        stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
+
+    def fail(self, cause: BaseException) -> None:
+        """The device is in an unknown state: the stream ends with the error and the process is to be restarted. On any
+        thread; the first cause counts."""
+        if self.is_ending:
+            return
+        self.is_ending = True
+        logger.critical("fatal error of the device", exc_info=None if isinstance(cause, RankLost) else cause)
+        if isinstance(cause, BrokenModel):
+            error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
+        elif isinstance(cause, RankLost) and not cause.in_a_step:
+            error = DeviceError(str(cause), grpc.StatusCode.UNAVAILABLE)
+        else:
+            error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
+        self.tell(error)
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+
+def _allowance(item: Item, runner: Runner) -> float:
+    """Seconds that it may take to handle, apart from a step."""
+    if isinstance(item, Called):
+        return INSTALL_S
+    return IMAGES_S if runner.smallest_image > 0 else 0.0

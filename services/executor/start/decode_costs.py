@@ -1,0 +1,75 @@
+"""What steps cost by their tokens, measured at start: the scheduler weighs drafts against it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.runner.model_runner import ModelRunner
+
+# Tokens of the steps. Larger ones cost so much more for each that straight lines will do.
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# After so long, no further size is measured, and none again: large models are slow, and then the first times tell
+# enough. Of others the fastest of some times counts, as something else may run on the machine.
+_ENOUGH_S, _ENOUGH_AGAIN_S = 0.3, 0.9
+_MOST_TIMES = 5
+
+
+@dataclass(frozen=True)
+class DecodeCosts:
+    """steps: (tokens, seconds), rising in tokens. draft_seconds: of the proposer, for each token of a draft."""
+
+    steps: tuple[tuple[int, float], ...] = ()
+    draft_seconds: float = 0.0
+
+
+NO_COSTS = DecodeCosts()
+
+
+def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time.perf_counter) -> DecodeCosts:
+    """Of a runner that drafts and is warm. All ranks of the group call it, and stop at the same step."""
+    limits, start = runner.limits, clock()
+    largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    with_drafts = BatchShape.uniform(1, 1 + runner.max_draft_tokens)
+    times: dict[BatchShape, float] = {}
+    if with_drafts.num_tokens <= limits.max_num_batched_tokens:
+        times[with_drafts] = _warm_seconds(runner, with_drafts, clock)
+    for size in (size for size in _SIZES if size <= largest):
+        shape = BatchShape.uniform(size)
+        times[shape] = _warm_seconds(runner, shape, clock)
+        if size > 1 and not group.least(int(clock() - start < _ENOUGH_S)):
+            break
+    for _ in range(_MOST_TIMES - 1):
+        if not group.least(int(clock() - start < _ENOUGH_AGAIN_S)):
+            break
+        times = {shape: min(seconds, _seconds(runner, shape, clock)) for shape, seconds in times.items()}
+    steps = [(shape.num_tokens, seconds) for shape, seconds in times.items() if shape != with_drafts]
+    if with_drafts not in times:
+        return DecodeCosts(tuple(steps))
+    # What goes beyond a step of as many tokens is the proposer's.
+    rest = times[with_drafts] - _interpolated(steps, with_drafts.num_tokens)
+    return DecodeCosts(tuple(steps), max(0.0, rest) / runner.max_draft_tokens)
+
+
+def _warm_seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:
+    """Not of the first step of a shape, which may be recorded."""
+    runner.uniform_run(shape)
+    return _seconds(runner, shape, clock)
+
+
+def _seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:
+    start = clock()
+    runner.uniform_run(shape)
+    return clock() - start
+
+
+def _interpolated(steps: list[tuple[int, float]], num_tokens: int) -> float:
+    for (left, low), (right, high) in pairwise(steps):
+        if num_tokens <= right:
+            return low + (high - low) * (num_tokens - left) / (right - left)
+    (left, low), (right, high) = steps[-2:] if len(steps) > 1 else steps * 2
+    return high + (high - low) * (num_tokens - right) / max(1, right - left)

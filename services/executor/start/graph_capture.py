@@ -1,0 +1,61 @@
+"""Captures a runner's CUDA graphs, once it is warm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pagewire.kernels.ops import SHORT_QUERY
+from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.graphs.capture_sizes import graph_shapes
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, cuda_recorder
+from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.runner.model_runner import ModelRunner
+
+
+def fill(runner: ModelRunner, shape: BatchShape) -> None:
+    """A dummy run that fits into one of the `graph_shapes`, and is of its kind."""
+    if shape.is_uniform:
+        runner.uniform_run(shape)
+    elif shape.has_drafts_only:
+        query_len = min(1 + runner.max_draft_tokens, shape.num_tokens)
+        runner.uniform_run(BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len))
+    else:  # one long query, and a short one where the shape has some
+        num_reqs = 1 if shape.min_query_len > SHORT_QUERY else 2
+        runner.dummy_run(num_reqs, min(shape.num_tokens, runner.limits.max_model_len))
+
+
+def capture_graphs(
+    runner: ModelRunner,
+    sizes: Sequence[int],
+    progress: Progress,
+    record: Record | None = None,
+    prompts: Sequence[int] = (),
+) -> None:
+    """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts; prompts: steps
+    with prompts, of these numbers of tokens."""
+    record = record or cuda_recorder()
+    capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
+    runner.drafter.capture(runner.drafter.graph_shapes(sizes, prompts), progress, record)
+
+
+def num_graphs(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> int:
+    """Shapes that `capture_graphs` captures."""
+    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts)
+    return len(shapes) + len(runner.drafter.graph_shapes(sizes, prompts))
+
+
+def capture_shapes(
+    runner: ModelRunner,
+    shapes: Sequence[BatchShape],
+    progress: Progress,
+    record: Record | None = None,
+    graphs: CudaGraphs | None = None,
+) -> None:
+    """shapes: some of `graph_shapes`, falling: the largest makes the memory that the others fit into. graphs: to which
+    these come."""
+    record, graphs = record or cuda_recorder(), graphs or CudaGraphs()
+    runner.use_graphs(graphs)
+    for index, shape in enumerate(shapes):
+        progress(index / len(shapes), f"CUDA graph of {shape.num_tokens} tokens")
+        graphs.capture(shape, record, partial(fill, runner, shape))

@@ -1,0 +1,203 @@
+"""How much CUDA memory serving takes apart from the KV cache: measured by running the largest steps, then kept.
+
+A measurement costs seconds (compilation, a step of all tokens, captures of two sizes) and depends on the model's files,
+the flags, the device and the software alone. It is kept under a key of all these in `profiles/` of the user's cache
+directory; the next start with the same key reads it. Delete the folder to measure again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import pagewire
+from pagewire.config.sampling_params import with_defaults
+from pagewire.files.models import cache_directory
+from pagewire.kernels import ops as kernel_ops
+from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.device.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
+from pagewire.services.executor.graphs.capture_sizes import graph_shapes
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, cuda_recorder
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_shapes, fill, num_graphs
+from pagewire.services.executor.step.step import MAX_LOGPROBS
+from pagewire.v1.common_pb2 import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# Everything that a sampled token may cost memory for.
+COSTLY_SAMPLING = with_defaults(
+    SamplingParams(
+        seed=0,
+        top_k=50,
+        top_p=0.9,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        logit_bias_ids=[0],
+        logit_bias_values=[1.0],
+        logprobs=MAX_LOGPROBS,
+    )
+)
+# Beside what a prompt's step costs anyway.
+COSTLY_PROMPT = with_defaults(SamplingParams(seed=0, prompt_logprobs=MAX_LOGPROBS))
+# Code and workspaces of libraries take less; more is another process that took memory meanwhile.
+_MAX_LIBRARY_BYTES = 2 * 1024**3
+
+
+class Meter(Protocol):
+    """Reads a device's memory."""
+
+    def now(self) -> DeviceMemory: ...
+
+    def reset_peak(self) -> None: ...
+
+    def peak(self) -> int:
+        """Bytes that torch had allocated at most since `reset_peak()`."""
+
+    def release(self) -> None:
+        """Gives memory that nobody uses any more back to the device."""
+
+    def key(self) -> dict[str, Any]:
+        """Device and software as far as memory depends on them."""
+
+
+class CudaMeter:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def now(self) -> DeviceMemory:
+        torch.cuda.synchronize(self._device)
+        return cuda_memory(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def key(self) -> dict[str, Any]:
+        return software_key() | {
+            "device": torch.cuda.get_device_name(self._device),
+            "total_bytes": torch.cuda.get_device_properties(self._device).total_memory,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        }
+
+
+def profile_run(runner: ModelRunner) -> None:
+    """The largest steps there can be: all rows and tokens, every feature of the sampler, a request of full length,
+    images without text between them."""
+    limits = runner.limits
+    for num_tokens in (limits.max_num_batched_tokens, limits.max_num_seqs):
+        runner.dummy_run(limits.max_num_seqs, num_tokens, context_len=limits.max_model_len, sampling=COSTLY_SAMPLING)
+    runner.dummy_run(1, limits.max_num_batched_tokens, sampling=COSTLY_PROMPT)
+    if 0 < runner.smallest_image < limits.max_model_len:
+        runner.dummy_run(1, limits.max_num_batched_tokens, context_len=limits.max_model_len, with_images=True)
+    if runner.max_draft_tokens:
+        runner.uniform_run(
+            BatchShape.uniform(limits.max_num_seqs, 1 + runner.max_draft_tokens), sampling=COSTLY_SAMPLING
+        )
+
+
+def measure(
+    runner: ModelRunner,
+    sizes: Sequence[int],
+    meter: Meter,
+    recorder: Callable[[], Record] = cuda_recorder,
+    prompts: Sequence[int] = (),
+) -> MemoryProfile:
+    """runner: has one block of KV cache. sizes, prompts: as of `capture_graphs`; here the two largest are made."""
+    before = meter.now()
+    meter.reset_peak()
+    profile_run(runner)
+    peak = meter.peak()
+    library_bytes = max(0, meter.now().outside_torch - before.outside_torch)
+    shapes, taken = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), []
+    record, graphs = recorder() if shapes else None, CudaGraphs()
+    for shape in shapes[:2]:
+        fill(runner, shape)  # what this reserves is not the graphs'
+    for shape in shapes[:2]:
+        # Capturing releases what torch keeps of earlier steps: before it, that would look like the graphs' memory.
+        meter.release()
+        free = meter.now().free
+        capture_shapes(runner, [shape], lambda fraction, text: None, record, graphs)
+        meter.release()
+        taken.append(free - meter.now().free)
+    largest, second = (*taken, 0, 0)[:2]
+    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, num_graphs(runner, sizes, prompts)))
+
+
+def cached_or_measured(
+    key: Mapping[str, Any],
+    measure: Callable[[], MemoryProfile],
+    directory: Path | None = None,
+    all_have: Callable[[bool], bool] = bool,
+) -> tuple[MemoryProfile, bool]:
+    """The profile of `key`, and whether it was there already. What cannot be read or written is logged once.
+
+    all_have: whether every rank of a group has its own there, given whether this one has: they measure together, by
+    steps that all of them take, or not at all.
+    """
+    canonical = json.dumps(key, sort_keys=True, default=str)
+    name = f"{hashlib.sha256(canonical.encode()).hexdigest()[:32]}.json"
+    path = (directory or cache_directory() / "profiles") / name
+    known = _read(path, json.loads(canonical))
+    if all_have(known is not None) and known is not None:
+        return known, True
+    profile = measure()
+    if profile.library_bytes > _MAX_LIBRARY_BYTES:
+        logger.warning(
+            "another process seems to have taken memory of the device while it was measured (%s): the KV cache is "
+            "smaller for it, and the next start measures again",
+            mib(profile.library_bytes),
+        )
+    else:
+        _write(path, {"key": json.loads(canonical), "profile": dataclasses.asdict(profile)})
+    return profile, False
+
+
+def _read(path: Path, key: dict[str, Any]) -> MemoryProfile | None:
+    try:
+        content = json.loads(path.read_text())
+        if content["key"] != key:
+            raise ValueError("it is the profile of something else")
+        profile = MemoryProfile(**content["profile"])
+        if not all(type(value) is int and value >= 0 for value in dataclasses.astuple(profile)):
+            raise ValueError("it has values that are no sizes")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.info("memory profile %s is not used: %s", path, error)
+        return None
+    return profile
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(content, indent=1))
+        part.replace(path)
+    except OSError as error:
+        logger.info("memory profile is not kept, so the next start measures again: %s", error)
+
+
+def software_key() -> dict[str, Any]:
+    """Our version, and when our code or tables changed last: a checkout changes without its version."""
+    folders = (Path(__file__).parents[1], Path(kernel_ops.__file__).parents[1])
+    files = (path for folder in folders for kind in ("*.py", "*.json") for path in folder.rglob(kind))
+    changed = max(path.stat().st_mtime_ns for path in files)
+    return {"pagewire": pagewire.__version__, "changed_ns": changed}

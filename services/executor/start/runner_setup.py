@@ -1,0 +1,206 @@
+"""A loaded model before it has a runner: what that is made of, and how many blocks its cache can have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagewire.config import ExecutorConfig
+from pagewire.config.speculation import Speculation
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.memory import MemoryProfile, mib
+from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.loading.weights.identity import model_key
+from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
+from pagewire.services.executor.parallel.tokens import Tokens, tokens_of
+from pagewire.services.executor.runner.image_inputs import VisionModel
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.pipeline import OneStage, stage_in
+from pagewire.services.executor.sampling.logprobs import LogprobsMode
+from pagewire.services.executor.speculation import draft_cache
+from pagewire.services.executor.speculation.build import can_have_drafts, make_proposer
+from pagewire.services.executor.speculation.draft_steps import Target
+from pagewire.services.executor.speculation.drafters import check_drafters, load_drafter, own_bytes
+from pagewire.services.executor.start import memory_profile
+from pagewire.services.executor.start.fault_injection import FaultyRunner, parse_faults
+from pagewire.services.executor.start.memory_profile import CudaMeter, Meter, cached_or_measured
+from pagewire.services.executor.start.phases import Phases
+from pagewire.services.executor.step.limits import Limits
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A loaded model, and all that its runner is made of but the number of blocks."""
+
+    config: ExecutorConfig
+    model: Model
+    limits: Limits
+    graph_sizes: tuple[int, ...]  # rising; empty = no CUDA graphs
+    device: torch.device
+    record_steps: bool = False  # on a CPU
+    pooling: Pooling = LAST_STATE
+    group: Group = ALONE_GROUP
+    graph_prompts: tuple[int, ...] = ()  # as graph_sizes, in tokens: of steps with prompts
+
+    @cached_property
+    def speculation(self) -> Speculation | None:
+        """How tokens are drafted, if they are."""
+        speculation = Speculation.of(self.config)
+        if speculation is None or not speculation.if_possible or can_have_drafts(self.model, self.pooling, self.group):
+            return speculation
+        logger.info("nothing is drafted: it cannot be for %s served so", self.model.config.architecture)
+        return None
+
+    @cached_property
+    def drafter(self) -> Model | None:
+        """The model that drafts, if one does."""
+        return load_drafter(self.speculation, self.config, self.model, self.limits, self.device, self.group)
+
+    def load_drafter(self) -> None:
+        """Raises StartupError, also where ranks do not have the same weights, ModelLoadError or RankLost."""
+        if self.drafter is not None:
+            check_drafters(self.speculation, self.config, self.group)
+
+    @property
+    def drafter_bytes(self) -> int:
+        """Of weights that the model that drafts does not share with the other."""
+        return 0 if self.drafter is None else own_bytes(self.drafter, self.model)
+
+    def cache_bytes(self, num_blocks: int) -> int:
+        """Of the KV cache, and of that of a model that drafts."""
+        of_model = kv_cache.cache_bytes(self.model, num_blocks, self.limits)
+        if self.drafter is None or self.speculation is None or self.speculation.method == "self":
+            return of_model
+        return of_model + draft_cache.num_bytes(self.drafter, self.model, num_blocks, self.limits)
+
+    def _drafted_for(self, num_blocks: int, limits: Limits, tokens: Tokens) -> Target:
+        def steps() -> Steps:
+            return _recorded_steps(limits, self.pooling) if self.record_steps else CudaGraphs()
+
+        return Target(self.model, limits, num_blocks, self.device, self.config.attention_split_size, steps, tokens)
+
+    @cached_property
+    def stage(self) -> OneStage:
+        """What every runner does as one."""
+        most = 0 if self.speculation is None else self.speculation.num_speculative_tokens
+        return stage_in(self.group, self.model, self.limits, self.device, most)
+
+    def runner(self, num_blocks: int, limits: Limits) -> ModelRunner:
+        make: Callable[..., ModelRunner] = ModelRunner
+        if self.config.fault_injection:
+            make = partial(FaultyRunner, parse_faults(self.config.fault_injection))
+        tokens = tokens_of(self.group, limits.max_num_seqs, self.device)
+        drafted_for = self._drafted_for(num_blocks, limits, tokens)
+        proposer = make_proposer(self.speculation, self.pooling, self.group, drafted_for, self.drafter)
+        max_draft_tokens = 0 if proposer is None else proposer.max_draft_tokens
+        return make(
+            self.model,
+            limits,
+            num_blocks,
+            self.device,
+            attention_split_size=self.config.attention_split_size,
+            graphs=_recorded_steps(limits, self.pooling, max_draft_tokens) if self.record_steps else None,
+            pooling=self.pooling,
+            image_cache_bytes=self.config.mm_encoder_cache_bytes,
+            logprobs_mode=LogprobsMode(self.config.logprobs_mode),
+            tokens=tokens,
+            stage=self.stage,
+            proposer=proposer,
+        )
+
+
+def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int = 0) -> Steps:
+    # Compiles the C++ kernels, which a GPU has no use for.
+    from pagewire.services.executor.graphs.recorded_steps import REQUESTS, RecordedSteps
+
+    requests = REQUESTS if pooling.generates else ()
+    return RecordedSteps(
+        limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests, max_draft_tokens=max_draft_tokens
+    )
+
+
+def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
+    """Of a group of layers that sees all tokens; that of others follows from it."""
+    config, limits, device = setup.config, setup.limits, setup.device
+    if config.num_gpu_blocks_override is not None:
+        num_bytes = setup.cache_bytes(config.num_gpu_blocks_override)
+        memory.check_kv_cache_fits(num_bytes, device, "--num-gpu-blocks-override")
+        return config.num_gpu_blocks_override
+    if not setup.model.caching_layers:
+        return 0
+    flag = "--kv-cache-memory-bytes"
+    if config.kv_cache_memory_bytes is not None:
+        num_bytes = config.kv_cache_memory_bytes
+        memory.check_kv_cache_fits(num_bytes, device, flag)
+    elif device.type == "cpu":
+        usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
+        usable_bytes = setup.cache_bytes(usable_blocks)
+        num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes, config.cpu_share)
+    else:
+        flag = "--gpu-memory-utilization"
+        num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)
+    return kv_cache.blocks_within(num_bytes, setup.model, limits, flag, setup.cache_bytes)
+
+
+def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:
+    """Memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once and kept."""
+    meter.release()
+    before, utilization = meter.now(), setup.config.gpu_memory_utilization
+
+    def measure() -> MemoryProfile:
+        profile = memory_profile.measure(
+            setup.runner(1, setup.limits), setup.graph_sizes, meter, prompts=setup.graph_prompts
+        )
+        meter.release()
+        return profile
+
+    progress(1.0, "memory profile")
+    notes: list[str] = []
+    with phases("memory_profile", notes):
+        key = _profile_key(setup, model_path) | meter.key()
+        profile, was_known = cached_or_measured(key, measure, all_have=setup.group.all_have)
+        notes += ["cached"] * was_known
+    kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
+    num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
+    logger.info(
+        "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs - %s "
+        "images (--mm-encoder-cache-bytes)",
+        *map(mib, (num_bytes, before.total)),
+        utilization,
+        *map(mib, (before.outside_torch, profile.library_bytes, profile.peak_bytes, profile.graph_bytes, kept_images)),
+    )
+    return num_bytes
+
+
+def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
+    """What a memory profile depends on, apart from device and software."""
+    config = setup.config
+    return {
+        "model": model_key(model_path),
+        "load_format": config.load_format,
+        "model_impl": config.model_impl,
+        "quantization": config.quantization,
+        "hf_overrides": config.hf_overrides,
+        "dtype": setup.model.config.dtype,
+        "kv_cache": [(asdict(spec), len(layers)) for spec, layers in kv_cache.groups(setup.model).items()],
+        "attention_split_size": config.attention_split_size,
+        "limits": asdict(setup.limits),
+        "graph_sizes": setup.graph_sizes,
+        "graph_prompts": setup.graph_prompts,
+        "logprobs_mode": config.logprobs_mode,
+        "speculation": setup.speculation and asdict(setup.speculation),
+        "kind": setup.pooling.kind,  # whether the largest steps have logits
+        "rank": (setup.group.rank, setup.group.size, setup.group.stage.count),  # what it has of the layers, and does
+    }

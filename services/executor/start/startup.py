@@ -1,0 +1,292 @@
+"""From a configuration to a warm model runner: load, size the KV cache, run, capture. On the device thread."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
+from pagewire.process.process import predecessor_failed, release_unused_memory, usable_cores
+from pagewire.services.executor import stats
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.batch.kv_cache import KVGroup
+from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.device import memory
+from pagewire.services.executor.graphs.capture_sizes import capture_sizes, prompt_sizes
+from pagewire.services.executor.layers.kv_spec import KVSpec
+from pagewire.services.executor.loading.served_model import load_served
+from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.models.pooling import Pooling
+from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.decode_costs import NO_COSTS, DecodeCosts, measure
+from pagewire.services.executor.start.graph_capture import capture_graphs
+from pagewire.services.executor.start.phases import Phases
+from pagewire.services.executor.start.probe import BrokenModel, probe
+from pagewire.services.executor.start.runner_setup import Setup, num_blocks
+from pagewire.services.executor.start.warm_up import warm_up
+from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.step import InvalidStep
+
+logger = logging.getLogger(__name__)
+
+# Those that the attention kernels are compiled and tuned for; the CPU's take any.
+_CUDA_BLOCK_SIZES = (16, 32, 64, 128)
+_MIN_CUDA_MAJOR = 8  # of the compute capability
+# By default, where a prompt must be in one step: memory for activations grows with it.
+_MAX_WHOLE_PROMPT = 8192
+
+
+@dataclass(frozen=True)
+class ExecutorInfo:
+    """What was found out at start; `Describe` tells it."""
+
+    incarnation: int
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_groups: tuple[KVGroup, ...]
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_cache_bytes: int
+    max_draft_tokens: int = 0
+    decode_costs: DecodeCosts = NO_COSTS  # of one that drafts as many as pay
+    draft_bounds: tuple[tuple[int, int], ...] = ()  # of so many requests on that decode -> most drafts of each
+    kind: str = "generate"  # or embed, classify
+    labels: tuple[str, ...] = ()  # of a classifier
+    vector_size: int = 0
+    whole_prompts: bool = False
+    predecessor_failed: bool = False
+    pipeline_stages: int = 1
+    num_ranks: int = 1
+    weights_digest: str = ""  # of those that it starts with
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the largest group."""
+        return max((group.num_blocks for group in self.kv_groups), default=0)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Raises StartupError if CUDA is asked for and absent."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise StartupError("--device cuda: torch finds no CUDA device here; use --device cpu, or a CUDA build of torch")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def start_runner(
+    config: ExecutorConfig, model_path: str, progress: Progress, group: Group = ALONE_GROUP
+) -> tuple[ModelRunner, ExecutorInfo]:
+    """Loads the model and makes it ready. Call it on the thread that will execute steps.
+
+    model_path is where the files of `config.model` are. group: the ranks that serve the model together, each of which
+    calls this, as they take their steps together. Raises StartupError (also for what does not fit into memory),
+    ModelLoadError or RankLost.
+    """
+    config = replace(config, cpu_share=config.cpu_share / group.num_local)
+    device, phases = resolve_device(config.device), Phases()
+    if device.type == "cuda":
+        _check_cuda(config, device)
+    else:
+        stats.CPU_BACKEND.labels(_cpu_kernels()).set(1)
+    sizes = capture_sizes(
+        config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
+    )
+    # The number of OpenMP threads belongs to the thread that sets it.
+    torch.set_num_threads(config.num_threads or _num_threads(config))
+    with phases("weights"):
+        path = Path(model_path)
+        served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
+        group.check_same("weights", served.digest)
+    model, pooling = served.model, served.pooling
+    _check_model(model, device)
+    limits = _limits(config, model, pooling, device)
+    kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
+    uses_graphs = _uses_graphs(config, model, device)
+    records = _records_steps(config, model, device)
+    setup = Setup(
+        config,
+        model,
+        limits,
+        sizes if uses_graphs and pooling.generates else (),
+        device,
+        records,
+        pooling,
+        group,
+        # With splits of a fixed size, a graph would keep scratch memory for the longest context of every request.
+        prompt_sizes(config.max_cudagraph_prompt_tokens, limits.max_num_batched_tokens)
+        if uses_graphs and not config.attention_split_size
+        else (),
+    )
+    if setup.speculation is not None:
+        with phases("drafter"):
+            setup.load_drafter()  # before it is asked how much memory is left
+    size = group.least(num_blocks(setup, Path(model_path), phases, progress))
+    progress(1.0, "KV cache")
+    with phases("kv_cache"):
+        longest = kv_cache.longest_request(kv_cache.kv_groups(model, size, limits), limits)
+        runner = setup.runner(size, replace(limits, max_model_len=longest))
+    progress(1.0, "warm-up")
+    with phases("warm_up"):
+        try:
+            warm_up(runner, device)
+            probe(runner, model.config.vocab_size)
+        except (InvalidStep, BrokenModel) as error:
+            raise ModelLoadError(f"{model_path}: {error}") from error
+    if device.type == "cpu":
+        release_unused_memory()  # what loading and packing have left
+    if setup.graph_sizes or setup.graph_prompts:
+        with phases("graph_capture", [f"{len(setup.graph_sizes)} + {len(setup.graph_prompts)} sizes"]):
+            capture_graphs(runner, setup.graph_sizes, progress, prompts=setup.graph_prompts)
+            runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
+    costs = NO_COSTS
+    if setup.speculation is not None and setup.speculation.adaptive:
+        with phases("decode_costs"):
+            costs = measure(runner, group)
+    logger.info("ready: %s", phases)
+    group.check()
+    info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs)
+    _report_bytes(info, runner, device)
+    return runner, info
+
+
+def _num_threads(config: ExecutorConfig) -> int:
+    """Cores that are bound are all its own; of others it takes its share."""
+    return max(1, usable_cores() if config.cpu_bind is not None else int(usable_cores() * config.cpu_share))
+
+
+def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
+    """Refuses, before weights are read, what would only fail in the first step."""
+    if config.block_size not in _CUDA_BLOCK_SIZES:
+        sizes = ", ".join(map(str, _CUDA_BLOCK_SIZES))
+        raise StartupError(f"--block-size {config.block_size}: the CUDA kernels take {sizes}; use one of them")
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < _MIN_CUDA_MAJOR:
+        raise StartupError(
+            f"--device cuda: {torch.cuda.get_device_name(device)} has compute capability {major}.{minor}; the CUDA "
+            f"kernels need {_MIN_CUDA_MAJOR}.0 (Ampere) or above; use --device cpu or another GPU"
+        )
+
+
+def _cpu_kernels() -> str:
+    """Raises StartupError if the environment asks for kernels that there are not."""
+    try:
+        return cpu_backend()
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+
+
+def _check_model(model: Model, device: torch.device) -> None:
+    """Refuses what no kernel computes, before a step finds out."""
+    config = model.config
+    for spec in kv_cache.groups(model):
+        if isinstance(spec, KVSpec) and (spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM):
+            raise StartupError(
+                f"{config.architecture}: attention takes heads of a multiple of 8 elements, up to {MAX_HEAD_DIM}; "
+                f"this model's have {spec.head_dim}"
+            )
+    if device.type == "cpu" and cpu_backend() == "triton" and config.dtype == torch.bfloat16:
+        raise StartupError(
+            "PAGEWIRE_CPU_KERNELS=triton: the interpreter multiplies bfloat16 wrongly; add --dtype float32"
+        )
+
+
+def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens)"""
+    default = (128, 2048) if device.type == "cpu" else (256, 8192)
+    return config.max_num_seqs or default[0], config.max_num_batched_tokens or default[1]
+
+
+def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torch.device) -> Limits:
+    """Where prompts are computed whole, a step takes the longest that is asked for, by default up to
+    _MAX_WHOLE_PROMPT tokens; longer prompts are refused."""
+    max_num_seqs, max_tokens = _batch_limits(config, device)
+    max_len = config.max_model_len or min(
+        model.config.max_position_embeddings, pooling.max_model_len or model.config.max_position_embeddings
+    )
+    if pooling.whole_prompts and config.max_num_batched_tokens is None:
+        max_tokens = max(max_tokens, config.max_model_len or min(max_len, _MAX_WHOLE_PROMPT))
+    if pooling.whole_prompts and max_len > max_tokens:
+        logger.warning(
+            "%s reads a prompt in one step, of up to %d tokens: longer prompts are refused, although it takes %d; "
+            "raise --max-num-batched-tokens for them, which costs memory",
+            *(model.config.architecture, max_tokens, max_len),
+        )
+        max_len = max_tokens
+    return Limits(max_num_seqs, max_tokens, max_len, config.block_size, config.state_block_size)
+
+
+def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
+    """Whether there are; logs why not if some were asked for."""
+    if config.enforce_eager:
+        reason = "--enforce-eager turns them off"
+    elif device.type != "cuda":
+        reason = f"steps run on {device}"
+    elif not model.capturable:
+        reason = f"{model.config.architecture} runs in transformers' code, which cannot be captured"
+    else:
+        return True
+    if config.cudagraph_capture_sizes or config.max_cudagraph_capture_size or device.type == "cuda":
+        logger.info("no CUDA graphs: %s", reason)
+    return False
+
+
+def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
+    """What stands for CUDA graphs on a CPU: it takes the C++ kernels. What a model's code does that cannot be recorded
+    shows while it is."""
+    return device.type == "cpu" and cpu_backend() == "cpp" and not config.enforce_eager
+
+
+def _report_bytes(info: ExecutorInfo, runner: ModelRunner, device: torch.device) -> None:
+    stats.WEIGHT_BYTES.set(info.weight_bytes)
+    stats.KV_CACHE_BYTES.set(info.kv_cache_bytes)
+    if device.type == "cpu":
+        stats.KV_CACHE_RESIDENT_BYTES.set_function(partial(memory.resident_bytes, runner.kv_caches))
+    else:
+        stats.KV_CACHE_RESIDENT_BYTES.set(info.kv_cache_bytes)
+
+
+def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
+    limits, model, device = runner.limits, setup.model, setup.device
+    name = str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+    if setup.group.size > 1:
+        name = f"{setup.group.size} x {name}"
+    return ExecutorInfo(
+        incarnation=secrets.randbits(64),
+        model=setup.config.model,
+        max_model_len=limits.max_model_len,
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=model.config.eos_token_ids,
+        kv_groups=runner.kv_groups,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        device=name,
+        dtype=str(model.config.dtype).removeprefix("torch."),
+        weight_bytes=sum(setup.group.of_all(model.weight_bytes + setup.drafter_bytes)),
+        kv_cache_bytes=sum(setup.group.of_all(sum(cache.nbytes for cache in runner.kv_caches))),
+        max_draft_tokens=runner.max_draft_tokens,
+        draft_bounds=() if setup.speculation is None else setup.speculation.draft_bounds,
+        kind=setup.pooling.kind,
+        labels=setup.pooling.labels,
+        vector_size=setup.pooling.size or model.config.hidden_size,
+        whole_prompts=setup.pooling.whole_prompts,
+        predecessor_failed=predecessor_failed(),
+        pipeline_stages=setup.group.stage.count,
+        num_ranks=setup.group.size,
+    )

@@ -1,0 +1,1 @@
+"""Forecasts, deadlines and the refusal of requests that would wait too long."""

@@ -1,0 +1,277 @@
+"""Whether a request would have to wait too long for its first token: then it is told so at once, and when to come back.
+
+The forecast goes through those who are before it as an executor will, in a few pieces. A piece takes as many steps as
+its prompts fill, where those that decode leave them room (`prefill_budget.py`), or as many as it takes until there are
+places for it, rows and KV blocks: these become free as running requests end, by chance, as one in so many of their
+tokens is the last one of a request. Whoever has a place decodes from then on, and steps take longer.
+
+How long steps take (`cost_model.py`), how long outputs are and how much of prompts is cached is learned from what was
+done; while it is not known, nobody is refused. What this leaves out (short prompts overtake long ones; where blocks run
+out, some is computed twice) shows in waits that were longer than forecast, and the next forecasts are multiplied by as
+much. Several executors share what waits evenly. Pure: times are given.
+"""
+
+import math
+from dataclasses import dataclass
+
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.scheduler import Scheduler
+
+# A forecast that is worse than this is wrong for other reasons than those it leaves out.
+_MAX_FACTOR = 3.0
+# Of what is learned per request, the part that the next one leaves.
+_MEMORY = 0.98
+# Outputs that have to have ended before their lengths are believed.
+_MIN_OUTPUTS = 8
+# Those who are refused together are told to come back one by one, over at most so many seconds: clients give up, or
+# come back when they like, if they are told to wait for more than a minute.
+_MAX_STAGGER = 60.0
+# Into so many pieces those are divided who come before a newcomer.
+_PIECES = 8
+# Who comes back when told to should not be refused again because a forecast was a little short.
+_SURE = 0.6
+# Of more executors than this, those with the fewest requests are looked at: there it will run.
+_MOST_REPLICAS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a newcomer finds, for each executor."""
+
+    replica: Replica  # of the executor whose steps are known best
+    num_executors: int
+    num_decodes: float  # those that run and have their prompts computed
+    num_prefills: float  # those that run and have not
+    num_prefill_tokens: float  # of these, to be computed
+    num_output_tokens: float  # of those that run, so far
+    max_output_tokens: float  # of those that run, at most
+    num_open_rows: float
+    free_kv_tokens: float  # that blocks are free for
+    num_before: float  # those that wait and have their turn before it
+    num_tokens_before: float  # of these
+    num_short_prompts: float  # of those that run, and that wait and have a row
+    num_tokens: int  # its own, wherever it will run
+    is_long: bool  # its prompt, so that others may overtake it
+
+    @property
+    def num_running(self) -> float:
+        return self.num_decodes + self.num_prefills
+
+
+def load_of(scheduler: Scheduler, request: Request) -> Load | None:
+    """As the request, which is not among those that wait, finds it. None: there is no executor. Costs the same however
+    many there are."""
+    replicas = scheduler.placement.least_loaded(_MOST_REPLICAS)
+    if not replicas:
+        return None
+    num, num_executors = len(replicas), scheduler.placement.num_present
+    num_running = num_prefills = num_short_prefills = num_prefill_tokens = num_output_tokens = max_output_tokens = 0
+    for replica in replicas:
+        num_running += replica.num_running
+        for one in replica.running:
+            if (missing := one.num_tokens - one.num_computed_tokens) > 1:
+                num_prefills += 1
+                num_short_prefills += not one.is_long
+                num_prefill_tokens += missing
+            num_output_tokens += one.num_output_tokens
+            max_output_tokens += one.max_num_tokens - one.num_prompt_tokens
+    num_open_rows = sum(replica.num_open_rows for replica in replicas)
+    num_before, num_tokens_before = scheduler.waiting_before(request)
+    return Load(
+        replica=scheduler.placement.best_known or replicas[0],
+        num_executors=num_executors,
+        num_decodes=(num_running - num_prefills) / num,
+        num_prefills=num_prefills / num,
+        num_prefill_tokens=num_prefill_tokens / num,
+        num_output_tokens=num_output_tokens / num,
+        max_output_tokens=max_output_tokens / num,
+        num_open_rows=num_open_rows / num,
+        free_kv_tokens=sum(map(_free_kv_tokens, replicas)) / num,
+        num_before=num_before / num_executors,
+        num_tokens_before=num_tokens_before / num_executors,
+        num_short_prompts=num_short_prefills / num
+        + min(scheduler.num_short_waiting / num_executors, num_open_rows / num),
+        num_tokens=request.num_tokens,
+        is_long=request.is_long,
+    )
+
+
+def _free_kv_tokens(replica: Replica) -> float:
+    """All requests together. Where no group of layers keeps all tokens, rows are the bound."""
+    assert replica.info is not None
+    sizes = [group.num_blocks * replica.info.block_size for group in replica.info.kv_groups if group.keeps_all]
+    return (1 - replica.kv_usage) * min(sizes) if sizes else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds from the arrival of a request."""
+
+    wait: float  # for others
+    prefill: float  # from then to its first token
+    interval: float  # by which the next one like it would wait longer
+    plain_wait: float = 0.0  # without the correction by those before
+    is_long: bool = False
+
+
+NOTHING_KNOWN = Forecast(0.0, 0.0, 0.0)
+
+
+class _Correction:
+    """By how much waits were longer than forecast, or shorter: the ratio of their sums, where later ones count more."""
+
+    def __init__(self) -> None:
+        self._forecast = self._waited = 1.0  # seconds
+
+    def learn(self, plain_wait: float, waited: float) -> None:
+        self._forecast = self._forecast * _MEMORY + plain_wait
+        self._waited = self._waited * _MEMORY + waited
+
+    @property
+    def factor(self) -> float:
+        return min(max(self._waited / self._forecast, 1 / _MAX_FACTOR), _MAX_FACTOR)
+
+
+class WaitTooLong(Exception):
+    """A request would wait too long for its first token."""
+
+    def __init__(self, message: str, reason: str, retry_delay: float) -> None:
+        """reason: "queue_time", "deadline" or "tokens_per_minute". retry_delay: seconds after which it would not."""
+        super().__init__(message)
+        self.reason = reason
+        self.retry_delay = retry_delay
+
+
+class _Course:
+    """What an executor does from now on: seconds that have passed, who decodes then, and how many places are open."""
+
+    def __init__(self, load: Load, request_tokens: float, output_tokens: float) -> None:
+        """request_tokens: of a prompt, to be computed. output_tokens: of a request."""
+        self._replica = load.replica
+        self._request_tokens = request_tokens
+        self._output_tokens = output_tokens
+        self._token_seconds = load.replica.costs.prompt_seconds(0, request_tokens) / request_tokens
+        self._num_short_prompts = load.num_short_prompts
+        self.seconds = 0.0
+        self.num_decodes = load.num_decodes
+        self._num_open = min(load.num_open_rows, load.free_kv_tokens / request_tokens)
+
+    def go_on(self, num_requests: float, num_tokens: float, num_places: float) -> None:
+        """Until there are places for so many, and so many tokens of prompts are computed, after which so many requests
+        more decode."""
+        num_steps = num_tokens / self.room()
+        if num_places > self._num_open:
+            num_steps = max(num_steps, (num_places - self._num_open) * self._output_tokens / max(1.0, self._cohort))
+        num_ended = num_steps * self._cohort / self._output_tokens
+        self.seconds += num_steps * self._step_seconds + num_tokens * self._token_seconds
+        self._num_open += num_ended - num_places
+        self.num_decodes += num_requests - num_ended
+
+    def prefill_seconds(self, num_tokens: float) -> float:
+        """Of a request that begins now. As its first step can begin, so does the one that runs have to end; the last
+        one has to pass all stages."""
+        num_stages = self._replica.costs.num_stages
+        num_steps = max(1.0, num_tokens / self.room()) + min(1.0, self.num_decodes) + num_stages - 1
+        return num_steps * self._step_seconds + num_tokens * self._token_seconds
+
+    def room(self) -> float:
+        """Tokens of prompts in a step."""
+        return self._replica.prompt_room(self._cohort, self._num_short_prompts, self._request_tokens)
+
+    @property
+    def _step_seconds(self) -> float:
+        """Besides the tokens of prompts."""
+        costs = self._replica.costs
+        return costs.decode_seconds(self._cohort) + costs.first_prompt_seconds
+
+    @property
+    def _cohort(self) -> float:
+        """Of those who decode, how many have a token in a step."""
+        return self.num_decodes / self._replica.costs.num_stages
+
+
+class Admission:
+    """Learns how fast requests are served, and from that tells how long a newcomer waits."""
+
+    def __init__(self) -> None:
+        # Sums over requests that count less with every later one.
+        self._num_prompt_tokens = self._num_uncached_tokens = 1.0
+        self._num_ends = 0.0
+        self._num_gained_tokens = 0.0
+        self._promised_until = 0.0
+        self._corrections = _Correction(), _Correction()  # of short prompts, of long ones
+
+    # -- what was done -----------------------------------------------------------------------------------------------
+
+    def on_first_step(self, num_prompt_tokens: int, num_cached_tokens: int, forecast: Forecast, waited: float) -> None:
+        """A request has a row. waited: seconds since its arrival."""
+        if forecast.plain_wait:
+            self._corrections[forecast.is_long].learn(forecast.plain_wait, waited)
+        self._num_prompt_tokens = self._num_prompt_tokens * _MEMORY + num_prompt_tokens
+        self._num_uncached_tokens = self._num_uncached_tokens * _MEMORY + num_prompt_tokens - num_cached_tokens
+
+    def on_tokens(self, num_tokens: int) -> None:
+        """Running requests have gained so many."""
+        self._num_gained_tokens += num_tokens
+
+    def on_end(self) -> None:
+        """A request has given its row back, for whatever reason."""
+        self._num_ends = self._num_ends * _MEMORY + 1
+        self._num_gained_tokens *= _MEMORY
+
+    # -- what is to come ---------------------------------------------------------------------------------------------
+
+    def forecast(self, load: Load | None) -> Forecast:
+        if load is None or not load.replica.costs.are_known:
+            return NOTHING_KNOWN
+        uncached, num = self._num_uncached_tokens / self._num_prompt_tokens, load.num_executors
+        own, before = uncached * load.num_tokens, uncached * load.num_tokens_before
+        mean_tokens = max(1.0, (before + own / num) / (load.num_before + 1 / num))
+        course = _Course(load, mean_tokens, self._output_tokens(load))
+        course.go_on(load.num_prefills, load.num_prefill_tokens, 0)
+        num_pieces = min(_PIECES, math.ceil(load.num_before))
+        for _ in range(num_pieces):
+            course.go_on(load.num_before / num_pieces, before / num_pieces, load.num_before / num_pieces)
+        course.go_on(0, 0, 1 / num)
+        wait, prefill = course.seconds, course.prefill_seconds(own)
+        course.go_on(1 / num, own / num, 1 / num)
+        factor = self._corrections[load.is_long].factor
+        return Forecast(factor * wait, prefill, factor * (course.seconds - wait), wait, load.is_long)
+
+    def check(self, forecast: Forecast, max_wait: float, timeout: float | None, now: float) -> None:
+        """max_wait: seconds that any request may wait, 0: for as long as it takes. timeout: seconds that this one has.
+
+        Raises WaitTooLong. Who waits for nobody is not refused: it would fare no better later.
+        """
+        if not forecast.wait:
+            return
+        limit, reason = max_wait or math.inf, "queue_time"
+        if timeout is not None and (time_to_wait := max(0.0, timeout - forecast.prefill)) < limit:
+            limit, reason = time_to_wait, "deadline"
+        if forecast.wait <= limit:
+            return
+        bound = f"it has {timeout:.3g} s" if reason == "deadline" else f"--max-queue-time is {max_wait:g} s"
+        delay = self.retry_delay(forecast, limit, now)
+        message = f"too many requests: this one would wait about {forecast.wait:.3g} s for its turn, and {bound}"
+        raise WaitTooLong(f"{message}; try again in {math.ceil(delay)} s", reason, delay)
+
+    def retry_delay(self, forecast: Forecast, limit: float, now: float) -> float:
+        """Seconds after which a request that is refused, as it would wait for more than `limit` seconds, would not be,
+        if nobody came but those who were refused before it."""
+        earliest = now + max(0.0, forecast.wait - _SURE * limit)
+        slot = max(earliest, self._promised_until)
+        if slot > earliest + _MAX_STAGGER:
+            slot = earliest  # not all come back: the next ones share the time with those before them
+        self._promised_until = slot + forecast.interval / _SURE
+        return self._promised_until - now
+
+    def _output_tokens(self, load: Load) -> float:
+        """Of a request: the maximum-likelihood estimate where each token may be the last, by tokens of all requests,
+        those that still run too, and ends. At first, twice what those that run have, as they are half way on average.
+        """
+        if self._num_ends >= _MIN_OUTPUTS:
+            output = self._num_gained_tokens / self._num_ends
+        else:
+            output = 2.0 * load.num_output_tokens / max(1.0, load.num_running)
+        return max(1.0, min(output, load.max_output_tokens / load.num_running) if load.num_running else output)

@@ -1,0 +1,116 @@
+"""Who is let in: admission, applied to the requests of clients, as statuses and metrics."""
+
+import time
+from collections.abc import Iterable
+
+import grpc
+
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, Admission, Forecast, WaitTooLong, load_of
+from pagewire.services.scheduler.admission.token_budgets import TokenBudgets
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo
+from pagewire.services.scheduler.core.request import Request, too_long
+from pagewire.services.scheduler.core.scheduler import QueueFull, Scheduler
+from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.service.live_request import LiveRequest
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire.rpc import RpcError
+
+
+class Entrance:
+    """Refuses requests that would wait too long, and learns from those that were served."""
+
+    def __init__(self, scheduler: Scheduler, max_queue_time: float) -> None:
+        self.admission = Admission()
+        self._budgets = TokenBudgets()
+        self._scheduler = scheduler
+        self._max_queue_time = max_queue_time
+
+    def check(self, request: Request, timeout: float | None) -> Forecast:
+        """timeout: seconds that the request has. What an earlier attempt has let in is not refused.
+
+        Raises WaitTooLong.
+        """
+        self._budgets.check(request, time.monotonic())
+        if request.is_resubmitted:
+            return NOTHING_KNOWN
+        forecast = self.admission.forecast(load_of(self._scheduler, request))
+        self.admission.check(forecast, self._max_queue_time, timeout, time.monotonic())
+        return forecast
+
+    def check_length(self, submission: TokenSubmission, info: ExecutorInfo | None) -> None:
+        """Before a prompt that is far too long costs this loop time; and none waits, in memory, for an executor that
+        may never take it. info: of the present executors or of the last one. Raises RpcError."""
+        message = submission.request
+        num_tokens = len(message.prompt_token_ids)
+        if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
+            return
+        if self._scheduler.info is not None:
+            too_many = too_long(num_tokens, info, message.yields_vector)
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_many, [("prompt_token_ids", too_many)])
+        if not submission.resubmitted:
+            raise RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                "no executor is available now, and the last one took prompts of up to "
+                f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}. Try again later",
+            )
+
+    def status_of(self, error: Exception, forecast: Forecast = NOTHING_KNOWN) -> RpcError:
+        """Of a request that was not taken."""
+        if isinstance(error, RpcError):
+            return error
+        if isinstance(error, InvalidRequest):
+            return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.violations)
+        retry_delay: float | None = None
+        if isinstance(error, WaitTooLong):
+            stats.REFUSALS.labels(error.reason).inc()
+            retry_delay = error.retry_delay
+        elif isinstance(error, QueueFull):
+            stats.REFUSALS.labels("queue_full").inc()
+            if forecast.interval:  # whoever is next in line makes a place
+                retry_delay = self.admission.retry_delay(forecast, forecast.wait, time.monotonic())
+        return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), retry_delay=retry_delay)
+
+    def on_taken(self, live: LiveRequest, forecast: Forecast) -> None:
+        live.forecast = forecast
+        self._budgets.add(live.request)
+
+    def on_failure(self, live: Iterable[LiveRequest]) -> None:
+        """What these wait for now, no forecast knew: nothing is learned from it of those that others wait for."""
+        for one in live:
+            one.forecast = NOTHING_KNOWN
+
+    def on_first_step(self, live: LiveRequest, now: float) -> None:
+        request, waited = live.request, now - live.arrival_time
+        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0, live.forecast, waited)
+
+    def on_first_token(self, live: LiveRequest, now: float) -> None:
+        if live.forecast.prefill:
+            expected = live.forecast.wait + live.forecast.prefill
+            stats.FORECAST_ERROR.observe(now - live.arrival_time - expected)
+
+    def on_end(self, live: LiveRequest) -> None:
+        self._budgets.remove(live.request)
+        if live.first_step_time is not None:
+            self.admission.on_end()
+
+
+def expired(live: LiveRequest) -> RpcError:
+    """What a client is told whose time is up."""
+    stats.EXPIRED.labels(live.stage).inc()
+    what = {
+        "waiting": "it waited for its turn",
+        "prompt": "its prompt was computed",
+        "output": f"its output was generated: {live.request.num_output_tokens} tokens so far",
+    }[live.stage]
+    message = f"the request's time was up while {what}; allow it more, or come back when there is less to do"
+    return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+
+
+def condemned(num_losses: int, reason: str) -> RpcError:
+    """What the client of a request is told that is the reason why executors fail."""
+    message = (
+        f"this request makes the executor fail: it was lost {num_losses} times while it ran this request, the last "
+        f"time with nothing beside it ({reason}); the executor's log tells more"
+    )
+    return RpcError(grpc.StatusCode.INTERNAL, message)

@@ -1,0 +1,54 @@
+"""Deadlines on the event loop: whoever's time is up is told so then, and at the latest before the next step."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from pagewire.services.scheduler.admission.deadlines import Deadlines
+
+
+class Expiry:
+    """Tells of requests whose time is up, by request id."""
+
+    def __init__(self, on_due: Callable[[int], None]) -> None:
+        self._on_due = on_due
+        self._deadlines = Deadlines()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, request_id: int, timeout: float) -> None:
+        """timeout: seconds from now."""
+        deadline = time.monotonic() + timeout
+        is_first = self._deadlines.next is None or deadline < self._deadlines.next
+        self._deadlines.add(request_id, deadline)
+        if is_first:
+            self._set_timer()
+
+    def remove(self, request_id: int) -> None:
+        """Does nothing if it has none."""
+        self._deadlines.remove(request_id)
+
+    def check(self) -> None:
+        """Tells of those whose time is up now."""
+        if self._deadlines.next is None or self._deadlines.next > time.monotonic():
+            return
+        for request_id in self._deadlines.take_due(time.monotonic()):
+            self._on_due(request_id)
+        self._set_timer()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        self.stop()
+        if self._deadlines.next is not None:
+            # Timers may be a millisecond early.
+            seconds = max(0.0, self._deadlines.next - time.monotonic()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.check()
+        if self._timer is None:
+            self._set_timer()

@@ -1,0 +1,72 @@
+"""Tokens per minute of tenants whose key has such a limit: of prompts when they are let in, of outputs as they come.
+
+A minute fills what a tenant may use. A request is let in while anything is left, however large it is, and what it takes
+beyond that is owed: the next has to wait until it is paid back. So over time nobody has more than his limit, and no
+request is too large for it. Nothing is done in a step: outputs are counted when somebody asks.
+"""
+
+import math
+
+from pagewire.services.scheduler.admission.admission import WaitTooLong
+from pagewire.services.scheduler.core.request import Request
+
+
+class _Budget:
+    """Of one tenant. Times are of time.monotonic()."""
+
+    def __init__(self, tokens_per_minute: int, now: float) -> None:
+        self._most = float(tokens_per_minute)
+        self._left = float(tokens_per_minute)
+        self._at = now
+        self._counted: dict[Request, int] = {}  # tokens of outputs, by live request
+
+    def set_limit(self, tokens_per_minute: int) -> None:
+        self._most = float(tokens_per_minute)
+
+    def seconds_until_some_are_left(self, now: float) -> float:
+        self._left = min(self._most, self._left + (now - self._at) * self._most / 60)
+        self._at = now
+        for request, counted in self._counted.items():
+            self._left -= request.num_output_tokens - counted
+            self._counted[request] = request.num_output_tokens
+        return 60 * (1 - self._left) / self._most if self._left < 1 else 0.0
+
+    def add(self, request: Request) -> None:
+        self._left -= request.num_prompt_tokens
+        self._counted[request] = request.num_output_tokens  # those of an earlier attempt are counted
+
+    def remove(self, request: Request) -> None:
+        if (counted := self._counted.pop(request, None)) is not None:
+            self._left -= request.num_output_tokens - counted
+
+
+class TokenBudgets:
+    """Those of all tenants that have a limit."""
+
+    def __init__(self) -> None:
+        self._budgets: dict[str, _Budget] = {}
+
+    def check(self, request: Request, now: float) -> None:
+        """Raises WaitTooLong, with the time after which there is something left."""
+        if not (limit := request.tokens_per_minute):
+            self._budgets.pop(request.tenant, None)
+            return
+        budget = self._budgets.setdefault(request.tenant, _Budget(limit, now))
+        budget.set_limit(limit)
+        # What has been let in with others before it is not turned away from them.
+        if (seconds := budget.seconds_until_some_are_left(now)) and not request.is_resubmitted:
+            message = (
+                f"{request.tenant} has used {limit} tokens a minute, as many as its key allows: come back in"
+                f" {math.ceil(seconds)} s"
+            )
+            raise WaitTooLong(message, "tokens_per_minute", seconds)
+
+    def add(self, request: Request) -> None:
+        """A request that was taken in."""
+        if budget := self._budgets.get(request.tenant):
+            budget.add(request)
+
+    def remove(self, request: Request) -> None:
+        """One that has ended."""
+        if budget := self._budgets.get(request.tenant):
+            budget.remove(request)

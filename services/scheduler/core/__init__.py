@@ -1,0 +1,1 @@
+"""Scheduling: which requests run in each step. No file here does I/O."""

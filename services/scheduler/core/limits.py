@@ -1,0 +1,71 @@
+"""What fits into a step."""
+
+from pagewire.config import SchedulerConfig
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo
+from pagewire.services.scheduler.core.request import Request
+
+
+class StepLimits:
+    """The bounds of every step: the smaller of what is configured and of what the executor can do."""
+
+    def __init__(self, config: SchedulerConfig, info: ExecutorInfo | None) -> None:
+        """Without an executor nothing fits."""
+        self.max_num_seqs = 0
+        self.max_num_batched_tokens = 0
+        self._max_draft_tokens = 0 if info is None else info.max_draft_tokens
+        self._whole_prompts = info is not None and info.whole_prompts
+        self._enable_chunked_prefill = config.enable_chunked_prefill and not self._whole_prompts
+        self._long_prefill_token_threshold = config.long_prefill_token_threshold
+        self.max_num_partial_prefills = config.max_num_partial_prefills
+        self.max_long_partial_prefills = config.max_long_partial_prefills
+        self.max_running_per_tenant = config.max_running_per_tenant
+        if info is not None:
+            self.max_num_batched_tokens = min(
+                config.max_num_batched_tokens or info.max_num_batched_tokens, info.max_num_batched_tokens
+            )
+            # With one token per running request within the budget, no running request ever starves.
+            self.max_num_seqs = min(
+                config.max_num_seqs or info.max_num_seqs, info.max_num_seqs, self.max_num_batched_tokens
+            )
+
+    @property
+    def splits_prompts(self) -> bool:
+        return self._enable_chunked_prefill
+
+    @property
+    def long_prompt_tokens(self) -> int:
+        """A prompt of which more tokens are to be computed is long."""
+        return self._long_prefill_token_threshold or self.max_num_batched_tokens // 4
+
+    def chunk(self, num_new_tokens: int, budget: int, is_alone: bool) -> int:
+        """How many of a prefill's missing tokens to compute in this step; 0 = none for now. is_alone: nobody else is
+        there whom a long chunk would delay."""
+        if not self._enable_chunked_prefill:
+            return 0 if budget < num_new_tokens <= self.max_num_batched_tokens else min(num_new_tokens, budget)
+        threshold = self._long_prefill_token_threshold
+        if 0 < threshold < num_new_tokens and not is_alone:
+            num_new_tokens = threshold
+        return min(num_new_tokens, budget)
+
+    def draft_budget(self, num_running: int) -> int:
+        """Tokens of a step that may be drafts: half of what is left when every running request has one of its own. The
+        other half is for prompts."""
+        return (self.max_num_batched_tokens - num_running) // 2 if self._max_draft_tokens else 0
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest if the prompt never fits."""
+        num_prompt_tokens = request.num_prompt_tokens
+        if not self._enable_chunked_prefill and num_prompt_tokens > self.max_num_batched_tokens:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt_tokens} tokens, but one step computes at most "
+                f"{self.max_num_batched_tokens} and {self._why_whole()}",
+                "prompt_token_ids",
+            )
+
+    def _why_whole(self) -> str:
+        if self._whole_prompts:
+            return "the model reads prompts whole; shorten the prompt or raise --max-num-batched-tokens"
+        return (
+            "chunked prefill is off; shorten the prompt, raise --max-num-batched-tokens or set --enable-chunked-prefill"
+        )

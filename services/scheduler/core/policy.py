@@ -1,0 +1,83 @@
+"""Who goes first: the order of requests and, from the other end, of preemption."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from operator import attrgetter
+
+from pagewire.services.scheduler.core.fairness import Account
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
+
+# request, arrival number -> its place; unique, smaller first.
+Policy = Callable[[Request, int], tuple[int, int]]
+
+by_order = attrgetter("order")
+
+
+def fcfs(request: Request, arrival: int) -> tuple[int, int]:
+    """First come, first served."""
+    return (0, arrival)
+
+
+def priority(request: Request, arrival: int) -> tuple[int, int]:
+    """Lower priority values first, first come among equals."""
+    return (request.sampling_params.priority, arrival)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+
+
+def has_priority(waiting: Request, running: Request) -> bool:
+    """Whether the one may take what the other holds; an earlier arrival alone is no reason."""
+    return waiting.order[0] < running.order[0]
+
+
+def has_turn_before(request: Request, other: Request, is_contended: bool) -> bool:
+    """Whether the one is admitted first where both wait. is_contended: there are several tenants, of which the one that
+    was served least goes first."""
+    if is_contended and request.account is not other.account:
+        return (request.account.served, request.order) < (other.account.served, other.order)
+    return request.order < other.order
+
+
+def keeping_order(running: Iterable[Request]) -> list[Request]:
+    """Of several tenants: who keeps their blocks longest comes first, whoever's tenant was served least."""
+    return sorted(running, key=lambda request: (request.account.served, request.order))
+
+
+def victims_of(request: Request, running: Sequence[Request], is_contended: bool) -> list[Request]:
+    """Who of those that run may be preempted for a waiting request, in this order: those of lower priority. With
+    several tenants these are its own; one of which nobody runs may also take from others that run several, first from
+    the one that was served most, but leaves each its first. Nobody whose turn would come before its own: he would only
+    come back into what he has left."""
+    if not is_contended:
+        return list(takewhile(lambda victim: has_priority(request, victim), reversed(running)))
+    account = request.account
+    if account.num_running:
+        own = (victim for victim in reversed(running) if victim.account is account)
+        return list(takewhile(lambda victim: has_priority(request, victim), own))
+    seen = set[Account]()
+    firsts = {victim for victim in running if not (victim.account in seen or seen.add(victim.account))}  # type: ignore[func-returns-value]
+    return [
+        victim
+        for victim in reversed(keeping_order(running))
+        if victim not in firsts and has_turn_before(request, victim, is_contended)
+    ]
+
+
+def choose_victims(
+    request: Request, running: Sequence[Request], is_contended: bool, num_open_rows: int, kv: KVCacheManager
+) -> Sequence[Request]:
+    """The first of those that may be preempted (`victims_of`) who have to be, to let a waiting request in; none if
+    nobody has to, or if all of them would not suffice."""
+    candidates = victims_of(request, running, is_contended)
+    if not candidates:
+        return ()
+    num_missing_rows = 1 - num_open_rows
+    missing = kv.num_missing_blocks(request, kv.get_computed_blocks(request), keep_free=True)  # by group
+    for count, victim in enumerate(candidates):
+        if num_missing_rows <= 0 and max(missing, default=0) <= 0:
+            return candidates[:count]
+        num_missing_rows -= 1
+        missing = [lack - freed for lack, freed in zip(missing, kv.num_exclusive_blocks(victim), strict=True)]
+    return candidates if num_missing_rows <= 0 and max(missing, default=0) <= 0 else ()

@@ -1,0 +1,308 @@
+"""One generation, as the scheduler sees it."""
+
+import enum
+from functools import partial
+
+from pagewire.config.sampling_params import (
+    InvalidRequest,
+    check_all,
+    check_for_model,
+    check_num_prompt_logprobs,
+    check_token_ids,
+)
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo
+from pagewire.services.scheduler.core.fairness import NO_ACCOUNT
+from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.costs.acceptance import Acceptance
+from pagewire.services.scheduler.memory.block_pool import root_hash
+from pagewire.services.scheduler.memory.group_blocks import HeldBlocks
+from pagewire.v1.common_pb2 import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; the numbers are common.proto's."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+NO_TEXT = "this model is served for vectors and generates no text; set yields_vector"
+
+
+def too_long(num_prompt_tokens: int, info: ExecutorInfo, yields_vector: bool) -> str:
+    """What to say of a prompt of more than info.max_prompt_tokens()."""
+    if num_prompt_tokens + (not yields_vector) > info.max_model_len:
+        what_is_left = "" if yields_vector else "; at least one must be left for the output"
+        return (
+            f"This model's maximum context length is {info.max_model_len} tokens, but the prompt has "
+            f"{num_prompt_tokens} tokens{what_is_left}. Please shorten the prompt."
+        )
+    return (
+        f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {info.num_blocks} blocks of "
+        f"{info.block_size} tokens = {info.max_num_tokens}; shorten the prompt or raise the executor's "
+        "--kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override"
+    )
+
+
+class Request:
+    """One generation: its tokens, how far its KV is, what ends it.
+
+    `token_ids` is the prompt followed by the output known so far. Tokens that were sampled on the device but are not
+    known here yet are counted by `num_output_placeholders`:
+
+        token_ids                      [p p p p p o o]            num_tokens = 7
+        with num_output_placeholders=1 [p p p p p o o ?]
+        num_computed_tokens = 7        [k k k k k k k]            the next step computes "?" without knowing it
+
+    Where tokens are drafted, a step may bring fewer than it could: until its result is known, `num_output_placeholders`
+    and `num_computed_tokens` are upper bounds, too high by the same number.
+    """
+
+    __slots__ = (
+        "acceptance",
+        "account",
+        "awaited",
+        "block_hashes",
+        "epoch",
+        "finish_reason",
+        "has_grammar",
+        "hashed_for",
+        "held_blocks",
+        "images",
+        "is_accepted",
+        "is_long",
+        "is_resubmitted",
+        "left_to",
+        "max_num_tokens",
+        "num_cached_blocks",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_losses",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_slots",
+        "num_tokens_to_cache",
+        "order",
+        "other_hashes",
+        "replica_id",
+        "request_id",
+        "root_hash",
+        "sampling_params",
+        "second_text_start",
+        "status",
+        "stop_token_id",
+        "stop_token_ids",
+        "suspect_until",
+        "tenant",
+        "tenant_weight",
+        "token_ids",
+        "tokens_per_minute",
+        "weights_version",
+        "yields_vector",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        resume_token_ids: list[int] | None = None,
+        *,
+        is_resubmitted: bool = False,
+        yields_vector: bool = False,
+        second_text_start: int = 0,
+        images: PromptImages = NO_IMAGES,
+        cache_salt: str = "",
+        cache_owner: str = "",
+        tenant: str = "",
+        tenant_weight: float = 0.0,
+        tokens_per_minute: int = 0,
+        weights_version: str = "",
+    ) -> None:
+        """sampling_params: resolved, and never changed.
+
+        is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
+
+        yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
+        texts, where in the prompt the second begins; 0: there is only one.
+
+        cache_salt, cache_owner: it shares blocks only with requests of the same.
+
+        tenant: whose it is. tenant_weight: 0 stands for 1. tokens_per_minute: of the tenant, 0 = no limit.
+
+        weights_version: of the weights that made the tokens it brings along; empty: they are not known.
+        """
+        self.request_id = request_id
+        self.yields_vector = yields_vector
+        self.second_text_start = second_text_start
+        self.images = images
+        self.root_hash = root_hash(cache_salt, cache_owner)  # what the hashes of its blocks begin with
+        self.tenant = tenant
+        self.tenant_weight = tenant_weight
+        self.tokens_per_minute = tokens_per_minute
+        self.weights_version = weights_version  # of those that compute it, or last did
+        self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
+        self.is_long = False  # much of its prompt was not found in the prefix cache
+        self.acceptance: Acceptance | None = None  # of drafts, once there could be some
+        self.sampling_params = sampling_params
+        # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
+        self.has_grammar = sampling_params.HasField("grammar") and not yields_vector
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.is_resubmitted = is_resubmitted
+        self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
+        self.num_preemptions = 0
+        self.suspect_until = 0  # an executor was lost while it ran it: with so many tokens it is cleared
+        self.num_losses = 0  # executors lost while it was, or became, a suspect
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_token_id: int | None = None  # the entry of sampling_params.stop_token_ids that ended it
+        # Changes whenever tokens in flight become void, because the request ended or was preempted.
+        self.epoch = 0
+        # Place in the queues, smaller first; given by the policy.
+        self.order: tuple[int, int] = (0, 0)
+        self.is_accepted = True  # by the executor, which looks at images when a request enters
+        self.replica_id: int | None = None  # of the replica that runs it; None = it waits or has ended
+
+        # Resolved against an executor's model and capacity by `resolve`.
+        self.max_num_tokens = 0
+        self.stop_token_ids: frozenset[int] = frozenset()
+
+        # Owned by the replica's KVCacheManager.
+        self.block_hashes: list[bytes] = []
+        self.hashed_for = ""  # the version of the weights that they are for
+        self.other_hashes: dict[str, list[bytes]] = {}  # those for other weights, while these are replaced
+        # Owned by the placement: id of the replica that is to take it, and how often that had decided then.
+        self.left_to: tuple[int, int] | None = None
+        self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
+        self.forget_blocks()
+
+    def forget_blocks(self) -> None:
+        """It holds none, as long as it waits."""
+        self.held_blocks: tuple[HeldBlocks, ...] = ()  # by group
+        self.num_slots = 0  # tokens that the block tables of all groups have room for
+        self.num_cached_blocks = 0  # those in front, which can be found
+        self.num_tokens_to_cache = 0  # how many must be computed for one more; before that `cache_blocks` does nothing
+
+    def forget_hashes(self) -> None:
+        """Blocks may be of another size from now on."""
+        self.block_hashes.clear()
+        self.other_hashes.clear()
+
+    @property
+    def num_certain_tokens(self) -> int:
+        """How many tokens are known and have KV when the steps in flight are done, whatever becomes of drafts."""
+        return min(self.num_computed_tokens, len(self.token_ids))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether it runs, and more than its last token has to be computed."""
+        return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens > 1
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether the steps in flight bring its last token, if not an earlier one is its last."""
+        return len(self.token_ids) + self.num_output_placeholders >= self.max_num_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With
+        the first token they have been told."""
+        if self.yields_vector or self.num_output_tokens:
+            return False
+        return self.sampling_params.HasField("prompt_logprobs")
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def resolve(self, info: ExecutorInfo) -> None:
+        """Fixes the limits of the request for this executor.
+
+        Raises:
+            InvalidRequest: it does not fit the model or the KV cache.
+        """
+        num_prompt_tokens = self.num_prompt_tokens
+        if info.kind and not self.yields_vector:
+            raise InvalidRequest(NO_TEXT, "yields_vector")
+        if num_prompt_tokens > info.max_prompt_tokens(self.yields_vector):
+            raise InvalidRequest(too_long(num_prompt_tokens, info, self.yields_vector), "prompt_token_ids")
+        params = self.sampling_params
+        check_all(
+            (
+                partial(check_token_ids, "prompt_token_ids", self.token_ids, info.vocab_size),
+                partial(check_for_model, params, info.vocab_size, info.max_logprobs),
+            )
+        )
+        if self.wants_prompt_logprobs:
+            check_num_prompt_logprobs(params, num_prompt_tokens)
+        self.max_num_tokens = info.max_num_tokens
+        if self.yields_vector:
+            self.max_num_tokens = num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
+        elif params.HasField("max_tokens"):
+            self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        if self.has_grammar or not params.ignore_eos:
+            self.stop_token_ids |= info.eos_token_ids
+
+    def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:
+        """Takes in what a step brought that could have brought `most` tokens.
+
+        Returns:
+            The tokens up to the request's end, and why it ends with the last of them; None: it goes on.
+        """
+        self.num_output_placeholders -= most
+        self.num_computed_tokens -= most - len(token_ids)  # drafts that were refused
+        for index, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            reason = self.find_end()
+            if reason is not None:
+                return token_ids[: index + 1], reason
+        return token_ids, None
+
+    def find_end(self) -> FinishReason | None:
+        """Why the request ends with its last known token, or None if it goes on."""
+        num_output_tokens = self.num_output_tokens
+        # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
+        if num_output_tokens > self.sampling_params.min_tokens or self.has_grammar:
+            last = self.token_ids[-1]
+            if last in self.stop_token_ids:
+                self.stop_token_id = last if last in self.sampling_params.stop_token_ids else None
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request; tokens in flight become void."""
+        self.status = RequestStatus.FINISHED
+        self.finish_reason = reason
+        self.replica_id = None
+        self.num_output_placeholders = 0
+        self.epoch += 1
+
+    def preempt(self) -> None:
+        """Sends the request back to waiting, with its tokens and without KV; tokens in flight become void."""
+        self.status = RequestStatus.WAITING
+        self.replica_id = None
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_preemptions += 1
+        self.epoch += 1

@@ -1,0 +1,282 @@
+"""Who waits, and which replica takes whom: a pure core without I/O.
+
+One rule: every request has `num_computed_tokens` and `num_tokens`, and each step lets the first catch up with the
+second, under a token budget: requests that need one token first, then running prefills, then waiting requests. Prefill
+and decode, chunked prefill, prefix hits, resumption after preemption and drafted tokens are all this rule. `replica.py`
+applies it; each replica decides its own steps and takes from the requests that wait here.
+
+State advances when a step is scheduled, not when its result arrives, so that the next step can be scheduled meanwhile.
+
+Feature code does not belong here: who of several replicas is to take a request is `placement.py`'s.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from pagewire.config import SchedulerConfig
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo
+from pagewire.services.scheduler.core.fairness import Account, Ledger
+from pagewire.services.scheduler.core.loss import Loss
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.policy import POLICIES
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.core.suspicion import convict
+from pagewire.services.scheduler.core.waiting import WaitingQueue
+from pagewire.services.scheduler.placement.placement_rules import PLACEMENTS
+
+
+class QueueFull(Exception):
+    """max_waiting_requests requests are waiting already."""
+
+
+class NotInterchangeable(Exception):
+    """An executor differs from the others in what a request may be."""
+
+
+class Scheduler:
+    """Keeps the waiting requests, and gives them to replicas. While a replica has no executor, it takes nobody."""
+
+    def __init__(self, config: SchedulerConfig, num_replicas: int = 1) -> None:
+        self._config = config
+        self._policy = POLICIES[config.scheduling_policy]
+        self._num_arrivals = 0
+        self._ledger = Ledger()
+        self._waiting = WaitingQueue(self._ledger)
+        self._has_leftovers = False  # the last step could not take all that waited
+        self.placement = PLACEMENTS[config.placement]()
+        self._replicas: dict[int, Replica] = {}
+        self._num_replicas_made = 0
+        self.replicas: tuple[Replica, ...] = ()  # in the order in which they were added
+        for _ in range(num_replicas):
+            self.add_replica()
+
+    # -- executors ---------------------------------------------------------------------------------------------------
+
+    def add_replica(self) -> Replica:
+        """There is one more, without an executor yet. Its id was no other's, its name may have been one's that is gone:
+        it is for metrics, which would otherwise know more and more names."""
+        taken = {replica.name for replica in self.replicas}
+        number = next(number for number in range(len(taken) + 1) if f"executor-{number}" not in taken)
+        replica = Replica(self._num_replicas_made, self._config, self._ledger, f"executor-{number}")
+        self._num_replicas_made += 1
+        self._replicas[replica.replica_id] = replica
+        self.replicas = tuple(self._replicas.values())
+        self.placement.add(replica)
+        return replica
+
+    def remove_replica(self, replica: Replica) -> None:
+        """A replica that has no executor, any more, is gone for good."""
+        assert replica.info is None, "a replica is removed with its executor"
+        self.placement.remove(replica)
+        del self._replicas[replica.replica_id]
+        self.replicas = tuple(self._replicas.values())
+
+    def attach(self, replica: Replica, info: ExecutorInfo) -> list[tuple[Request, InvalidRequest | None]]:
+        """A replica has an executor, with empty rows and an empty KV cache.
+
+        Returns:
+            Requests that ended because of it: with an error those that do not fit this executor, without one those that
+            its limits make complete.
+
+        Raises:
+            NotInterchangeable: others serve another model, or longer or shorter requests; nothing was changed.
+        """
+        present = self.info
+        if present is not None and not info.is_interchangeable_with(present):
+            raise NotInterchangeable(
+                f"it serves {_described(info)}, while others serve {_described(present)}; it is not used until they "
+                "are gone: give every executor of --executor-address the same --model and files, --max-model-len and "
+                "--block-size"
+            )
+        replica.attach(info)
+        self.placement.note(replica)
+        ended: list[tuple[Request, InvalidRequest | None]] = []
+        for request in list(self._waiting):
+            if present is None:
+                request.forget_hashes()  # the block size may be another
+            try:
+                self._resolve(request)
+            except InvalidRequest as error:
+                self._end_waiting(request, FinishReason.ERROR)
+                ended.append((request, error))
+            else:
+                if reason := self._find_early_end(request):
+                    self._end_waiting(request, reason)
+                    ended.append((request, None))
+        return ended
+
+    def explain(self, replica: Replica, info: ExecutorInfo) -> list[Request]:
+        """A successor may know how the executor before it was lost: ends, and returns, whom it was lost to."""
+        requests = list(self.requests())
+        condemned = [one for culprit in replica.explain(info) for one in convict(culprit, requests)]
+        for request in condemned:
+            self.abort(request, FinishReason.ERROR)
+        return condemned
+
+    def detach(self, replica: Replica, loss: Loss = Loss.SILENT) -> list[Request]:
+        """A replica's executor is gone: its requests wait, in order, with their tokens, for any replica.
+
+        Returns:
+            Requests that ended because executors fail whenever they run them.
+        """
+        condemned = replica.charge(list(self.requests()), loss)
+        for request in condemned:
+            self.abort(request, FinishReason.ERROR)
+        for request in replica.detach():
+            self._waiting.push(request)
+        self.placement.note(replica)
+        self._has_leftovers = bool(self._waiting)
+        return condemned
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> bool:
+        """Takes a request in.
+
+        Returns:
+            False if it is complete already, as its resumed tokens satisfy an end condition; see its finish_reason.
+
+        Raises:
+            InvalidRequest: it cannot be served.
+            QueueFull: max_waiting_requests wait already, and the request was not let in by an earlier attempt. A tenant
+                with less than its share of them is let in nevertheless, until twice as many wait.
+        """
+        if self.info is not None:
+            self._resolve(request)
+            if reason := self._find_early_end(request):
+                request.finish(reason)
+                return False
+        request.account = self._ledger.account(request.tenant, request.tenant_weight)
+        if not request.is_resubmitted:
+            self._check_queue(request.account)
+        request.is_long = self._is_long(request)
+        request.order = self._policy(request, self._num_arrivals)
+        self._num_arrivals += 1
+        self._waiting.push(request)
+        return True
+
+    def abort(self, request: Request, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends a live request at any moment."""
+        if request.replica_id is None:
+            self._waiting.remove(request)
+        else:
+            replica = self._replicas[request.replica_id]
+            replica.abort(request)
+            self.placement.note(replica)
+            self.placement.wanted.add(replica)
+        request.finish(reason)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def schedule(self, replica: Replica) -> ScheduledStep | None:
+        """Decides the replica's next step, or None if nobody can run now or enough steps are in flight."""
+        if not replica.can_schedule:
+            return None
+        step = replica.schedule(self._waiting, self.placement.look(replica))
+        self.placement.on_step(replica, step)
+        left = next((request for request in self._waiting if request.awaited is None), None)
+        others = self.placement.least_loaded() if left is not None else []
+        self._has_leftovers = left is not None and not any(
+            other.place.has_room_for(left) for other in others if other is not replica
+        )
+        return step
+
+    def update(self, replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
+        """Takes in what the replica's oldest step in flight brought; see `Replica.update`."""
+        outputs = replica.update(result, seconds)
+        self.placement.on_result(replica, outputs)
+        return outputs
+
+    # -- what is going on --------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ExecutorInfo | None:
+        """Of an executor; in what a request may be, all are the same. None: there is none."""
+        return next((replica.info for replica in self.replicas if replica.info), None)
+
+    @property
+    def num_running(self) -> int:
+        return sum(replica.num_running for replica in self.replicas)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> Iterable[Request]:
+        """Those who wait, in the policy's order."""
+        return self._waiting
+
+    @property
+    def num_short_waiting(self) -> int:
+        """Of those that wait, how many have short prompts."""
+        return self._waiting.num_short
+
+    def waiting_before(self, request: Request) -> tuple[float, float]:
+        """How many have their turn before a request that could be added now, and about how many tokens these have.
+        Where long ones wait for one that runs, others overtake them."""
+        request.order, request.is_long = self._policy(request, self._num_arrivals), self._is_long(request)
+        passes = all(replica.holds_long_back for replica in self.replicas if replica.info)
+        return self._waiting.before(request, is_behind_long_ones=request.is_long or not passes)
+
+    def requests(self) -> Iterator[Request]:
+        """All live requests, running ones first, each part in the policy's order."""
+        for replica in self.replicas:
+            yield from replica.running
+        yield from self._waiting
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless blocks, rows and queues agree."""
+        for replica in self.replicas:
+            replica.check_integrity()
+        self.placement.check_integrity()
+        for request in self._waiting:
+            assert not request.held_blocks, "a waiting request holds blocks"
+            assert request.replica_id is None, "a waiting request runs"
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def _resolve(self, request: Request) -> None:
+        """Raises InvalidRequest if the request can never run on one of the executors, of which there must be one."""
+        assert self.info is not None
+        request.resolve(self.info)
+        for replica in self.replicas:
+            replica.check(request)
+
+    def _check_queue(self, account: Account) -> None:
+        """Raises QueueFull if none of this tenant may join those who wait."""
+        limit = self._config.max_waiting_requests
+        if limit is None or self.num_waiting < limit + (num_open := self._num_open_rows()):
+            return
+        # Whoever fills the queue keeps no other tenant out. Names are many: the second bound is for all of them.
+        has_less = account.num_waiting < max(1.0, limit * self._ledger.share(account))
+        if not has_less or self.num_waiting >= 2 * limit + num_open:
+            raise QueueFull(
+                f"{self.num_waiting} requests are waiting and {limit} may (max_waiting_requests); try again later"
+            )
+
+    def _end_waiting(self, request: Request, reason: FinishReason) -> None:
+        self._waiting.remove(request)
+        request.finish(reason)
+
+    def _find_early_end(self, request: Request) -> FinishReason | None:
+        """Why a request that brings output along is complete already."""
+        return request.find_end() if request.num_output_tokens else None
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether it would be on every replica that might take it."""
+        first = self.placement.least_loaded(1)
+        if not first or not first[0].is_long(request):
+            return False
+        return all(replica.is_long(request) for replica in self.placement.near(request))
+
+    def _num_open_rows(self) -> int:
+        """Rows that newcomers would get in the next steps. If a step left requests behind, newcomers wait too."""
+        return 0 if self._has_leftovers else sum(replica.num_open_rows for replica in self.replicas if replica.info)
+
+
+def _described(info: ExecutorInfo) -> str:
+    version = f" (weights {info.weights.version})" if info.weights.version else ""
+    return f"{info.model}{version} with requests of up to {info.max_num_tokens} tokens in blocks of {info.block_size}"

@@ -1,0 +1,150 @@
+"""The values that pass between the scheduler and its executors. Fields carry the names of `executor.proto`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagewire.services.scheduler.core.images import MAX_STEP_IMAGE_BYTES, NO_IMAGES, PromptImages
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.costs.cost_model import StepWork
+from pagewire.v1.common_pb2 import SamplingParams
+
+
+class InvalidResult(Exception):
+    """The executor answered something that it was not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Consecutive entries of a block table."""
+
+    first: int
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that enters the executor."""
+
+    request_id: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    blocks: list[Blocks]  # by group [G]
+    sampling_params: SamplingParams
+    yields_vector: bool = False
+    second_text_start: int = 0
+    images: PromptImages = NO_IMAGES
+    draft_domain: int = 0  # of those who may find each other's blocks
+
+    @classmethod
+    def of(cls, request: Request) -> "NewRequest":
+        """One that has been admitted."""
+        return cls(
+            request.request_id,
+            list(request.token_ids),
+            request.num_prompt_tokens,
+            request.num_computed_tokens,
+            [Blocks(held.first, held.ids) for held in request.held_blocks],
+            request.sampling_params,
+            request.yields_vector,
+            request.second_text_start,
+            request.images,
+            int.from_bytes(request.root_hash[:8]),
+        )
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """One scheduling decision, as columns over the n requests that run."""
+
+    step_id: int
+    finished_request_ids: list[int] = field(default_factory=list)
+    new_requests: list[NewRequest] = field(default_factory=list)
+    request_ids: list[int] = field(default_factory=list)  # [n]
+    num_scheduled_tokens: list[int] = field(default_factory=list)  # [n], drafts included
+    num_new_blocks: list[int] = field(default_factory=list)  # [n, G] row by row
+    new_block_ids: list[int] = field(default_factory=list)  # [sum(num_new_blocks)]
+
+    # Not sent. Of the images of those that enter.
+    num_image_bytes: int = 0
+    # Not sent. Who enters, parallel to new_requests.
+    admitted: list[Request] = field(default_factory=list)
+    # Not sent. Who gains tokens, in batch order, with the epoch in which each was scheduled.
+    sampled: list[Request] = field(default_factory=list)  # [s]
+    epochs: list[int] = field(default_factory=list)  # [s]
+    # Index into sampled -> how many of its scheduled tokens are drafts. Who has some is sampled.
+    drafts_of: dict[int, int] = field(default_factory=dict)
+    # Not sent. Who yields a vector, in batch order, with the epoch; the executor answers these after those sampled.
+    yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
+    # Not sent. What it computes.
+    work: StepWork = field(default_factory=StepWork)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether another request may enter with it: its images are not too large a message yet."""
+        return self.num_image_bytes < MAX_STEP_IMAGE_BYTES
+
+    @property
+    def num_draft_tokens(self) -> list[int]:
+        """[n], or empty: nobody has any."""
+        if not self.drafts_of:
+            return []
+        by_id = {self.sampled[i].request_id: num_drafts for i, num_drafts in self.drafts_of.items()}
+        return [by_id.get(request_id, 0) for request_id in self.request_ids]
+
+    def check(self, result: "StepResult") -> None:
+        """Raises InvalidResult unless the result is this step's, with no more tokens for anyone than were asked for."""
+        if result.step_id != self.step_id:
+            raise InvalidResult(f"the executor answered step {result.step_id} instead of step {self.step_id}")
+        request_ids = [request.request_id for request in self.sampled]
+        request_ids += [request.request_id for request, _ in self.yielding]
+        if result.request_ids != request_ids:
+            raise InvalidResult(f"the executor answered step {self.step_id} for other requests than it was to sample")
+        num_tokens = result.num_tokens
+        if len(num_tokens) != len(request_ids) or sum(num_tokens) != len(result.token_ids):
+            raise InvalidResult(f"the columns of the answer to step {self.step_id} differ in length")
+        if num_tokens and (self.drafts_of or min(num_tokens) < 0 or max(num_tokens) > 1):
+            for i, (request, num) in enumerate(zip(self.sampled, num_tokens, strict=False)):
+                if not 0 <= num <= (most := 1 + self.drafts_of.get(i, 0)):
+                    raise InvalidResult(
+                        f"the executor answered step {self.step_id} with {num} tokens for request "
+                        f"{request.request_id}, which could gain {most}"
+                    )
+        for i in range(len(self.sampled), len(request_ids)):
+            if num_tokens[i] or i not in result.vectors:
+                raise InvalidResult(
+                    f"the executor answered step {self.step_id} without the vector of request {request_ids[i]}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of one step, as columns over the requests that were sampled, then those that yield a vector."""
+
+    step_id: int
+    request_ids: list[int]  # [s + v]
+    num_tokens: list[int]  # [s + v], gained by each
+    token_ids: list[int]  # [sum(num_tokens)]
+    # Index into request_ids -> log probabilities of the tokens it gained, which the scheduler only passes on.
+    logprobs: Mapping[int, Any] = field(default_factory=dict)
+    # Index into request_ids -> the vector that a request yields instead of tokens.
+    vectors: Mapping[int, Any] = field(default_factory=dict)
+    # Id of a request that entered with the step -> why it is to end, which the scheduler only passes on.
+    errors: Mapping[int, Any] = field(default_factory=dict)
+    # Index into request_ids -> log probabilities of its prompt, which the scheduler only passes on.
+    prompt_logprobs: Mapping[int, Any] = field(default_factory=dict)
+    num_drafted: list[int] = field(default_factory=list)  # [s + v], tokens that were checked of each; empty: none
+
+    def drafted(self, index: int) -> int:
+        """How many tokens were drafted for the request of this index; fewer than were asked for, if not found."""
+        return self.num_drafted[index] if self.num_drafted else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepClock:
+    """What the executor measured of one step, seconds."""
+
+    execute_seconds: float  # of the device; in a pipeline, of the slowest stage
+    queue_seconds: float  # in the executor's queue
+    idle_seconds: float | None  # the device, or that of the first stage, waited for it; None for a stream's first

@@ -1,0 +1,118 @@
+"""Who waits, and whose turn it is.
+
+Requests wait in lanes: one for a tenant's short prompts and one for its long ones, each in the policy's order. Of the
+lanes that may be served, the one whose tenant was served least goes first, and among its own, or where there is only
+one tenant, the request that comes first by policy. So everybody goes in that order, until the long ones have to wait
+for each other.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from heapq import merge
+
+from pagewire.services.scheduler.core.fairness import Account, Ledger
+from pagewire.services.scheduler.core.policy import by_order, has_turn_before
+from pagewire.services.scheduler.core.request import Request
+
+_Lane = tuple[Account, bool]  # whose, and whether of long prompts
+
+
+class WaitingQueue:
+    """Waiting requests. A preempted one returns to its place, which under fcfs is the front of its lane."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.lanes: dict[_Lane, list[Request]] = {}  # none is empty
+        self._num_tokens: dict[_Lane, int] = {}  # of those in each
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def num_short(self) -> int:
+        """How many have short prompts."""
+        return sum(len(lane) for (_, is_long), lane in self.lanes.items() if not is_long)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In the policy's order."""
+        return merge(*self.lanes.values(), key=by_order)
+
+    def push(self, request: Request) -> None:
+        lane = (request.account, request.is_long)
+        if lane not in self.lanes:
+            self.lanes[lane], self._num_tokens[lane] = [], 0
+        insort(self.lanes[lane], request, key=by_order)
+        self._num_tokens[lane] += request.num_tokens
+        self._size += 1
+        self.ledger.count(request.account, waiting=1)
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out that is known to wait here."""
+        key = request.account, request.is_long
+        lane = self.lanes[key]
+        del lane[bisect_left(lane, request.order, key=by_order)]
+        self._num_tokens[key] -= request.num_tokens
+        if not lane:
+            del self.lanes[key], self._num_tokens[key]
+        self._size -= 1
+        self.ledger.count(request.account, waiting=-1)
+
+    def before(self, request: Request, *, is_behind_long_ones: bool) -> tuple[float, float]:
+        """How many have their turn before a request that has its order and is not here yet, and about how many tokens
+        these have: of its tenant by policy, of each other tenant as many at most."""
+        num = num_tokens = 0.0
+        others: dict[str, tuple[int, int]] = {}
+        for key, lane in self.lanes.items():
+            tenant, lane_tokens = key[0].tenant, self._num_tokens[key]
+            if tenant != request.tenant:
+                num_others, other_tokens = others.get(tenant, (0, 0))
+                others[tenant] = num_others + len(lane), other_tokens + lane_tokens
+            elif is_behind_long_ones or not key[1]:
+                num_lane = bisect_left(lane, request.order, key=by_order)
+                num += num_lane
+                num_tokens += lane_tokens * num_lane / len(lane)
+        num_own = num
+        for num_others, other_tokens in others.values():
+            part = min(1.0, num_own / num_others)
+            num += part * num_others
+            num_tokens += part * other_tokens
+        return num, num_tokens
+
+
+class Turns:
+    """Goes through the waiting requests in the order of their turns, while some are taken out."""
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        max_running_per_tenant: int | None = None,
+        suits: Callable[[Request], bool] = lambda request: True,
+    ) -> None:
+        """max_running_per_tenant: a tenant with so many has no turn. suits: whether a request may have one."""
+        self._queue = queue
+        self._suits = suits
+        self._max_running = max_running_per_tenant
+        self._places = dict.fromkeys(queue.lanes, 0)  # of the next in each lane that has turns
+
+    def next(self) -> Request | None:
+        """Whose turn it is."""
+        is_contended = self._queue.ledger.is_contended
+        best: Request | None = None
+        for (account, is_long), place in self._places.items():
+            lane = self._queue.lanes.get((account, is_long), ())
+            while place < len(lane) and not self._suits(lane[place]):
+                place = self._places[account, is_long] = place + 1
+            if place >= len(lane) or (self._max_running is not None and account.num_running >= self._max_running):
+                continue
+            if best is None or has_turn_before(lane[place], best, is_contended):
+                best = lane[place]
+        return best
+
+    def pass_over(self, request: Request) -> None:
+        """It is not taken, and has had its turn."""
+        self._places[request.account, request.is_long] += 1
+
+    def close(self, request: Request) -> None:
+        """Nor is anybody else of its lane."""
+        self._places.pop((request.account, request.is_long), None)

@@ -1,0 +1,1 @@
+"""Models of what steps cost and of how many drafts are right."""

@@ -1,0 +1,196 @@
+"""Decides how many tokens a step drafts, and for whom.
+
+A step with N requests brings N tokens, and more with drafts, but takes longer. What each draft is likely to bring is
+known from experience (`acceptance.py`), and what it costs from measurements (`draft_costs.py`). Drafts are taken in the
+order of their chances, as long as the whole step yields more tokens per second; the curve of costs has steps, so all
+prefixes of that order are compared, none included.
+
+Whatever the estimates say, what drafts may lose is bounded: by an account in units of plain steps, of which a little is
+earned with each step that decodes, and to which the results of drafts are credited and charged. No step drafts that
+could cost more than is in it. From the same account come probes: drafts for a request that has refused too many of
+late, so that it is noticed when its text changes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.costs.acceptance import Acceptance
+from pagewire.services.scheduler.costs.draft_costs import DraftCosts
+
+# Of the account, in plain steps: what is in it at first, and at most without gains; what is earned with each step; and
+# the most with what drafts have gained, so that of that no more is lost when a text changes.
+_FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
+# What it costs to ask for drafts, in plain steps, found or not: the executor looks for them, and puts a step together
+# twice if there are none.
+_ASKING = 0.02
+# Steps from one probe to the next, at least; and where drafts would not pay if they were right, but costs may change.
+_PROBE_EVERY, _PROBE_COSTS_EVERY = 4, 64
+# Of the rate, what steps without drafts may cost that tell what those with drafts cost; and of steps, how many these
+# are at most, where drafts gain little or hardly anything is known yet.
+_SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
+_MAX_TENANTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many tokens to draft in a step."""
+
+    drafts: Mapping[int, int] = field(default_factory=dict)  # by id of the request
+    otherwise: int = 0
+
+    def of(self, request: Request) -> int:
+        return self.drafts.get(request.request_id, self.otherwise)
+
+
+NO_DRAFTS = Plan()
+
+
+class Speculation:
+    """On one executor. One that does not say what steps cost is asked for as many drafts as it makes."""
+
+    def __init__(self, info: ExecutorInfo | None) -> None:
+        self._max_drafts = 0 if info is None else info.max_draft_tokens
+        self._bounds = () if info is None else info.draft_bounds
+        self._costs: DraftCosts | None = None
+        if info is not None and info.decode_costs:
+            self._costs = DraftCosts(info.decode_costs, info.draft_seconds)
+        self._shared: dict[str, Acceptance] = {}  # by tenant
+        self._credit = _FIRST_CREDIT
+        self._num_steps = self._next_probe = 0
+        self._plain_due = 0.0
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def plan(self, runners: Sequence[Request]) -> Plan:
+        """For the next step, in which these may run. To be asked for each step, if there can be drafts."""
+        if not self._max_drafts:
+            return NO_DRAFTS
+        decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
+        most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
+        if not most or not decoding:
+            return NO_DRAFTS
+        if self._costs is None:
+            return Plan(otherwise=most)
+        self._num_steps += 1
+        plan = self._best(self._costs, decoding, most)
+        if self._plain_due >= 1:
+            self._plain_due = 0.0
+            return NO_DRAFTS
+        if self._num_steps >= self._next_probe:
+            idle = [request for request in decoding if not plan.of(request)]
+            return self._probe(self._costs, len(decoding), idle, most, plan) if idle else plan
+        return plan
+
+    def _best(self, costs: DraftCosts, decoding: Sequence[Request], most: int) -> Plan:
+        """The drafts with which the step yields the most tokens per second, if their costs are within the credit."""
+        num_requests = len(decoding)
+        if not _may_pay(costs, num_requests, num_requests, most):
+            return NO_DRAFTS
+        plain = costs.plain(num_requests)
+        best, least_chance = num_requests / plain, 2.0
+        gain = num_drafts = 0.0
+        longest = 0
+        for chance, drafts in _by_chance(self._acceptance(request) for request in decoding):
+            for share_found, depth in drafts:
+                if depth <= most:
+                    gain += chance * share_found
+                    num_drafts += share_found
+                    longest = max(longest, depth)
+            with_drafts = costs.drafted(num_requests, num_drafts, longest) + _ASKING * plain
+            if with_drafts / plain - 1 > self._credit:
+                break
+            if (num_requests + gain) / with_drafts > best:
+                best, least_chance = (num_requests + gain) / with_drafts, chance
+        if least_chance > 1:
+            return NO_DRAFTS
+        share = 1.0 if costs.are_vague else _SHARE_OF_PLAIN / (1 - num_requests / plain / best)
+        self._plain_due += min(_MOST_PLAIN, share)
+        counts = {
+            request.request_id: sum(chance >= least_chance for chance in self._acceptance(request).chances()[:most])
+            for request in decoding
+        }
+        return Plan(counts)
+
+    def _probe(self, costs: DraftCosts, num_requests: int, idle: Sequence[Request], most: int, plan: Plan) -> Plan:
+        """The plan, and a draft for one of the other requests, in turns, if the account allows it."""
+        loss = costs.drafted(num_requests, 1, 1) / costs.plain(num_requests) - 1
+        request = idle[self._num_steps % len(idle)]
+        share_found = self._acceptance(request).share_found
+        if loss * share_found + _ASKING > self._credit:
+            return plan
+        is_worth_it = costs.are_vague or _may_pay(costs, num_requests, 1, most)
+        every = _PROBE_EVERY if is_worth_it else _PROBE_COSTS_EVERY
+        self._next_probe = self._num_steps + max(_PROBE_EVERY, round(every * share_found))
+        return Plan({**plan.drafts, request.request_id: 1})
+
+    def _acceptance(self, request: Request) -> Acceptance:
+        if request.acceptance is None:
+            shared = self._shared.get(request.tenant)
+            if shared is None:
+                if len(self._shared) >= _MAX_TENANTS:
+                    del self._shared[next(iter(self._shared))]
+                shared = self._shared[request.tenant] = Acceptance(self._max_drafts)
+            request.acceptance = Acceptance(self._max_drafts, shared)
+        return request.acceptance
+
+    def expected(self, step: ScheduledStep) -> float:
+        """How many of the drafts that a step asks for are likely to be found."""
+        return sum(asked * self._acceptance(step.sampled[i]).share_found for i, asked in step.drafts_of.items())
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
+        """Takes in what a step brought. Its work is that of the drafts that there were, from now on. seconds: of the
+        step; 0: they are not known."""
+        if not self._max_drafts:
+            return
+        num_asked = num_drafted = num_accepted = longest = 0
+        for i, asked in step.drafts_of.items():
+            drafted = result.drafted(i)
+            accepted = min(drafted, max(0, result.num_tokens[i] - 1))
+            num_asked += asked
+            num_drafted += drafted
+            num_accepted += accepted
+            longest = max(longest, drafted)
+            if self._costs is not None:
+                self._acceptance(step.sampled[i]).learn(asked, drafted, accepted)
+        num_requests = step.work.num_decodes - num_asked
+        step.work.num_decodes -= num_asked - num_drafted
+        if self._costs is None or num_requests <= 0:
+            return
+        if not num_drafted:
+            self._plain_due = 0.0
+        if seconds > 0 and not step.work.num_prompt_tokens:
+            self._costs.learn(num_requests, num_drafted, longest, seconds)
+        else:
+            self._costs.forget_last()
+        lost = 0.0
+        if num_asked:
+            with_drafts = self._costs.drafted(num_requests, num_drafted, longest)
+            lost = _ASKING + with_drafts / self._costs.plain(num_requests) - 1
+        if self._credit < _FIRST_CREDIT:
+            self._credit += _EARNED
+        self._credit = min(_MOST_CREDIT, self._credit + num_accepted / num_requests - lost)
+
+
+def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> bool:
+    """Whether drafts would make a step yield more if they were all right: one for each, or for one, or all."""
+    plain = num_requests / costs.plain(num_requests)
+    return any(
+        (num_requests + num_drafts) / costs.drafted(num_requests, num_drafts, longest) > plain
+        for num_drafts, longest in ((num_able, 1), (most, most), (num_able * most, most))
+    )
+
+
+def _by_chance(requests: Iterator[Acceptance]) -> Iterator[tuple[float, list[tuple[float, int]]]]:
+    """Drafts by their chances, the best first: (chance, (share of these that are found, place in a request's) ...)."""
+    drafts: dict[float, list[tuple[float, int]]] = {}
+    for acceptance in requests:
+        share_found = acceptance.share_found
+        for depth, chance in enumerate(acceptance.chances(), start=1):
+            drafts.setdefault(chance, []).append((share_found, depth))
+    for chance in sorted(drafts, reverse=True):
+        yield chance, drafts[chance]

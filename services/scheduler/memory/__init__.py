@@ -1,0 +1,1 @@
+"""KV memory: blocks, groups of layers, states and the prefix index."""

@@ -1,0 +1,220 @@
+"""The blocks of the KV cache: which are free, who holds what, and which contents can be found again.
+
+A block whose last holder left keeps its contents and its hash until it is needed: the free queue, in the order in which
+blocks may be evicted, is at the same time the prefix cache.
+"""
+
+import array
+import enum
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+
+from pagewire.services.scheduler.memory.prefix_index import IndexedBlocks
+
+ROOT_HASH = bytes(32)
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"") -> bytes:
+    """sha256 chain: equal hashes mean equal tokens in this block and in all blocks before it.
+
+    extra_keys is whatever else the KV depends on, such as images, an adapter or a cache salt.
+    """
+    return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
+
+
+def root_hash(cache_salt: str, owner: str = "") -> bytes:
+    """What the chains of all requests of this owner with this salt begin with; no block's hash can be equal to it."""
+    # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text.
+    if owner:
+        of_owner = hashlib.sha256(owner.encode()).digest()  # of one length: no salt goes on with the name
+        return hashlib.sha256(b"pagewire cache owner: " + of_owner + cache_salt.encode()).digest()
+    return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
+
+
+def computed_root(root: bytes, weights_version: str) -> bytes:
+    """What chains with this root begin with where weights of this version compute them."""
+    return hashlib.sha256(b"pagewire weights: " + root + weights_version.encode()).digest() if weights_version else root
+
+
+class Block:
+    """One block; a node of the free queue while nobody holds it."""
+
+    __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash: bytes | None = None
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+
+class BlockState(enum.IntEnum):
+    """Numbered as KVBlockState."""
+
+    FREE = 1
+    CACHED = 2  # free, with contents that can be found
+    USED = 3
+    SHARED = 4  # of several holders
+
+
+def _state(block: Block) -> BlockState:
+    if block.ref_count:
+        return BlockState.SHARED if block.ref_count > 1 else BlockState.USED
+    return BlockState.FREE if block.block_hash is None else BlockState.CACHED
+
+
+class FreeQueue:
+    """Free blocks as a doubly linked list through the blocks themselves: a prefix hit leaves the middle in O(1).
+
+    A sentinel closes the ring: sentinel.next is the first to be reused, sentinel.prev the last.
+    """
+
+    def __init__(self) -> None:
+        self._sentinel = Block(-1)
+        self._sentinel.prev = self._sentinel.next = self._sentinel
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Block]:
+        block = self._sentinel.next
+        while block is not self._sentinel:
+            assert block is not None
+            yield block
+            block = block.next
+
+    def append(self, block: Block) -> None:
+        """Adds a block that is to be reused last."""
+        self._insert_before(self._sentinel, block)
+
+    def prepend(self, block: Block) -> None:
+        """Adds a block that is to be reused first."""
+        assert self._sentinel.next is not None
+        self._insert_before(self._sentinel.next, block)
+
+    def pop(self) -> Block:
+        """Takes the block that is to be reused first; the queue must not be empty."""
+        block = self._sentinel.next
+        assert block is not None and block is not self._sentinel
+        self.remove(block)
+        return block
+
+    def remove(self, block: Block) -> None:
+        assert block.prev is not None and block.next is not None
+        block.prev.next = block.next
+        block.next.prev = block.prev
+        block.prev = block.next = None
+        self._size -= 1
+
+    def _insert_before(self, following: Block, block: Block) -> None:
+        assert following.prev is not None
+        block.prev, block.next = following.prev, following
+        following.prev.next = block
+        following.prev = block
+        self._size += 1
+
+
+class BlockPool:
+    """Reference-counted blocks with a hash index over their contents."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self._free = FreeQueue()
+        for block in self._blocks:
+            self._free.append(block)
+        self._by_hash: dict[bytes, Block] = {}
+        self.index: IndexedBlocks | None = None  # that is to know what can be found
+        self.num_cached_blocks = 0  # that nobody holds, with contents that can be found
+        self.num_shared_blocks = 0  # of several holders
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, cached contents or not."""
+        return len(self._free)
+
+    @property
+    def hashes(self) -> Collection[bytes]:
+        """Of all contents that can be found."""
+        return self._by_hash.keys()
+
+    def find(self, block_hash: bytes) -> Block | None:
+        return self._by_hash.get(block_hash)
+
+    def acquire(self, block: Block) -> None:
+        """Adds a holder to a block found by hash."""
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self.num_cached_blocks -= 1
+        elif block.ref_count == 1:
+            self.num_shared_blocks += 1
+        block.ref_count += 1
+
+    def allocate(self) -> Block:
+        """Takes the least valuable free block; there must be one. What was cached in it is forgotten."""
+        block = self._free.pop()
+        if block.block_hash is not None:
+            del self._by_hash[block.block_hash]
+            if self.index is not None:
+                self.index.remove(block.block_hash)
+            block.block_hash = None
+            self.num_cached_blocks -= 1
+        block.ref_count = 1
+        return block
+
+    def register(self, block: Block, block_hash: bytes) -> None:
+        """Makes a full block findable, unless another one with the same contents already is."""
+        if block_hash not in self._by_hash:
+            self._by_hash[block_hash] = block
+            block.block_hash = block_hash
+            if self.index is not None:
+                self.index.add(block_hash)
+
+    def forget(self, block_hash: bytes) -> None:
+        """Nobody finds these contents from now on; who holds them keeps them."""
+        block = self._by_hash.pop(block_hash, None)
+        if block is not None:
+            block.block_hash = None
+            self.num_cached_blocks -= block.ref_count == 0
+            if self.index is not None:
+                self.index.remove(block_hash)
+
+    def release(self, block_table: list[Block]) -> None:
+        """Drops one holder of each block. Tails are evicted before the prefixes that lead to them; blocks without
+        findable contents are reused before all others."""
+        for block in reversed(block_table):
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                if block.block_hash is None:
+                    self._free.prepend(block)
+                else:
+                    self._free.append(block)
+                    self.num_cached_blocks += 1
+            elif block.ref_count == 1:
+                self.num_shared_blocks -= 1
+
+    def states(self, every: int) -> list[BlockState]:
+        """Of every so-manieth block, in the order of their ids."""
+        return [_state(block) for block in self._blocks[::every]]
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless free + used = total and the hash index matches the blocks."""
+        free = list(self._free)
+        assert len(free) == len(self._free) == len(set(free)), "the free queue is broken"
+        assert all(block.ref_count == 0 for block in free), "a held block is in the free queue"
+        num_used = sum(block.ref_count > 0 for block in self._blocks)
+        assert len(free) + num_used == len(self._blocks), f"{len(free)} free + {num_used} used is not all"
+        assert all(block.ref_count >= 0 for block in self._blocks), "a block was released too often"
+        for block_hash, block in self._by_hash.items():
+            assert block.block_hash == block_hash, "the hash index names a block with other contents"
+        num_cached = sum(block.block_hash is not None for block in free)
+        assert self.num_cached_blocks == num_cached, f"{self.num_cached_blocks} blocks are not the {num_cached} cached"
+        num_shared = sum(block.ref_count > 1 for block in self._blocks)
+        assert self.num_shared_blocks == num_shared, f"{self.num_shared_blocks} blocks are not the {num_shared} shared"
+        num_hashed = sum(block.block_hash is not None for block in self._blocks)
+        assert num_hashed == len(self._by_hash), "a hashed block is missing in the index"

@@ -1,0 +1,131 @@
+"""The blocks of one group of layers: a pool, and what of it requests hold and find again."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from pagewire.services.scheduler.core.executor_info import KVGroup
+from pagewire.services.scheduler.memory.block_pool import Block, BlockPool
+
+# Share of the blocks that an admission leaves free while others run, so that it does not cause a preemption at once.
+WATERMARK = 0.01
+
+
+class HeldBlocks:
+    """The blocks that a request holds of one group: those of its block table from `first` on."""
+
+    __slots__ = ("blocks", "end", "first")
+
+    def __init__(self, first: int, blocks: list[Block]) -> None:
+        self.first = first
+        self.blocks = blocks
+        self.end = first + len(blocks)  # how far the block table reaches
+
+    @property
+    def ids(self) -> list[int]:
+        return [block.block_id for block in self.blocks]
+
+
+class GroupBlocks:
+    """One pool. With a window w, the token at position p reads those from p - w + 1 on: blocks wholly before them are
+    not kept for the request, and a prefix hit does without them."""
+
+    def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
+        self.pool = BlockPool(group.num_blocks)
+        self.window = group.window
+        self.is_state = group.is_state
+        self.block_size = block_size
+        self._max_chunk = max_num_batched_tokens
+        self._watermark = int(group.num_blocks * WATERMARK)
+
+    def start_step(self) -> None:
+        """A step is about to be decided."""
+
+    def end_of(self, num_tokens: int) -> int:
+        """How far a block table has to reach for so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def first_needed(self, position: int) -> int:
+        """Place in the block table of the first block that a token at this position, or a later one, reads."""
+        return max(0, position - self.window + 1) // self.block_size if self.window else 0
+
+    def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
+        """The largest number of blocks, up to `most`, after which a request could go on with what is in the pool."""
+        if not self.window:
+            return next((i for i in range(most) if self.find_block(hashes[i]) is None), most)
+        num_blocks = most
+        while num_blocks > 0:
+            first = self.first_needed(num_blocks * self.block_size)
+            places = range(num_blocks - 1, first - 1, -1)
+            missing = next((i for i in places if self.find_block(hashes[i]) is None), None)
+            if missing is None:
+                break
+            num_blocks = missing  # whatever lies behind it needs it
+        return num_blocks
+
+    def find(self, hashes: Sequence[bytes], num_blocks: int) -> HeldBlocks:
+        """What is still read of the first num_blocks blocks, which are a hit; nobody's yet."""
+        first = self.first_needed(num_blocks * self.block_size)
+        found = [self.find_block(hashes[i]) for i in range(first, num_blocks)]
+        return HeldBlocks(first, [block for block in found if block is not None])
+
+    def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of a request's hashes under which blocks of this group are found."""
+        return hashes
+
+    @property
+    def num_admissible_blocks(self) -> int:
+        """That a newcomer may take while others run."""
+        return self.pool.num_free_blocks - self._watermark
+
+    def find_block(self, block_hash: bytes) -> Block | None:
+        """The block of these contents that may be read from the next step on."""
+        return self.pool.find(block_hash)
+
+    def cache(self, held: HeldBlocks, hashes: Sequence[bytes], start: int, end: int) -> None:
+        """Makes a request's blocks of places start to end - 1, which are full, findable."""
+        for i in range(start, end):
+            self.pool.register(held.blocks[i - held.first], hashes[i])
+
+    def num_missing(self, num_tokens: int, hit: HeldBlocks, keep_free: bool) -> int:
+        """How many blocks would have to be freed before `admit` succeeds."""
+        num_needed = self._end_of_admission(num_tokens, hit) - hit.end
+        # Hits that nobody holds are in the free queue and leave it.
+        num_needed += sum(block.ref_count == 0 for block in hit.blocks)
+        return num_needed + (self._watermark if keep_free else 0) - self.pool.num_free_blocks
+
+    def admit(self, num_tokens: int, hit: HeldBlocks) -> None:
+        """Takes the hit and the blocks behind it for a request of num_tokens tokens; see `KVCacheManager.admit`."""
+        for block in hit.blocks:
+            self.pool.acquire(block)
+        self.extend(hit, self._end_of_admission(num_tokens, hit) - hit.end)
+
+    def _end_of_admission(self, num_tokens: int, hit: HeldBlocks) -> int:
+        if self.window:
+            num_tokens = min(num_tokens, hit.end * self.block_size + self._max_chunk)
+        return self.end_of(num_tokens)
+
+    def extend(self, held: HeldBlocks, count: int) -> list[int]:
+        """Appends free blocks, of which there must be enough; returns their ids."""
+        blocks = [self.pool.allocate() for _ in range(count)]
+        held.blocks += blocks
+        held.end += count
+        return [block.block_id for block in blocks]
+
+    def release_behind(self, held: HeldBlocks, position: int) -> None:
+        """Lets go of what no token at this position or a later one reads."""
+        count = self.first_needed(position) - held.first
+        if count > 0:
+            self.release(held.blocks[:count])
+            del held.blocks[:count]
+            held.first += count
+
+    def release(self, blocks: list[Block]) -> None:
+        """A request no longer holds these; what lies further in front is kept longer."""
+        self.pool.release(blocks)
+
+    def check_integrity(self, held: Iterable[Block]) -> None:
+        """Raises AssertionError unless the pool is consistent and exactly these blocks are held."""
+        self.pool.check_integrity()
+        counts = Counter(held)
+        assert len(counts) == self.pool.num_blocks - self.pool.num_free_blocks, "a block is held by nobody"
+        assert all(block.ref_count == count for block, count in counts.items()), "a ref_count is wrong"

@@ -1,0 +1,291 @@
+"""KV memory of requests: block tables over the pools of all groups of layers, and prefix hits.
+
+A group has a pool and block tables of its own, and keeps what its `KVGroup` says: the blocks of all tokens, those that
+a window still sees, or the latest state. A request has room for a token if every group has.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from pagewire.services.scheduler.core.executor_info import KVGroup
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.memory.block_pool import Block, computed_root, hash_block
+from pagewire.services.scheduler.memory.group_blocks import GroupBlocks, HeldBlocks
+from pagewire.services.scheduler.memory.indexed_group import IndexedGroup
+from pagewire.services.scheduler.memory.prefix_index import IndexedBlocks
+from pagewire.services.scheduler.memory.state_blocks import StateBlocks
+from pagewire.services.scheduler.memory.upcoming import UpcomingBlocks
+
+# More tokens than any request has.
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBlocks:
+    """A prefix hit: what is still read of the KV of a request's first num_tokens tokens."""
+
+    held: tuple[HeldBlocks, ...]  # by group; nobody's yet
+    num_tokens: int
+
+
+@dataclass(slots=True)  # not frozen, as that would take longer to make
+class NewBlocks:
+    """Blocks appended to the tables of one request; not to be changed."""
+
+    counts: list[int]  # by group
+    ids: list[int]  # of all groups, [sum(counts)]
+
+
+class KVCacheManager:
+    """Gives requests the blocks their tokens need and finds blocks that already hold their KV."""
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        block_size: int,
+        enable_prefix_caching: bool,
+        max_num_batched_tokens: int,
+        weights_version: str = "",
+        index: IndexedBlocks | None = None,
+    ) -> None:
+        """weights_version: of the weights that compute what the blocks hold. index: that is to know of them."""
+        self._weights_version = weights_version
+        self.block_size = block_size
+        self.no_blocks = NewBlocks([0] * len(groups), [])
+        self._enable_prefix_caching = enable_prefix_caching and bool(groups)
+        self._groups = [
+            (StateBlocks if group.is_state else GroupBlocks)(group, block_size, max_num_batched_tokens)
+            for group in groups
+        ]
+        # Those that let go of blocks while a request runs: of windows and of states.
+        self._windows = [(index, group) for index, group in enumerate(self._groups) if group.window]
+        self._upcoming = UpcomingBlocks(
+            block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
+        )
+        self.indexed = IndexedGroup(self._groups, index if self._enable_prefix_caching else None) if groups else None
+        self._refused: Request | None = None  # by find_room, when so many blocks were free
+        self._num_free_at_refusal: list[int] = []
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all groups."""
+        return sum(group.pool.num_blocks for group in self._groups)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Of all groups."""
+        return sum(group.pool.num_free_blocks for group in self._groups)
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks in use, 0 to 1, of the group with the largest."""
+        return max((1 - group.pool.num_free_blocks / group.pool.num_blocks for group in self._groups), default=0.0)
+
+    @property
+    def groups(self) -> Sequence[GroupBlocks]:
+        """To look at."""
+        return self._groups
+
+    def has_free_blocks(self, count: int) -> bool:
+        """Whether every group has as many."""
+        return all(group.pool.num_free_blocks >= count for group in self._groups)
+
+    # -- prefix hits -------------------------------------------------------------------------------------------------
+
+    def get_computed_blocks(self, request: Request) -> ComputedBlocks:
+        """The longest prefix of the request that all groups can go on from, at most all tokens but the last: that one
+        must be computed to sample the next. None of a request that wants to know of all of its prompt."""
+        if not self._enable_prefix_caching:
+            return self._computed((), 0)
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        hashes = self._hashes(request, num_blocks)
+        if request.wants_prompt_logprobs:
+            return self._computed(hashes, 0)
+        # Who sees all tokens can go on from any shorter prefix, too; then windows and states have to agree on one.
+        for group in self._groups:
+            if not group.window:
+                num_blocks = group.longest_hit(hashes, num_blocks)
+        is_agreed = False
+        while not is_agreed:
+            before = num_blocks
+            for _, group in self._windows:
+                num_blocks = group.longest_hit(hashes, num_blocks)
+            is_agreed = num_blocks == before
+        return self._computed(hashes, num_blocks)
+
+    def _computed(self, hashes: Sequence[bytes], num_blocks: int) -> ComputedBlocks:
+        held = tuple(group.find(hashes, num_blocks) for group in self._groups)
+        return ComputedBlocks(held, num_blocks * self.block_size)
+
+    def cache_blocks(self, request: Request) -> None:
+        """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
+        earlier one; none before the executor has accepted the request."""
+        num_full = request.num_certain_tokens // self.block_size
+        if num_full <= request.num_cached_blocks or not self._enable_prefix_caching or not request.is_accepted:
+            return
+        hashes = self._hashes(request, num_full)
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            group.cache(held, hashes, request.num_cached_blocks, num_full)
+        self._set_num_cached_blocks(request, num_full)
+        self._upcoming.announce(request)
+
+    def _set_num_cached_blocks(self, request: Request, num_blocks: int) -> None:
+        request.num_cached_blocks = num_blocks
+        request.num_tokens_to_cache = (num_blocks + 1) * self.block_size if self._enable_prefix_caching else _NO_LIMIT
+
+    def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
+        """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
+        if request.hashed_for != self._weights_version:
+            if request.block_hashes:
+                request.other_hashes[request.hashed_for] = request.block_hashes
+            request.hashed_for = self._weights_version
+            request.block_hashes = request.other_hashes.pop(self._weights_version, [])
+        hashes, size = request.block_hashes, self.block_size
+        for i in range(len(hashes), num_blocks):
+            token_ids = request.token_ids[i * size : (i + 1) * size]
+            extra_keys = request.images.keys(i * size, (i + 1) * size)
+            parent = hashes[-1] if hashes else computed_root(request.root_hash, self._weights_version)
+            hashes.append(hash_block(parent, token_ids, extra_keys))
+        return hashes
+
+    def indexed_hashes(self, request: Request) -> Sequence[bytes]:
+        """Under which the index has blocks of a request's tokens but the last."""
+        if self.indexed is None or not self._enable_prefix_caching or request.wants_prompt_logprobs:
+            return ()
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        return self.indexed.keys(self._hashes(request, num_blocks)[:num_blocks])
+
+    def keeps_waiting(self, request: Request) -> bool:
+        """Whether what a waiting request waits for is still to come, since `awaits` was last true; no look-up."""
+        return self._upcoming.keeps_waiting(request)
+
+    def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
+        """Whether a waiting request is to go on waiting, because one that runs computes the block behind its hit."""
+        if request.wants_prompt_logprobs:
+            return False
+        return self._upcoming.is_awaited_by(request, computed.num_tokens // self.block_size)
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def num_missing_blocks(self, request: Request, computed: ComputedBlocks, keep_free: bool = False) -> list[int]:
+        """How many blocks of each group would have to be freed before `admit` succeeds; 0 or less: it does now."""
+        return [
+            group.num_missing(request.num_tokens, held, keep_free)
+            for group, held in zip(self._groups, computed.held, strict=True)
+        ]
+
+    def find_room(self, request: Request, others_run: bool) -> ComputedBlocks | None:
+        """The prefix hit to `admit` a waiting request with, or None if blocks lack.
+
+        Where others run, who was refused is refused again until a block comes free, without looking a long prompt up
+        in every step.
+        """
+        num_free = [group.pool.num_free_blocks for group in self._groups]
+        if others_run and request is self._refused:
+            at_refusal = self._num_free_at_refusal
+            if all(now <= then for now, then in zip(num_free, at_refusal, strict=True)):
+                self._num_free_at_refusal = num_free
+                return None
+        computed = self.get_computed_blocks(request)
+        if any(missing > 0 for missing in self.num_missing_blocks(request, computed, keep_free=others_run)):
+            self._refused, self._num_free_at_refusal = request, num_free
+            return None
+        self._refused = None
+        return computed
+
+    def admit(self, request: Request, computed: ComputedBlocks) -> None:
+        """Gives a request that holds nothing its first blocks, so that its prefill cannot run out of memory: those of
+        all its known tokens, in groups with windows those of a step's. `num_missing_blocks` must be 0 or less."""
+        for group, held in zip(self._groups, computed.held, strict=True):
+            group.admit(request.num_tokens, held)
+        request.held_blocks = computed.held
+        self._set_num_cached_blocks(request, computed.num_tokens // self.block_size)
+        request.num_slots = self._num_slots(computed.held)
+        if self._enable_prefix_caching:
+            self._upcoming.announce(request)
+        if self.indexed is not None:
+            self.indexed.expect(request)
+
+    # -- while it runs -----------------------------------------------------------------------------------------------
+
+    def num_allocatable_tokens(self, request: Request, num_tokens: int) -> int:
+        """How many of num_tokens tokens beyond the computed ones have blocks or could be given some."""
+        num_computed = request.num_computed_tokens
+        if num_computed + num_tokens <= request.num_slots:
+            return num_tokens
+        reaches = (
+            (held.end + group.pool.num_free_blocks) * group.block_size
+            for group, held in zip(self._groups, request.held_blocks, strict=True)
+        )
+        return min(num_tokens, min(reaches) - num_computed)
+
+    def allocate_slots(self, request: Request, num_tokens: int) -> NewBlocks | None:
+        """Extends the block tables to hold num_tokens tokens beyond the computed ones.
+
+        Returns:
+            The blocks appended, or None if there are not enough and nothing was changed.
+        """
+        num_slots = request.num_computed_tokens + num_tokens
+        if num_slots <= request.num_slots:
+            return self.no_blocks
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            if group.end_of(num_slots) - held.end > group.pool.num_free_blocks:
+                return None
+        counts: list[int] = []
+        ids: list[int] = []
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            count = max(0, group.end_of(num_slots) - held.end)
+            counts.append(count)
+            ids += group.extend(held, count)
+        request.num_slots = self._num_slots(request.held_blocks)
+        return NewBlocks(counts, ids)
+
+    def _num_slots(self, held_blocks: Sequence[HeldBlocks]) -> int:
+        reaches = (held.end * group.block_size for group, held in zip(self._groups, held_blocks, strict=True))
+        return min(reaches, default=_NO_LIMIT)
+
+    def start_step(self, requests: Iterable[Request]) -> None:
+        """A step is about to be decided. Takes blocks from those that run that lie before the windows of all tokens to
+        come. Steps in flight may still read them: whoever gets them runs in a step that is decided later, and steps
+        execute in order."""
+        self._upcoming.start_step()
+        if not self._windows:
+            return
+        for request in requests:
+            if not request.is_accepted:
+                continue  # its blocks may yet have to be found
+            self.cache_blocks(request)  # results may have come since it ran
+            for index, group in self._windows:
+                group.release_behind(request.held_blocks[index], request.num_certain_tokens)
+        for _, group in self._windows:
+            group.start_step()
+
+    def free(self, request: Request) -> None:
+        """Takes everything from a request. Steps in flight may still write to its blocks: whoever gets them next runs
+        in a later step, and steps execute in order."""
+        self.cache_blocks(request)
+        for group, held in zip(self._groups, request.held_blocks, strict=True):
+            group.release(held.blocks)
+        if self.indexed is not None:
+            self.indexed.stop_expecting(request)
+        request.forget_blocks()
+
+    def forget(self, request: Request) -> None:
+        """Nobody finds any block of a request's tokens from now on: what is in them cannot be trusted."""
+        for group in self._groups:
+            for block_hash in request.block_hashes:
+                group.pool.forget(block_hash)
+
+    def num_exclusive_blocks(self, request: Request) -> list[int]:
+        """Blocks of each group that would become free with the request."""
+        return [sum(block.ref_count == 1 for block in held.blocks) for held in request.held_blocks]
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raises AssertionError unless the pools are consistent and held by exactly these requests."""
+        requests = list(requests)
+        for index, group in enumerate(self._groups):
+            blocks: Iterable[Block] = chain.from_iterable(request.held_blocks[index].blocks for request in requests)
+            group.check_integrity(blocks)
+        if self.indexed is not None:
+            self.indexed.check_integrity(requests)

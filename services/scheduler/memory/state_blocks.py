@@ -1,0 +1,55 @@
+"""The blocks of a group of layers that have a state: one of constant size stands for all tokens so far.
+
+A block is for `state_tokens` tokens and holds the state after the last of them that is computed. As long as a request
+is within these tokens, each of its steps replaces what the last one has left there. When it is past them, the block
+stays as it is and can be found by the hash of all tokens up to there: a prefix hit ends where such a block does.
+
+A token reads the state after the token before it and nothing else. To `GroupBlocks` that is a window of two tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pagewire.services.scheduler.core.executor_info import KVGroup
+from pagewire.services.scheduler.memory.block_pool import Block
+from pagewire.services.scheduler.memory.group_blocks import GroupBlocks, HeldBlocks
+
+
+class StateBlocks(GroupBlocks):
+    """Sizes and places that the caller gives or gets are counted in blocks of other groups, except in `HeldBlocks`."""
+
+    def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
+        super().__init__(replace(group, window=2), group.state_tokens, max_num_batched_tokens)
+        self._ratio = group.state_tokens // block_size
+        self._written: set[Block] = set()  # by the step that is being decided, or made findable since the last one
+
+    def start_step(self) -> None:
+        self._written.clear()
+
+    def find_block(self, block_hash: bytes) -> Block | None:
+        """None also where the present step writes it: requests run side by side, and one of them would read what the
+        other has not written yet. (Keys and values of a layer are all written before any is read.)"""
+        block = super().find_block(block_hash)
+        return None if block in self._written else block
+
+    def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        return self._at_ends(hashes)
+
+    def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
+        return super().longest_hit(self._at_ends(hashes), most // self._ratio) * self._ratio
+
+    def find(self, hashes: Sequence[bytes], num_blocks: int) -> HeldBlocks:
+        return super().find(self._at_ends(hashes), num_blocks // self._ratio)
+
+    def cache(self, held: HeldBlocks, hashes: Sequence[bytes], start: int, end: int) -> None:
+        start, end = start // self._ratio, end // self._ratio
+        super().cache(held, self._at_ends(hashes), start, end)
+        self._written.update(held.blocks[i - held.first] for i in range(start, end))
+
+    def release(self, blocks: list[Block]) -> None:
+        """The latest is kept longest: the next turn of a conversation goes on from it, without those before."""
+        super().release(blocks[::-1])
+
+    def _at_ends(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Of all tokens up to the end of each state's block."""
+        return hashes[self._ratio - 1 :: self._ratio]

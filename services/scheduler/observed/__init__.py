@@ -1,0 +1,1 @@
+"""Metrics, status, timelines and log lines."""

@@ -1,0 +1,85 @@
+"""A line in the log, while there is something to tell: how much every executor does."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 10.0
+# As many as a line has room for; of more it has sums, and the least and the most.
+_MAX_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Of a replica, since it began."""
+
+    generated: int
+    queries: int
+    hits: int
+
+    @classmethod
+    def of(cls, replica: Replica) -> "_Counts":
+        return cls(replica.num_generation_tokens, replica.num_prefix_queries, replica.num_prefix_hits)
+
+    def since(self, before: "_Counts") -> "_Counts":
+        return _Counts(self.generated - before.generated, self.queries - before.queries, self.hits - before.hits)
+
+
+_NOTHING = _Counts(0, 0, 0)
+
+
+class LoadLine:
+    """What has happened since the last line."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._before: dict[Replica, _Counts] = {}
+
+    def text(self, seconds: float) -> str:
+        """seconds: since the last one. Empty: nothing has happened."""
+        replicas = [replica for replica in self._scheduler.replicas if replica.info]
+        counts = {replica: _Counts.of(replica) for replica in replicas}
+        done = {replica: counts[replica].since(self._before.get(replica, _NOTHING)) for replica in replicas}
+        self._before = counts
+        waiting = self._scheduler.num_waiting
+        if not waiting and not any(replica.num_running or done[replica] != _NOTHING for replica in replicas):
+            return ""
+        parts = [_total(replicas, list(done.values()), seconds)] if len(replicas) > _MAX_NAMED else []
+        parts = parts or [f"{replica.name}: {_described(replica, done[replica], seconds)}" for replica in replicas]
+        return "; ".join([*parts, f"{waiting} waiting"])
+
+
+def _described(replica: Replica, done: _Counts, seconds: float) -> str:
+    return (
+        f"{replica.num_running} running, {done.generated / seconds:.1f} tokens/s, KV cache {replica.kv_usage:.0%}"
+        f"{_hits(done)}"
+    )
+
+
+def _hits(done: _Counts) -> str:
+    return f", prefix hits {done.hits / done.queries:.0%}" if done.queries else ""
+
+
+def _total(replicas: Sequence[Replica], done: Sequence[_Counts], seconds: float) -> str:
+    running = [replica.num_running for replica in replicas]
+    usage = [replica.kv_usage for replica in replicas]
+    total = _Counts(sum(one.generated for one in done), sum(one.queries for one in done), sum(one.hits for one in done))
+    return (
+        f"{len(replicas)} executors: {sum(running)} running ({min(running)} to {max(running)} on each), "
+        f"{total.generated / seconds:.1f} tokens/s, KV cache {min(usage):.0%} to {max(usage):.0%}{_hits(total)}"
+    )
+
+
+async def tell(scheduler: Scheduler, period: float = PERIOD_S) -> None:
+    """Works until cancelled."""
+    line = LoadLine(scheduler)
+    while True:
+        await asyncio.sleep(period)
+        if text := line.text(period):
+            logger.info("%s", text)

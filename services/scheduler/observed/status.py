@@ -1,0 +1,72 @@
+"""What the scheduler tells of itself and its replicas when somebody looks; nothing is kept for it between looks."""
+
+from itertools import groupby
+
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
+from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.service.engine import Engine
+from pagewire.v1.admin_pb2 import KVGroupStatus, KVRun, ReplicaStatus, SchedulerStatus, ServiceStatus
+
+# As many as a screen has room for. A map of so many takes less than a millisecond of the loop that decides steps; with
+# more blocks it shows every second, or third, ... of them.
+MAX_CELLS = 4096
+
+
+def describe(engine: Engine, status: ServiceStatus, with_kv_maps: bool) -> None:
+    scheduler = engine.scheduler
+    num_preemptions, num_prefix_queries, num_prefix_hits, _ = engine.stats.totals()
+    status.scheduler.CopyFrom(
+        SchedulerStatus(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            generation_tokens_per_second=stats.GENERATION_RATE.per_second,
+            prompt_tokens_per_second=stats.PROMPT_RATE.per_second,
+            num_generation_tokens=stats.GENERATION_RATE.total,
+            num_prompt_tokens=stats.PROMPT_RATE.total,
+            num_prefix_queries=num_prefix_queries,
+            num_prefix_hits=num_prefix_hits,
+            num_preemptions=num_preemptions,
+            replicas=[
+                _replica(driver.replica, driver.address, with_kv_maps) for driver in engine.executors.drivers.values()
+            ],
+        )
+    )
+
+
+def _replica(replica: Replica, address: str, with_kv_maps: bool) -> ReplicaStatus:
+    status = ReplicaStatus(
+        address=address,
+        is_attached=replica.info is not None,
+        name=replica.name,
+        is_leaving=replica.is_leaving,
+        num_prefix_queries=replica.num_prefix_queries,
+        num_prefix_hits=replica.num_prefix_hits,
+        num_generation_tokens=replica.num_generation_tokens,
+    )
+    if replica.info is not None:
+        status.num_running = replica.num_running
+        status.max_num_seqs = replica.max_num_seqs
+        status.weights_version = replica.info.weights.version
+        status.is_replacing_weights = replica.is_draining
+        status.kv_groups.extend(_group(group, with_kv_maps) for group in replica.kv_groups)
+    return status
+
+
+def _group(group: GroupBlocks, with_map: bool) -> KVGroupStatus:
+    pool = group.pool
+    status = KVGroupStatus(
+        num_blocks=pool.num_blocks,
+        block_size=group.block_size,
+        num_free=pool.num_free_blocks - pool.num_cached_blocks,
+        num_cached=pool.num_cached_blocks,
+        num_used=pool.num_blocks - pool.num_free_blocks,
+        num_shared=pool.num_shared_blocks,
+        window=0 if group.is_state else group.window,
+        is_state=group.is_state,
+    )
+    if with_map:
+        status.blocks_per_cell = -(-pool.num_blocks // MAX_CELLS)
+        runs = groupby(pool.states(status.blocks_per_cell))
+        status.map.extend(KVRun(state=int(state), num_cells=len(list(cells))) for state, cells in runs)  # type: ignore[arg-type]
+    return status

@@ -1,0 +1,146 @@
+"""What a request waits for, and when: phases that follow each other from its arrival to its end, without gaps."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from pagewire.services.scheduler.core.request import Request
+from pagewire.telemetry import semconv
+from pagewire.telemetry.service import Span
+from pagewire.v1.admin_pb2 import RequestAccount
+
+GRAMMAR, QUEUE, PREFILL, DECODE = "grammar", "queue", "prefill", "decode"
+PREEMPTED, RECOVERY = "preempted", "recovery"
+# In which it holds a row.
+_RUNNING = frozenset({PREFILL, DECODE})
+_METHOD = "pagewire.v1.SchedulerService/Generate"
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A part of a prompt that one step computes. Times are by time.monotonic()."""
+
+    start: float
+    num_tokens: int
+    end: float | None = None  # None: its result has not come
+
+
+@dataclass(slots=True)
+class Phase:
+    name: str
+    start: float
+    executor: str = ""
+    num_tokens: int = 0  # of the output, before it
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+class Timeline:
+    """Notes cost nothing per token: one for each phase, and for each part of a prompt."""
+
+    __slots__ = ("end", "is_prefilling", "phases")
+
+    def __init__(self, name: str, now: float) -> None:
+        self.phases = [Phase(name, now)]
+        self.is_prefilling = False
+        self.end = now
+
+    @property
+    def runs(self) -> bool:
+        return self.phases[-1].name in _RUNNING
+
+    def enter(self, name: str, now: float, executor: str = "", num_output_tokens: int = 0) -> None:
+        self.phases.append(Phase(name, now, executor or self._executor(name), num_output_tokens))
+        self.is_prefilling = name == PREFILL
+
+    def _executor(self, name: str) -> str:
+        return self.phases[-1].executor if name == DECODE else ""
+
+    def add_chunk(self, now: float, num_tokens: int) -> Chunk:
+        """A step that computes so many tokens is sent now."""
+        chunk = Chunk(now, num_tokens)
+        self.phases[-1].chunks.append(chunk)
+        return chunk
+
+    def close(self, now: float, num_output_tokens: int) -> None:
+        self.end = now
+        self.phases.append(Phase("", now, num_tokens=num_output_tokens))
+
+    def intervals(self, so_far: Phase | None = None) -> list[tuple[Phase, float, int]]:
+        """Each phase, when it ended, and how many tokens it computed.
+
+        so_far: of a timeline that is not closed, what would close it now.
+        """
+        phases = self.phases if so_far is None else [*self.phases, so_far]
+        return [
+            (
+                phase,
+                after.start,
+                sum(chunk.num_tokens for chunk in phase.chunks)
+                if phase.name == PREFILL
+                else after.num_tokens - phase.num_tokens,
+            )
+            for phase, after in pairwise(phases)
+        ]
+
+
+def tell(span: Span, request: Request, timeline: Timeline, code: str, message: str | None) -> None:
+    """Ends the span of a request, with one for each phase below it. code: of its gRPC status."""
+    if not span.is_recorded:
+        span.end()
+        return
+    for phase, end, num_tokens in timeline.intervals():
+        attributes = {"pagewire.executor": phase.executor or None, "pagewire.tokens": num_tokens or None}
+        if phase.name in (PREEMPTED, RECOVERY):
+            span.event(phase.name, phase.start)
+        span.child(phase.name, phase.start, end, attributes)
+        for chunk in phase.chunks:
+            span.child("prefill chunk", chunk.start, chunk.end or end, {"pagewire.tokens": chunk.num_tokens})
+    fault = code in semconv.FAULTS_OF_SERVERS
+    assert request.finish_reason is not None
+    of_request: dict[str, Any] = {
+        semconv.RPC_SYSTEM: "grpc",
+        semconv.RPC_METHOD: _METHOD,
+        semconv.RPC_STATUS: code,
+        semconv.ERROR_TYPE: code if fault else None,
+        semconv.RESPONSE_FINISH_REASONS: [request.finish_reason.name.lower()],
+        semconv.USAGE_INPUT_TOKENS: request.num_prompt_tokens,
+        semconv.USAGE_OUTPUT_TOKENS: request.num_output_tokens,
+        semconv.USAGE_CACHED_TOKENS: request.num_cached_tokens or 0,
+        "pagewire.preemptions": request.num_preemptions,
+    }
+    span.end(of_request, error=message if fault else None, at=timeline.end)
+
+
+def account(
+    external_id: str,
+    request: Request,
+    timeline: Timeline,
+    trace_id: str,
+    first_token: float | None,
+    now: float | None = None,
+) -> RequestAccount:
+    """For whoever asks where its time went. first_token: when it came, by time.monotonic(). now: it goes on."""
+    start = timeline.phases[0].start
+    so_far = None if now is None else Phase("", now, num_tokens=request.num_output_tokens)
+    told = RequestAccount(
+        service="scheduler",
+        request_id=external_id,
+        trace_id=trace_id,
+        seconds=(timeline.end if now is None else now) - start,
+        finish_reason=request.finish_reason.name.lower() if request.finish_reason is not None else "",
+        first_token_seconds=first_token - start if first_token is not None else 0.0,
+        is_running=now is not None,
+    )
+    told.usage.prompt_tokens = request.num_prompt_tokens
+    told.usage.cached_tokens = request.num_cached_tokens or 0
+    told.usage.completion_tokens = request.num_output_tokens
+    for phase, end, num_tokens in timeline.intervals(so_far):
+        told.phases.add(
+            name=phase.name,
+            start_seconds=phase.start - start,
+            seconds=end - phase.start,
+            num_tokens=num_tokens,
+            num_chunks=len(phase.chunks),
+            executor=phase.executor,
+        )
+    return told

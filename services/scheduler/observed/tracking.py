@@ -1,0 +1,64 @@
+"""Keeps the timelines of live requests: what each waits for, as steps are sent, answered and lost."""
+
+import time
+from collections.abc import Mapping
+
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.observed.timeline import PREEMPTED, PREFILL, RECOVERY, Chunk
+from pagewire.services.scheduler.service.live_request import LiveRequest
+
+
+class Tracking:
+    def __init__(self, live: Mapping[int, LiveRequest]) -> None:
+        """live: the requests, by id; it changes."""
+        self._live = live
+        self._chunks: dict[tuple[int, int], list[Chunk]] = {}  # of steps in flight, by replica and step
+        self._preemptions: dict[int, int] = {}  # by replica, as far as they are noted
+
+    def on_step(self, replica: Replica, step: ScheduledStep) -> None:
+        """It is about to be sent."""
+        now = time.monotonic()
+        for request in step.admitted:
+            self._live[request.request_id].timeline.enter(PREFILL, now, replica.name, request.num_output_tokens)
+        if max(step.num_scheduled_tokens, default=1) == 1:
+            return
+        chunks = []
+        for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
+            if num_tokens > 1 and (live := self._live.get(request_id)) is not None and live.timeline.is_prefilling:
+                # Of a step that is sent before the first token is known, the tokens are drafts, not the prompt's.
+                request = live.request
+                known = len(request.token_ids) - (request.num_computed_tokens - num_tokens)
+                if known > 0:
+                    chunks.append(live.timeline.add_chunk(now, min(num_tokens, known)))
+        if chunks:
+            self._chunks[replica.replica_id, step.step_id] = chunks
+
+    def on_result(self, replica: Replica, step_id: int) -> None:
+        if self._chunks and (chunks := self._chunks.pop((replica.replica_id, step_id), None)) is not None:
+            now = time.monotonic()
+            for chunk in chunks:
+                chunk.end = now
+
+    def on_decision(self, replica: Replica) -> None:
+        """Some may have lost their blocks to others."""
+        if replica.num_preemptions != self._preemptions.get(replica.replica_id, 0):
+            self._preemptions[replica.replica_id] = replica.num_preemptions
+            self._stop(PREEMPTED)
+
+    def on_lost(self, replica: Replica) -> None:
+        """What ran there goes on elsewhere, or when it is back."""
+        for key in [key for key in self._chunks if key[0] == replica.replica_id]:
+            del self._chunks[key]
+        self._stop(RECOVERY)
+
+    def on_removed(self, replica: Replica) -> None:
+        self._preemptions.pop(replica.replica_id, None)
+
+    def _stop(self, name: str) -> None:
+        """Who ran, and does not any more, waits for another reason from now on."""
+        now = time.monotonic()
+        for live in self._live.values():
+            request = live.request
+            if live.timeline.runs and request.replica_id is None and not request.is_finished:
+                live.timeline.enter(name, now, num_output_tokens=request.num_output_tokens)

@@ -1,0 +1,1 @@
+"""Which replica a waiting request goes to."""

@@ -1,0 +1,121 @@
+"""What a newcomer costs on a replica: the seconds by which all requests together end later if it runs there.
+
+    until its first token    what it waits for a row and blocks, what was begun before it, and its own prompt
+    until its end            a step for each token of its output, each as long as so many decodes take
+    others                   its prompt delays everybody who runs there, and so does its part of each of these steps
+
+Nothing in it is weighted: how long steps take is what the replica's cost model has learned, how long outputs are what
+ends have shown. So a cached prefix is worth what computing it would take, once for the request and once for everybody
+who would wait for that; and it is worth nothing where those who run there already cost more. Pure.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from pagewire.services.scheduler.costs.cost_model import StepCosts
+
+
+class UnknownCosts(StepCosts):
+    """As long as nothing was measured: seconds are tokens, those of prompts and those of decodes alike."""
+
+    def decode_seconds(self, num_decodes: float) -> float:
+        return num_decodes
+
+    def prompt_seconds(self, start: int, num_tokens: float) -> float:
+        return num_tokens
+
+
+@dataclass(slots=True)
+class Newcomer:
+    """A waiting request, as one replica sees it."""
+
+    num_tokens: int
+    num_cached: int  # that are found there, or will be when those that run are computed
+    num_blocks: int  # that it lacks there
+    output_tokens: float  # expected
+
+
+@dataclass(slots=True)
+class Queued:
+    """Newcomers that a replica is to take and has not taken yet."""
+
+    num: int = 0
+    num_tokens: float = 0.0  # of their prompts, to be computed
+    num_blocks: int = 0
+
+    def add(self, newcomer: Newcomer) -> None:
+        self.num += 1
+        self.num_tokens += newcomer.num_tokens - newcomer.num_cached
+        self.num_blocks += newcomer.num_blocks
+
+
+NOBODY = Queued()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Who runs on a replica. It holds until its next step."""
+
+    num_running: int
+    num_open_rows: int
+    num_free_blocks: int
+    blocks_per_request: float  # of those that run
+    backlog_tokens: int  # of their prompts, to be computed
+    backlog_pairs: float  # of these with what they attend to
+    room: float  # tokens of prompts in a step
+
+    def places_missing(self, newcomer: Newcomer, before: Queued) -> float:
+        """How many of those that run have to end until it can begin."""
+        rows = before.num + 1 - self.num_open_rows
+        blocks = before.num_blocks + newcomer.num_blocks - self.num_free_blocks
+        return max(0.0, rows, blocks / max(1.0, self.blocks_per_request))
+
+    def seconds(self, newcomer: Newcomer, before: Queued, costs: StepCosts) -> float:
+        """By which all requests together end later."""
+        missing, output_tokens = newcomer.num_tokens - newcomer.num_cached, newcomer.output_tokens
+        num_beside = min(self.num_running + before.num, self.num_running + self.num_open_rows)
+        stages = costs.num_stages  # each step has one part of those that decode
+        step = costs.decode_seconds(num_beside / stages)
+        wait = 0.0
+        if self.num_running and (places := self.places_missing(newcomer, before)):
+            # By chance one in output_tokens / (num_running / stages) steps brings an end.
+            num_decodes = self.num_running / stages
+            wait = places * output_tokens / num_decodes * costs.decode_seconds(num_decodes)
+        prompt = costs.prompt_seconds(newcomer.num_cached, missing)
+        earlier = self._backlog_seconds(costs) + costs.prompt_seconds(0, before.num_tokens)
+        # As its first step can begin, the one that runs has to end.
+        num_steps = (self.backlog_tokens + before.num_tokens) / self.room + max(1.0, missing / self.room)
+        num_steps += (1.0 if self.num_running else 0.0) + stages - 1
+        first_token = wait + earlier + prompt + num_steps * (step + costs.first_prompt_seconds)
+        with_it = costs.decode_seconds((num_beside + 1) / stages)
+        others = num_beside * (prompt + output_tokens * stages * (with_it - step))
+        return first_token + output_tokens * stages * with_it + others
+
+    def _backlog_seconds(self, costs: StepCosts) -> float:
+        """That it adds to steps: as one prompt of as many tokens and pairs would."""
+        num = self.backlog_tokens
+        return costs.prompt_seconds(int(self.backlog_pairs / num - num / 2), num) if num else 0.0
+
+
+class OutputLengths:
+    """How long outputs are: of each token, how likely it is to be the last."""
+
+    # Ends before which they are not believed, and what the next end leaves of what was learned.
+    _MIN_ENDS = 8
+    _MEMORY = 0.98
+
+    def __init__(self) -> None:
+        self._num_ends = self._num_tokens = 0.0
+
+    def on_step(self, num_tokens: int, num_ends: int) -> None:
+        self._num_tokens += num_tokens
+        for _ in range(num_ends):
+            self._num_ends = self._num_ends * self._MEMORY + 1
+            self._num_tokens *= self._MEMORY
+
+    @property
+    def mean(self) -> float:
+        """Tokens; infinite as long as nobody knows, so that a request's own limit counts."""
+        if self._num_ends < self._MIN_ENDS - 1:
+            return inf
+        return max(1.0, self._num_tokens / self._num_ends)

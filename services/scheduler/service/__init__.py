@@ -1,0 +1,1 @@
+"""The gRPC service: sessions with tokenizers, streams to executors, and the engine between them."""

@@ -1,0 +1,301 @@
+"""The scheduler at work: requests come in, steps go to the executors, tokens go back to whoever asked.
+
+Everything runs on one event loop. Decisions are `scheduler.py`'s; this file moves their results.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import grpc
+
+from pagewire.config import SchedulerConfig
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, WaitTooLong
+from pagewire.services.scheduler.admission.entrance import Entrance, condemned, expired
+from pagewire.services.scheduler.admission.expiry import Expiry
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.core.loss import GOES_OVER, LEFT, Loss, loss_of
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.core.request_output import RequestOutbox
+from pagewire.services.scheduler.core.scheduler import NotInterchangeable, QueueFull, Scheduler
+from pagewire.services.scheduler.core.step import ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.core.wakes import Wakes
+from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.observed.timeline import QUEUE
+from pagewire.services.scheduler.observed.tracking import Tracking
+from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.service.availability import Availability
+from pagewire.services.scheduler.service.delivery import Delivery
+from pagewire.services.scheduler.service.executors import Connect, Executors
+from pagewire.services.scheduler.service.grammars import compile_grammar
+from pagewire.services.scheduler.service.live_request import LiveRequest
+from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
+from pagewire.services.scheduler.weights.rollout import Rollout
+from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.trace import Trace
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire.discovery import Discovery
+from pagewire.wire.rpc import RpcError, timeout_of
+from pagewire.wire.streams import Draining
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Drives one scheduler and its replicas, one executor each, on behalf of many clients."""
+
+    def __init__(self, config: SchedulerConfig, discovery: Discovery, connect: Connect) -> None:
+        """connect: makes channels to executors that are listed."""
+        self._config = config
+        self._discovery = discovery
+        self.scheduler = Scheduler(config, 0)
+        self._wakes = Wakes(self.scheduler)
+        self._entrance = Entrance(self.scheduler, config.max_queue_time)
+        self._expiry = Expiry(self._expire)
+        self._stats = self.stats = stats.Stats(self.scheduler)
+        self._term = time.time_ns()  # a scheduler that starts later has a higher one
+        self.executors = Executors(self.scheduler, connect, self._make_driver, self)
+        self._drivers = self.executors.drivers
+        self.rollout = Rollout(
+            self.scheduler, self._drivers, self._wake_all, self._end_request, config.recovery_timeout
+        )
+        self._delivery = Delivery(self.scheduler, self._entrance, self._expiry, self._stats, self._wake_after_end)
+        self.accounts = self._delivery.accounts
+        self._tracking = Tracking(self._delivery.live)
+        self.availability = Availability(config, self._on_given_up)
+        self.draining = Draining()
+        self._last_request_id = 0
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, submission: TokenSubmission, outbox: RequestOutbox, number: int, max_unread: int | None = None
+    ) -> LiveRequest:
+        """Takes a request in; its outputs go to the outbox under `number`. With more than max_unread tokens and log
+        probabilities in the outbox it ends with RESOURCE_EXHAUSTED.
+
+        Raises:
+            RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
+        """
+        self.availability.check()
+        self._entrance.check_length(submission, self.availability.info)
+        self._last_request_id += 1
+        forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
+        try:
+            request = convert.to_request(self._last_request_id, submission, self._config.prefix_cache_sharing == "all")
+            self.rollout.check(request)
+            forecast = self._entrance.check(request, timeout)
+            is_live = request.has_grammar or self.scheduler.add_request(request)
+        except (InvalidRequest, QueueFull, WaitTooLong) as error:
+            raise self._entrance.status_of(error, forecast) from error
+        now = time.monotonic()
+        span = telemetry.Span("generate", Trace.of(submission.context), serves=True, start=now)
+        live = LiveRequest(request, outbox, number, submission.request.external_id, max_unread, span, now)
+        self._entrance.on_taken(live, forecast)
+        if timeout is not None:
+            self._expiry.add(request.request_id, timeout)
+        self._delivery.add(live)
+        if request.has_grammar:
+            live.compiling = asyncio.create_task(self._add_compiled(live), name="grammar")
+        elif is_live:
+            self._wake(self._wakes.after_arrival(request))
+        else:
+            self._delivery.end(live)
+        return live
+
+    async def _add_compiled(self, live: LiveRequest) -> None:
+        """Hands a request to the scheduler once its grammar is compiled, or ends it."""
+        request = live.request
+        try:
+            await compile_grammar(
+                request.sampling_params.grammar, lambda: [d.compile for d in self._drivers.values() if d.has_executor]
+            )
+            live.compiling = None
+            live.timeline.enter(QUEUE, time.monotonic())
+            self.rollout.check(request)  # its weights may be gone meanwhile
+            is_live = self.scheduler.add_request(request)
+        except (RpcError, InvalidRequest, QueueFull) as error:
+            request.finish(FinishReason.ERROR)
+            self._delivery.end(live, self._entrance.status_of(error, live.forecast))
+            return
+        if is_live:
+            self._wake(self._wakes.after_arrival(request))
+        else:
+            self._delivery.end(live)
+
+    def _stop(self, live: LiveRequest, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends a live request, wherever it is."""
+        if live.compiling is not None:
+            live.compiling.cancel()
+            live.request.finish(reason)
+        else:
+            self.scheduler.abort(live.request, reason)
+
+    def _end_request(self, request: Request, error: RpcError) -> None:
+        """Ends a request and tells its client why; does nothing if it has ended."""
+        self._delivery.deliver()
+        if (live := self._delivery.live.get(request.request_id)) is not None:
+            self._stop(live, FinishReason.ERROR)
+            self._delivery.end(live, error)
+            self._wake_after_end()
+
+    def abort(self, live: LiveRequest) -> None:
+        """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
+        if live.request.request_id in self._delivery.live:
+            if not live.request.is_finished:
+                self._stop(live)
+            self._delivery.close(live)
+            self._wake_after_end()
+
+    def abort_external(self, external_ids: set[str], tenant: str | None = None) -> int:
+        """Ends requests of a tenant, None: of all, by their client-given ids and tells their clients; how many."""
+        self._delivery.deliver()
+        found = [live for live in self._delivery.live.values() if live.goes_by(external_ids, tenant)]
+        for live in found:
+            self._stop(live)
+            self._delivery.end(live)
+        self._wake_after_end()
+        return len(found)
+
+    def _expire(self, request_id: int) -> None:
+        """A request's time is up: its place and its blocks are free at once."""
+        self._delivery.deliver()
+        if (live := self._delivery.live.get(request_id)) is not None:
+            self._end_request(live.request, expired(live))
+
+    async def drained(self) -> None:
+        """Returns when no request is live, or when a later scheduler has the executors: it is to have them, too."""
+        live, drivers = self._delivery.live, self._drivers
+        while live and not (drivers and all(driver.is_refused for driver in drivers.values())):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    # -- the executors -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        self.availability.start_waiting()
+        try:
+            await self.executors.run(self._discovery)
+        finally:
+            self.availability.stop()
+            self._expiry.stop()
+            self.rollout.stop()
+
+    def _wake_all(self) -> None:
+        for driver in self._drivers.values():
+            driver.wake()
+
+    def _wake(self, replicas: Iterable[Replica]) -> None:
+        for replica in replicas:
+            self._drivers[replica.replica_id].wake()
+
+    def _wake_after_end(self) -> None:
+        self._wake(self._wakes.after_end())
+
+    def _make_driver(self, replica: Replica, address: str, channel: grpc.aio.Channel) -> ReplicaDriver:
+        hang_timeout = self._config.hang_timeout
+        return ReplicaDriver(self.scheduler, replica, channel, address, self._term, self, self._stats, hang_timeout)
+
+    def before_step(self) -> None:
+        self._expiry.check()
+
+    def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
+        self._tracking.on_decision(replica)
+        self._wake(self._wakes.after_decision(replica, step))
+
+    def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
+        self._tracking.on_step(replica, step)
+        return self._delivery.on_admitted(step.admitted)
+
+    def weights_wanted(self, present: Weights) -> Weights:
+        return self.rollout.wanted(present)
+
+    def check_unused(self, replica: Replica, incarnation: int) -> None:
+        self.executors.check_unused(replica, incarnation)
+
+    def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
+        info = info.within_steps_of(self._config.max_num_batched_tokens)
+        self._condemn(self.scheduler.explain(replica, info), Loss.EXIT, "its process ended by its own doing")
+        try:
+            ended = self.scheduler.attach(replica, info)
+        except NotInterchangeable as difference:
+            raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, str(difference)) from difference
+        logger.info(
+            "executor %016x at %s serves %s: %d KV blocks, %d rows, %d tokens per step",
+            *(info.incarnation, self._address(replica), info.model, info.num_blocks),
+            *(info.max_num_seqs, info.max_num_batched_tokens),
+        )
+        self.availability.on_attached()
+        for request, error in ended:
+            status = self._entrance.status_of(error) if error else None
+            self._delivery.end(self._delivery.live[request.request_id], status)
+        self.availability.note(self.scheduler.info)
+        self.rollout.on_attached()
+        self._wake_all()
+
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
+        self._delivery.deliver()
+        self._tracking.on_result(replica, result.step_id)
+        outputs = self.scheduler.update(replica, result, seconds)
+        # The sender wakes first: the device gets its next step before anybody is told about this one.
+        self._wake(self._wakes.after_result(replica))
+        self._delivery.deliver_soon(outputs)
+        if self.rollout.is_under_way:
+            self.rollout.notify()
+        self.executors.on_progress()
+        self._stats.on_result(len(outputs.token_ids), clock)
+        self._entrance.admission.on_tokens(len(outputs.token_ids))
+
+    def on_lost(self, replica: Replica, reason: str) -> None:
+        is_loss = reason not in (GOES_OVER, LEFT)
+        if is_loss:
+            logger.warning(
+                "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
+                *(self._address(replica), reason, replica.num_running, self.scheduler.num_waiting),
+            )
+            stats.RECOVERIES.inc()
+        self._delivery.deliver()
+        self._entrance.on_failure(self._delivery.live.values())
+        loss = loss_of(reason)
+        ended = self.scheduler.detach(replica, loss)
+        self._tracking.on_lost(replica)
+        self._condemn(ended, loss, reason)
+        self.executors.on_progress()
+        self.availability.note(self.scheduler.info)
+        self.rollout.notify()
+        self.rollout.watch_stranded(list(self.scheduler.waiting))
+        if self.scheduler.info is None:
+            self.availability.on_all_lost(reason != GOES_OVER)  # then it is back at once
+        self._wake_all()
+
+    def on_listed(self) -> None:
+        self.rollout.notify()
+        self._wake_all()
+
+    def on_left(self, replica: Replica) -> None:
+        self.on_lost(replica, LEFT)
+
+    def on_removed(self, replica: Replica) -> None:
+        self._wakes.forget(replica)
+        self._stats.on_removed(replica)
+        self._tracking.on_removed(replica)
+
+    def _condemn(self, requests: Sequence[Request], loss: Loss, reason: str) -> None:
+        """Tells the clients of requests that are the reason why executors fail."""
+        for request in requests:
+            stats.CONDEMNED.labels(loss).inc()
+            self._delivery.end(self._delivery.live[request.request_id], condemned(request.num_losses, reason))
+
+    def _address(self, replica: Replica) -> str:
+        return self._drivers[replica.replica_id].address
+
+    def _on_given_up(self, error: RpcError) -> None:
+        """No executor came in time: ends all requests."""
+        self._delivery.deliver()
+        logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
+        for live in list(self._delivery.live.values()):
+            self._stop(live, FinishReason.ERROR)
+            self._delivery.end(live, error)

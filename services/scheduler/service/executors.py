@@ -1,0 +1,123 @@
+"""The executors as they come and go: each that is listed has a replica and a driver.
+
+One that has left the list drains: it gets no new requests, unless there is no other, and is let go when nobody runs on
+it any more or its stream breaks; those that ran there then go on elsewhere.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import grpc
+
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
+from pagewire.wire.discovery import Discovery, Listed
+from pagewire.wire.rpc import RpcError
+
+logger = logging.getLogger(__name__)
+
+Connect = Callable[[Listed], grpc.aio.Channel]
+MakeDriver = Callable[[Replica, str, grpc.aio.Channel], ReplicaDriver]
+
+
+class ListListener(Protocol):
+    """Who serves the requests. Calls come one at a time."""
+
+    def on_listed(self) -> None:
+        """The list is another one."""
+
+    def on_left(self, replica: Replica) -> None:
+        """A replica is about to be removed, on whose executor nobody runs any more: detaches it."""
+
+    def on_removed(self, replica: Replica) -> None:
+        """It is gone, as soon as this returns."""
+
+
+class Executors:
+    """`drivers` are those of all replicas, by replica id; it changes in place."""
+
+    def __init__(
+        self, scheduler: Scheduler, connect: Connect, make_driver: MakeDriver, listener: "ListListener"
+    ) -> None:
+        """make_driver: for a replica and the address and channel of its executor."""
+        self._scheduler = scheduler
+        self._connect = connect
+        self._make_driver = make_driver
+        self._listener = listener
+        self.drivers: dict[int, ReplicaDriver] = {}
+        self._listed: dict[Listed, ReplicaDriver] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()  # a driver may have to be started or let go
+
+    def follow(self, listed: Sequence[Listed]) -> None:
+        """The list is this now."""
+        present = set(listed)
+        for one, driver in self._listed.items():
+            if driver.is_unlisted == (one in present):
+                driver.set_listed(one in present)
+                logger.info("the executor at %s %s", one.address, "is back" if one in present else "has left the list")
+        for one in dict.fromkeys(listed):
+            if one not in self._listed:
+                self._add(one)
+        self._changed.set()
+        self._listener.on_listed()
+
+    def on_progress(self) -> None:
+        """A request may have ended, or an executor gone."""
+        if any(driver.is_unlisted for driver in self.drivers.values()):
+            self._changed.set()
+
+    def check_unused(self, replica: Replica, incarnation: int) -> None:
+        """Raises RpcError FAILED_PRECONDITION if another replica has this executor: it stands in the list twice."""
+        for driver in self.drivers.values():
+            if driver.replica is not replica and driver.incarnation == incarnation:
+                raise RpcError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"it is the executor that is used at {driver.address}; list each once",
+                )
+
+    async def run(self, discovery: Discovery) -> None:
+        """Works until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_all(discovery), name="discovery")
+                while True:
+                    await self._changed.wait()
+                    self._changed.clear()
+                    for number in self.drivers.keys() - self._tasks.keys():
+                        self._tasks[number] = tasks.create_task(self.drivers[number].run(), name=f"replica {number}")
+                    while (over := next(filter(_is_over, self.drivers.values()), None)) is not None:
+                        await self._let_go(over)
+        finally:
+            for driver in self.drivers.values():
+                await driver.channel.close()
+
+    async def _follow_all(self, discovery: Discovery) -> None:
+        async for listed in discovery.lists():
+            self.follow(listed)
+
+    def _add(self, one: Listed) -> None:
+        replica = self._scheduler.add_replica()
+        driver = self._make_driver(replica, one.address, self._connect(one))
+        self.drivers[replica.replica_id] = self._listed[one] = driver
+
+    async def _let_go(self, driver: ReplicaDriver) -> None:
+        replica = driver.replica
+        # If it is listed again meanwhile, that is another replica.
+        self._listed = {one: other for one, other in self._listed.items() if other is not driver}
+        task = self._tasks.pop(replica.replica_id)
+        task.cancel()
+        await asyncio.wait([task])
+        if replica.info is not None:
+            self._listener.on_left(replica)
+        self._listener.on_removed(replica)
+        self._scheduler.remove_replica(replica)
+        del self.drivers[replica.replica_id]
+        await driver.channel.close()
+
+
+def _is_over(driver: ReplicaDriver) -> bool:
+    return driver.is_unlisted and (not driver.has_executor or driver.replica.is_drained)

@@ -1,0 +1,44 @@
+"""Grammars are compiled by executors, before a request with one waits for a place in a step: the scheduler itself does
+not know what they say."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+
+from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES
+from pagewire.v1.common_pb2 import Grammar
+from pagewire.wire.rpc import RpcError
+
+# Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
+Compile = Callable[[Grammar], Awaitable[None]]
+
+_RETRY_SECONDS = 0.1
+_FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+
+
+async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Compile]]) -> None:
+    """Returns when an executor has compiled it, and those that are there besides have tried; waits for one.
+
+    executors: those that are there now. Raises RpcError INVALID_ARGUMENT if it cannot be used, INTERNAL if executors
+    are lost whenever they compile it.
+    """
+    num_losses = 0
+    while num_losses < MAX_SILENT_LOSSES:
+        outcomes = await asyncio.gather(*(compile(grammar) for compile in executors()), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, grpc.aio.AioRpcError):
+                if outcome.code() in _FINAL:
+                    message = outcome.details() or "the grammar was refused"
+                    raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, [("sampling_params.grammar", message)])
+            elif outcome is not None:
+                raise outcome
+        if None in outcomes:
+            return
+        num_losses += bool(outcomes)
+        await asyncio.sleep(_RETRY_SECONDS)
+    raise RpcError(
+        grpc.StatusCode.INTERNAL,
+        f"the executor was lost {MAX_SILENT_LOSSES} times in a row while it compiled this request's grammar; the "
+        "executor's log tells why",
+    )

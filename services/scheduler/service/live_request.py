@@ -1,0 +1,56 @@
+"""A request and the client that waits for it."""
+
+import asyncio
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, Forecast
+from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.request_output import RequestOutbox
+from pagewire.services.scheduler.observed import timeline
+from pagewire.services.scheduler.observed.timeline import GRAMMAR, QUEUE, Timeline
+from pagewire.telemetry import service as telemetry
+from pagewire.v1.admin_pb2 import RequestAccount
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """From its arrival until its client knows how it ended."""
+
+    request: Request
+    outbox: RequestOutbox
+    number: int  # the client's own for it
+    external_id: str
+    max_unread: int | None  # tokens and log probabilities in the outbox; None = only those of all are bounded
+    span: telemetry.Span
+    arrival_time: float
+    first_step_time: float | None = None
+    first_token_time: float | None = None
+    compiling: asyncio.Task[None] | None = None  # its grammar; meanwhile the scheduler does not have it
+    forecast: Forecast = NOTHING_KNOWN
+    timeline: Timeline = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline(GRAMMAR if self.request.has_grammar else QUEUE, self.arrival_time)
+
+    def goes_by(self, external_ids: Collection[str], tenant: str | None) -> bool:
+        """Whether its client has given it one of these ids, and it is of the tenant; None: of any."""
+        return bool(self.external_id) and self.external_id in external_ids and tenant in (None, self.request.tenant)
+
+    @property
+    def account_owner(self) -> tuple[str, str]:
+        return self.request.tenant, self.external_id
+
+    def account(self, *, has_ended: bool = False) -> RequestAccount:
+        """Where its time goes. has_ended: its timeline is closed."""
+        now = None if has_ended else time.monotonic()
+        trace_id = self.span.trace.trace_id
+        return timeline.account(self.external_id, self.request, self.timeline, trace_id, self.first_token_time, now)
+
+    @property
+    def stage(self) -> str:
+        """ "waiting", "prompt" or "output"."""
+        if self.first_step_time is None:
+            return "waiting"
+        return "prompt" if self.first_token_time is None else "output"

@@ -1,0 +1,176 @@
+"""One replica at work: its steps go to its executor when they are due, and what comes back goes to the engine."""
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+import grpc
+
+from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.core.step import ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.service.executor_client import ExecutorClient
+from pagewire.telemetry.trace import Trace
+from pagewire.v1.common_pb2 import Grammar
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaListener(Protocol):
+    """Who serves the requests. Calls come one at a time."""
+
+    def weights_wanted(self, present: Weights) -> Weights:
+        """As `ExecutorListener.weights_wanted`."""
+
+    def check_unused(self, replica: Replica, incarnation: int) -> None:
+        """Raises RpcError FAILED_PRECONDITION if another replica has this executor."""
+
+    def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
+
+    def on_lost(self, replica: Replica, reason: str) -> None:
+        """Its executor is gone, with everything that was in flight."""
+
+    def before_step(self) -> None:
+        """The next step may be decided now."""
+
+    def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
+        """A replica has looked who waits, and may have left some to others."""
+
+    def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
+        """A step is about to be sent; returns the traces of those it admits."""
+
+    def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
+        """seconds: from the result before, or from when it was sent if that was later. Raises InvalidResult."""
+
+
+class ReplicaDriver:
+    """Decides a replica's steps when its pacer says so, sends them, and passes results on."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        replica: Replica,
+        channel: grpc.aio.Channel,
+        address: str,
+        term: int,
+        listener: ReplicaListener,
+        statistics: stats.Stats,
+        hang_timeout: float = 0.0,
+    ) -> None:
+        self._scheduler = scheduler
+        self.replica = self._replica = replica
+        self.channel, self.address = channel, address
+        self.is_unlisted = False  # it gets nobody new, and is let go when nobody runs there
+        self._is_ending = False  # as the executor itself says
+        self._listener = listener
+        self._stats = statistics
+        self._client = ExecutorClient(channel, address, term, self, hang_timeout)
+        self._work = asyncio.Event()  # there may be a step to decide
+        self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
+
+    @property
+    def has_executor(self) -> bool:
+        return self._replica.info is not None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its executor, though it is there, is a later scheduler's, or cannot be used."""
+        return self._client.was_refused
+
+    @property
+    def incarnation(self) -> int | None:
+        """Of the executor that a stream is open to, or about to be."""
+        return self._client.incarnation
+
+    def set_listed(self, is_listed: bool) -> None:
+        self.is_unlisted = not is_listed
+        self._replica.is_leaving = self._is_ending or self.is_unlisted
+
+    async def compile(self, grammar: Grammar) -> None:
+        """As `ExecutorClient.compile`."""
+        await self._client.compile(grammar)
+
+    async def load(self, weights: Weights) -> Weights:
+        """As `ExecutorClient.load`."""
+        return await self._client.load(weights)
+
+    async def drop(self) -> None:
+        """As `ExecutorClient.drop`."""
+        await self._client.drop()
+
+    def start_over(self, reason: str) -> None:
+        """As `ExecutorClient.start_over`."""
+        self._client.start_over(reason)
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._client.run(), name="executor-client")
+                tasks.create_task(self._send_steps(), name="executor-steps")
+        finally:
+            self._stop_timer()
+
+    async def _send_steps(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while not self._holds_back():
+                self._listener.before_step()
+                start = time.perf_counter()
+                step = self._scheduler.schedule(self._replica)
+                self._listener.on_decision(self._replica, step)
+                if step is None:
+                    break
+                schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
+                num_drafts = self._replica.expected_drafts(step)
+                self._replica.pacer.on_sent(num_tokens - sum(step.drafts_of.values()), time.monotonic(), num_drafts)
+                self._stats.on_step(self._replica, num_tokens, schedule_seconds)
+                await self._client.send(step, self._listener.on_step(self._replica, step))
+
+    def _holds_back(self) -> bool:
+        """Whether the next step is better decided later; there will be work again then."""
+        self._stop_timer()
+        seconds = self._replica.pacer.hold(time.monotonic())
+        if seconds == 0:
+            return False
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._work.set)
+        return True
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- what ExecutorClient calls -----------------------------------------------------------------------------------
+
+    def weights_wanted(self, present: Weights) -> Weights:
+        return self._listener.weights_wanted(present)
+
+    def on_described(self, incarnation: int) -> None:
+        self._listener.check_unused(self._replica, incarnation)
+
+    def on_executor(self, info: ExecutorInfo) -> None:
+        self._is_ending = False
+        self._listener.on_attached(self._replica, info)
+        self._replica.is_leaving = self.is_unlisted
+
+    def on_result(self, result: StepResult, clock: StepClock) -> None:
+        now = time.monotonic()
+        self._listener.on_result(self._replica, result, clock, self._replica.pacer.seconds_of_oldest(now))
+        num_drafts = sum(result.num_drafted)
+        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now, num_drafts)
+
+    def on_leaving(self, is_leaving: bool) -> None:
+        self._is_ending = is_leaving
+        self._replica.is_leaving = is_leaving or self.is_unlisted
+
+    def on_executor_lost(self, reason: str) -> None:
+        self._listener.on_lost(self._replica, reason)

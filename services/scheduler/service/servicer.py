@@ -1,0 +1,80 @@
+"""The public token-level contract: parse, call the engine, convert."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from pagewire.services.scheduler.core.request_output import MAX_UNREAD, new_outbox
+from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.service.engine import Engine
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire import rpc, tenants
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def Generate(
+        self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
+        told = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
+        rpc.set_timeout(told, context)
+        submission = TokenSubmission(request=request.request, context=told)
+        outbox = new_outbox()
+        try:
+            live = self._engine.submit(submission, outbox, 0, MAX_UNREAD)
+        except rpc.RpcError as error:
+            raise error.renamed("", "request") from error
+        has_begun = False
+        try:
+            async for outputs in outbox:
+                output = outputs[0]
+                if output.error is not None:
+                    raise output.error.renamed("", "request")
+                response = convert.from_output(output)
+                if not has_begun:
+                    response.request_id, has_begun = request.request.external_id, True
+                yield response
+                if output.finish_reason is not None:
+                    return
+        finally:
+            self._engine.abort(live)
+
+    async def Abort(
+        self, request: scheduler_pb2.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.AbortResponse:
+        num_aborted = self._engine.abort_external(set(request.external_ids), tenants.whose_requests())
+        return scheduler_pb2.AbortResponse(num_aborted=num_aborted)
+
+    async def GetLoad(
+        self, request: scheduler_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.GetLoadResponse:
+        scheduler, info = self._engine.scheduler, self._engine.availability.info
+        replicas = [replica for replica in scheduler.replicas if replica.info]
+        return scheduler_pb2.GetLoadResponse(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=sum(replica.num_blocks for replica in replicas),
+            num_free_blocks=sum(replica.num_free_blocks for replica in replicas),
+            block_size=scheduler.info.block_size if scheduler.info else 0,
+            max_num_seqs=sum(replica.max_num_seqs for replica in replicas),
+            model_info=convert.from_info(info) if info else None,
+            num_executors=len(replicas),
+            executors=[
+                scheduler_pb2.ExecutorLoad(
+                    name=replica.name,
+                    num_running=replica.num_running,
+                    max_num_seqs=replica.max_num_seqs,
+                    num_blocks=replica.num_blocks,
+                    num_free_blocks=replica.num_free_blocks,
+                    is_leaving=replica.is_leaving,
+                    num_ranks=replica.info.num_ranks,
+                    pipeline_stages=replica.info.pipeline_stages,
+                )
+                for replica in replicas
+                if replica.info is not None
+            ],
+        )

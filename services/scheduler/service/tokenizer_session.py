@@ -1,0 +1,59 @@
+"""One tokenizer's multiplexed stream: all its requests in, their outputs out."""
+
+from collections.abc import Callable
+from functools import partial
+
+from pagewire.services.scheduler.core.request import FinishReason
+from pagewire.services.scheduler.core.request_output import RequestOutput
+from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.service.engine import Engine
+from pagewire.v1.scheduler_link_pb2 import (
+    SchedulerLinkServiceConnectRequest,
+    SchedulerLinkServiceConnectResponse,
+    TokenSubmission,
+)
+from pagewire.wire.rpc import RpcError
+from pagewire.wire.streams import Session
+
+
+class TokenizerSession(
+    Session[TokenSubmission, RequestOutput, SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
+):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        engine.availability.on_model_change.add(self._greet_again)
+        engine.draining.on_begin.add(self._greet_again)
+
+    async def greet(self) -> SchedulerLinkServiceConnectResponse:
+        info = await self._engine.availability.wait_for_model()
+        return SchedulerLinkServiceConnectResponse(
+            hello=convert.from_info(info), draining=self._engine.draining.has_begun
+        )
+
+    def on_message(self, message: SchedulerLinkServiceConnectRequest) -> None:
+        for submission in message.requests:
+            self.start(submission.request_id, submission)
+        for number in message.abort_request_ids:
+            self.abort(number)
+
+    def begin(self, number: int, submission: TokenSubmission) -> Callable[[], None]:
+        try:
+            return partial(self._engine.abort, self._engine.submit(submission, self.outbox, number))
+        except RpcError as error:
+            num_tokens = len(submission.request.prompt_token_ids)
+            self.outbox.put(number, RequestOutput([], num_tokens, 0, 0, FinishReason.ERROR, error=error))
+            return lambda: None
+
+    def build_message(self, outputs: dict[int, RequestOutput]) -> SchedulerLinkServiceConnectResponse:
+        return convert.from_outputs(outputs)
+
+    def close(self) -> None:
+        self._engine.availability.on_model_change.discard(self._greet_again)
+        self._engine.draining.on_begin.discard(self._greet_again)
+        if self._live:
+            self._engine.rollout.on_client_lost()
+        super().close()
+
+    def _greet_again(self) -> None:
+        self.outbox.put(None, RequestOutput([], 0, 0, 0))

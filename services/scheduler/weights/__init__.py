@@ -1,0 +1,1 @@
+"""Which weights executors serve, and replacing them one executor after the other."""

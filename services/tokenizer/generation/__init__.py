@@ -1,0 +1,1 @@
+"""Requests for text, from submission to the last delta."""

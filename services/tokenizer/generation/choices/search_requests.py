@@ -1,0 +1,252 @@
+"""Beam search over requests for one token each, which find what they begin with in the prefix cache.
+
+Nothing of it is lost with the scheduler or an executor, as the link submits again what is live. A search under which
+this service dies begins again, and ends as it would have.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+from pagewire.config.sampling_params import LENGTH_PENALTY, InvalidRequest, resolve
+from pagewire.services.tokenizer.errors import invalid, invalid_request
+from pagewire.services.tokenizer.generation.choices.beam_search import BeamSearch, Continuations, Hypothesis
+from pagewire.services.tokenizer.generation.choices.choices import num_outputs
+from pagewire.services.tokenizer.generation.text_generator import PreparedRequest, TextGenerator
+from pagewire.services.tokenizer.generation.text_requests import token_submission
+from pagewire.services.tokenizer.output.text_output import TextOutput
+from pagewire.services.tokenizer.pool.affinity import affinity_of
+from pagewire.services.tokenizer.prompts.prompts import Prompt
+from pagewire.services.tokenizer.record import Record, Unrecorded
+from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
+from pagewire.telemetry.trace import Trace
+from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.wire.rpc import RpcError
+
+STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
+
+# Sampling parameters under which tokens have other probabilities than the model gives them, and values that do nothing.
+_REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
+
+
+async def searched(generator: TextGenerator, submission: GenerateSubmission) -> list[inference_pb2.GenerateResponse]:
+    """The outputs that a request's beam search finds, each in one response, the best first. Raises RpcError."""
+    _check(submission.request)
+    record = Record(submission, generator.served_model_names)
+    try:
+        with generator.composing(submission):
+            responses = await _searched(generator, submission, record)
+    except asyncio.CancelledError:
+        record.on_cancelled()
+        raise
+    except Exception as error:
+        record.on_error(error)
+        raise
+    usage = common_pb2.Usage()
+    usage.CopyFrom(responses[0].usage)
+    usage.completion_tokens = sum(response.usage.completion_tokens for response in responses)
+    record.on_end(responses[0].finish_reason, usage)
+    return responses
+
+
+async def _searched(
+    generator: TextGenerator, submission: GenerateSubmission, record: Record
+) -> list[inference_pb2.GenerateResponse]:
+    request = submission.request
+    prepared = await generator.prepare(submission, record.span)
+    info = await generator.link.wait_for_model()
+    search, num_logprobs = _begin(info, request, prepared)
+    steps = _Steps(generator.link, submission, prepared, num_logprobs, record.span.trace)
+    record.on_submitted()
+    while search.running:
+        continuations = await steps.continuations(search.running)
+        if len(steps.weights_versions) > 1:  # they were replaced meanwhile: probabilities of both do not compare
+            steps.weights_versions.clear()
+            search, _ = _begin(info, request, prepared)
+        else:
+            search.advance(continuations)
+    responses = []
+    for index, output in enumerate(search.outputs):
+        response = _response(generator, request, prepared, output)
+        response.usage.cached_tokens = steps.num_cached_tokens
+        response.index = index
+        response.weights_version = min(steps.weights_versions, default="")
+        responses.append(response)
+    return responses
+
+
+def _check(request: inference_pb2.GenerateRequest) -> None:
+    """Raises RpcError (INVALID_ARGUMENT), naming what beam search does not do."""
+    params = request.sampling_params
+    given = [name for name, value in _REFUSED.items() if getattr(params, name) not in (0, value)]
+    given += [name for name in ("logit_bias_ids", "allowed_token_ids", "bad_words") if len(getattr(params, name))]
+    given += [name for name in ("grammar", "prompt_logprobs") if params.HasField(name)]  # type: ignore[arg-type]
+    given += [name for name in ("stop", "bad_words") if len(getattr(request, name))]
+    if request.HasField("thinking_token_budget"):
+        given.append("thinking_token_budget")
+    if request.output_parsing.WhichOneof("forced"):
+        given.append("tool_choice (required, or a tool's name)")
+    if given:
+        raise invalid(
+            f"beam search does not go together with {', '.join(given)}; leave out the one or the other", "beam_search"
+        )
+    if request.best_of:
+        raise invalid("beam search finds the best of all outputs; leave out best_of", "best_of")
+
+
+def _begin(
+    info: common_pb2.ModelInfo, request: inference_pb2.GenerateRequest, prepared: PreparedRequest
+) -> tuple[BeamSearch, int]:
+    """The search, and how many log probabilities each of its steps needs. Raises RpcError."""
+    params = prepared.params
+    try:
+        resolve(params)
+    except InvalidRequest as error:
+        raise invalid_request(error) from error
+    penalty = request.beam_search.length_penalty if request.beam_search.HasField("length_penalty") else 1.0
+    if penalty not in LENGTH_PENALTY:
+        raise invalid(f"length_penalty is {penalty:g}; it must be {LENGTH_PENALTY}", "beam_search.length_penalty")
+    if prepared.prompt.images:
+        raise invalid("beam search does not go together with images; leave out the one or the other")
+    if params.HasField("grammar"):
+        raise invalid("beam search does not go together with a grammar, as tools with strict: true have one")
+    width = num_outputs(request)
+    end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)}
+    # A prompt that leaves no room is the scheduler's to refuse.
+    room = max(1, info.max_model_len - len(prepared.prompt.token_ids))
+    search = BeamSearch(
+        width,
+        end_token_ids,
+        min(params.max_tokens, room) if params.HasField("max_tokens") else room,
+        penalty,
+        request.beam_search.early_stopping,
+    )
+    if search.num_continuations > info.max_logprobs:
+        raise invalid(
+            f"beam search over n = {width} outputs with {len(end_token_ids)} end tokens needs the "
+            f"{search.num_continuations} most probable tokens, and this model gives at most {info.max_logprobs}: "
+            "lower n, or raise the executor's --max-logprobs"
+        )
+    return search, max(search.num_continuations, params.logprobs)
+
+
+class _Steps:
+    """The next tokens of beginnings, each asked for by a request of its own."""
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        submission: GenerateSubmission,
+        prepared: PreparedRequest,
+        num_logprobs: int,
+        trace: Trace,
+    ) -> None:
+        self._link = link
+        self._submission = submission
+        self._prompt_token_ids = list(prepared.prompt.token_ids)
+        self._params = common_pb2.SamplingParams(
+            temperature=1, max_tokens=1, seed=0, logprobs=num_logprobs, priority=prepared.params.priority
+        )
+        self._trace = trace
+        self._affinity = affinity_of(submission) if len(link.peers) > 1 else None
+        self.num_cached_tokens = 0  # of the prompt, when it was first seen
+        self.weights_versions: set[str] = set()  # of the weights that have answered
+        self._has_begun = False
+
+    async def continuations(self, hypotheses: Sequence[Hypothesis]) -> list[Continuations]:
+        """Of each. Raises RpcError."""
+        asked = [_NextToken() for _ in hypotheses]
+        submitted: list[SubmittedRequest] = []
+        try:
+            for hypothesis, next_token in zip(hypotheses, asked, strict=True):
+                prompt = Prompt(self._prompt_token_ids + hypothesis.token_ids)
+                message = token_submission(self._submission, prompt, self._params, self._trace)
+                # The search was let in with its first token.
+                message.resubmitted = message.resubmitted or self._has_begun
+                one = SubmittedRequest(message, next_token, self._affinity)
+                self._link.submit(one)
+                submitted.append(one)
+            answers = await asyncio.gather(*(next_token.answer for next_token in asked))
+        except BaseException:
+            for one in submitted:
+                self._link.abort(one)
+            raise
+        self.weights_versions |= {next_token.weights_version for next_token in asked}
+        if not self._has_begun:
+            self._has_begun, self.num_cached_tokens = True, asked[0].num_cached_tokens
+        return answers
+
+
+class _NextToken:
+    """A TokenListener: what a request for one token finds to be the most probable ones."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Continuations] = asyncio.get_running_loop().create_future()
+        self.num_cached_tokens = 0
+        self.weights_version = ""
+
+    def on_weights(self, version: str) -> None:
+        self.weights_version = version
+
+    def on_tokens(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: common_pb2.FinishReason,
+        cached_tokens: int,
+        stop_token_id: int | None,
+        logprobs: common_pb2.Logprobs | None,
+    ) -> None:
+        self.num_cached_tokens = cached_tokens
+        if self.answer.done():
+            return
+        if logprobs is None:  # it was ended from outside
+            self.answer.set_exception(RpcError(grpc.StatusCode.ABORTED, "the request was ended by its id"))
+            return
+        # The first one is the token that was sampled; it is among the others if it belongs there.
+        self.answer.set_result(list(zip(logprobs.token_ids[1:], logprobs.logprobs[1:], strict=True)))
+
+    def on_prompt_logprobs(self, logprobs: common_pb2.Logprobs) -> None:
+        raise ValueError("the scheduler answered what it was not asked")
+
+    def on_vector(self, vector: common_pb2.Vector) -> None:
+        raise ValueError("the scheduler answered a request for a token with a vector")
+
+    def on_error(self, error: RpcError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+def _response(
+    generator: TextGenerator,
+    request: inference_pb2.GenerateRequest,
+    prepared: PreparedRequest,
+    output: Hypothesis,
+) -> inference_pb2.GenerateResponse:
+    """As if a request had sampled it."""
+    said: list[TextOutput] = []
+    stream = generator.make_stream(request, prepared, said.append, Unrecorded())
+    params, last = prepared.params, output.token_id
+    info = generator.link.model_info
+    ends = last in params.stop_token_ids or (not params.ignore_eos and info is not None and last in info.eos_token_ids)
+    stream.on_tokens(
+        output.token_ids,
+        STOP if ends else LENGTH,
+        0,
+        last if last in params.stop_token_ids else None,
+        _logprobs(output, params.logprobs) if params.HasField("logprobs") else None,
+    )
+    (response,) = said
+    assert isinstance(response, inference_pb2.GenerateResponse)
+    return response
+
+
+def _logprobs(output: Hypothesis, num_top: int) -> common_pb2.Logprobs:
+    columns = common_pb2.Logprobs(entries_per_token=1 + num_top)
+    for one in output.tokens():
+        entries = [(one.token_id, one.token_logprob), *one.alternatives[:num_top]]
+        columns.token_ids.extend(token_id for token_id, _ in entries)
+        columns.logprobs.extend(logprob for _, logprob in entries)
+        columns.ranks.append(1 + sum(logprob > one.token_logprob for _, logprob in one.alternatives))
+    return columns

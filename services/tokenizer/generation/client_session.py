@@ -1,0 +1,71 @@
+"""One client's requests: those of a gateway's multiplexed stream, or the single one of a separate call."""
+
+from collections.abc import Callable
+
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.generation.text_generator import TextGenerator
+from pagewire.services.tokenizer.output.text_output import TextDelta, TextOutput, UnreadOutput, unread_error
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission, NumberedResponse
+from pagewire.v1.inference_pb2 import GenerateResponse
+from pagewire.wire.rpc import RpcError
+from pagewire.wire.streams import Session
+
+
+class ClientSession(Session[GenerateSubmission, UnreadOutput, ConnectRequest, ConnectResponse]):
+    def __init__(self, generator: TextGenerator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    async def greet(self) -> ConnectResponse:
+        self._generator.draining.on_begin.add(self._greet_again)
+        return ConnectResponse(draining=self._generator.draining.has_begun)
+
+    def close(self) -> None:
+        self._generator.draining.on_begin.discard(self._greet_again)
+        super().close()
+
+    def _greet_again(self) -> None:
+        self.outbox.put(None, UnreadOutput(GenerateResponse()))
+
+    def on_message(self, message: ConnectRequest) -> None:
+        for submission in message.requests:
+            self.start(submission.number, submission)
+        for number in message.abort_numbers:
+            self.abort(number)
+
+    def begin(self, number: int, submission: GenerateSubmission) -> Callable[[], None]:
+        def deliver(output: TextOutput) -> None:
+            unread = self.outbox.put(number, UnreadOutput(output))
+            if unread.is_too_much:
+                stats.UNREAD_CANCELLATIONS.inc()
+                self.abort(number)
+                self.outbox.put(number, UnreadOutput(unread_error()))
+
+        request = submission.request
+        if request.n > 1 or request.best_of or request.HasField("beam_search"):
+            deliver(invalid("n, best_of and beam_search are for Generate; here each output is a request of its own"))
+            return lambda: None
+        return self._generator.start(submission, deliver).abort
+
+    def build_message(self, outputs: dict[int, UnreadOutput]) -> ConnectResponse:
+        # Lists until the end, which a message takes in at once.
+        responses: list[NumberedResponse] = []
+        numbers: list[int] = []
+        texts: list[str] = []
+        num_tokens: list[int] = []
+        token_ids: list[int] = []
+        for number, unread in outputs.items():
+            output = unread.read()
+            if isinstance(output, TextDelta):
+                numbers.append(number)
+                texts.append(output.text)
+                num_tokens.append(len(output.token_ids))
+                token_ids += output.token_ids
+            elif isinstance(output, RpcError):
+                responses.append(NumberedResponse(number=number, error=output.to_message()))
+            else:
+                responses.append(NumberedResponse(number=number, response=output))
+        return ConnectResponse(
+            responses=responses, numbers=numbers, texts=texts, num_tokens=num_tokens, token_ids=token_ids
+        )

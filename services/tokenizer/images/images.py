@@ -1,0 +1,304 @@
+"""Images of chats, from their URLs to what the prompt and the executor have of them."""
+
+import asyncio
+import json
+import logging
+import queue
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from pagewire.config import TokenizerConfig, json_object
+from pagewire.errors import StartupError
+from pagewire.files.damaged_file import remedy
+from pagewire.files.models import is_of_hub
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.images.image_processor import (
+    ImageError,
+    ImageProcessorSource,
+    PlainTensor,
+    ProcessedImage,
+)
+from pagewire.services.tokenizer.images.media import MediaError, MediaReader
+from pagewire.v1 import common_pb2
+from pagewire.wire.rpc import RpcError
+
+logger = logging.getLogger(__name__)
+
+# config.json's model_type -> its key of the placeholder's token id
+_IMAGE_TOKEN_KEYS = {
+    "llava": "image_token_index",
+    "idefics3": "image_token_id",
+    "smolvlm": "image_token_id",
+    "qwen2_5_vl": "image_token_id",
+    "qwen2_vl": "image_token_id",
+}
+_PACKAGES = {"transformers": "transformers", "numpy": "numpy", "PIL": "pillow"}
+NUM_WORKERS = 2
+# The largest images take a few, and so does a worker's start. Some files cost a decoder hours.
+MAX_SECONDS = 60.0
+# Of one request, as the model reads them: they travel in one message.
+MAX_TENSOR_BYTES = 32 * 1024 * 1024
+
+
+class ImageReader(Protocol):
+    image_token_id: int
+    image_token: str
+
+    async def read(self, urls: Sequence[str]) -> list[ProcessedImage]:
+        """In the order of the URLs. Raises RpcError (INVALID_ARGUMENT) for what cannot be read."""
+
+    def close(self) -> None: ...
+
+
+class NoImages:
+    """Of a model that reads none, or where nothing reads them."""
+
+    image_token_id = -1
+    image_token = ""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    async def read(self, urls: Sequence[str]) -> list[ProcessedImage]:
+        raise _invalid(self._reason)
+
+    def close(self) -> None:
+        pass
+
+
+class ImageWorkers:
+    """Reads URLs on the event loop, and has worker processes make tensors of the bytes."""
+
+    def __init__(self, source: ImageProcessorSource, image_token_id: int, media: MediaReader, limit: int) -> None:
+        """limit: images of one request."""
+        self.image_token_id = image_token_id
+        self.image_token = source.image_token
+        self._media = media
+        self._limit = limit
+        self._source = source
+        self._workers = [WorkerProcess(source.make)]
+        # The last that came is the first to go: others are started (None) when all of them are busy.
+        self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
+        for worker in (*[None] * (NUM_WORKERS - 1), *self._workers):
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="images")
+
+    def check(self) -> None:
+        """Reads one image. Raises StartupError if the model's settings, or the operator's, make that impossible."""
+        try:
+            self._workers[0].call("check", (), MAX_SECONDS)
+        except Exception as error:  # transformers raises whatever its classes stumble over
+            cause = str(error) or type(error).__name__
+            raise StartupError(
+                f"{self._source.path}: the model's image processor reads no image ({cause}); correct "
+                "preprocessor_config.json or --mm-processor-kwargs, or serve text alone with --limit-mm-per-prompt "
+                "image=0"
+            ) from error
+
+    async def read(self, urls: Sequence[str]) -> list[ProcessedImage]:
+        if len(urls) > self._limit:
+            raise _invalid(
+                f"the messages have {len(urls)} images; {self._limit} are possible in one request "
+                "(--limit-mm-per-prompt)"
+            )
+        fetches = [asyncio.ensure_future(self._media.read(url)) for url in urls]
+        try:
+            return await self._read_all(fetches)
+        finally:
+            for fetch in fetches:
+                fetch.cancel()
+            await asyncio.gather(*fetches, return_exceptions=True)  # of several that failed, one was told
+
+    async def _read_all(self, fetches: Sequence[asyncio.Future[bytes]]) -> list[ProcessedImage]:
+        images: list[ProcessedImage] = []
+        num_bytes = 0
+        for index, fetch in enumerate(fetches):
+            try:
+                image = await self._process(await fetch)
+            except (MediaError, ImageError) as error:
+                stats.IMAGES.labels("refused").inc()
+                message = f"image {index + 1} of {len(fetches)} cannot be read: {error}"
+                raise invalid(message, image_field(index)) from error
+            stats.IMAGES.labels("read").inc()
+            images.append(image)
+            num_bytes += sum(len(tensor.data) for tensor in image.tensors.values())
+            if num_bytes > MAX_TENSOR_BYTES:
+                raise invalid(
+                    f"image {index + 1} of {len(fetches)}: the images take more than {MAX_TENSOR_BYTES} bytes as the "
+                    "model reads them; send fewer or smaller ones, or have them reduced (--mm-processor-kwargs)",
+                    image_field(index),
+                )
+        return images
+
+    async def _process(self, data: bytes) -> ProcessedImage:
+        with stats.IMAGE_TIME.time():
+            return await asyncio.wrap_future(self._threads.submit(self._work, data))
+
+    def _work(self, data: bytes) -> ProcessedImage:
+        worker = self._idle.get_nowait() or self._start_worker()  # there are as many as threads
+        try:
+            try:
+                return self._processed(worker, data)
+            except WorkerDiedError as error:
+                logger.warning("%s; its image is tried once more by a new one", error)
+                return self._processed(worker, data)
+        except WorkerDiedError as error:
+            raise ImageError("it ends the process that reads it") from error
+        except WorkerTooSlowError as error:
+            raise ImageError(f"reading it takes more than {MAX_SECONDS:g} seconds") from error
+        finally:
+            self._idle.put(worker)
+
+    def _start_worker(self) -> WorkerProcess:
+        worker = WorkerProcess(self._source.make)
+        self._workers.append(worker)
+        return worker
+
+    def _processed(self, worker: WorkerProcess, data: bytes) -> ProcessedImage:
+        image: ProcessedImage = worker.call("process", (data,), MAX_SECONDS)
+        return image
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+
+
+def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: LoadedTokenizer) -> ImageReader:
+    """model_path: where the model's files are. Raises StartupError naming the flag that is wrong."""
+    limit = image_limit(config.limit_mm_per_prompt)
+    options = processor_options(config.mm_processor_kwargs or "{}")
+    domains = tuple(name.strip() for name in (config.allowed_media_domains or "").split(",") if name.strip())
+    try:
+        media = MediaReader(
+            allowed_domains=domains,
+            allowed_path=config.allowed_local_media_path,
+            max_bytes=config.max_image_bytes,
+            timeout=config.media_fetch_timeout,
+        )
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+    token_id = _image_token_id(model_path)
+    if token_id is None:
+        if config.tokenizer is not None and is_of_hub(config.model):
+            logger.warning(
+                "images are off: no model that reads them is described in %s; if --model does, name its directory"
+                " with --model",
+                model_path,
+            )
+        return NoImages("this model reads no images")
+    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        reason = f"images are not read here: {', '.join(missing)} is not installed (pip install 'pagewire[images]')"
+        logger.warning(reason)
+        return NoImages(reason)
+    (token,) = tokenizer.vocabulary_entries([token_id])
+    if not token:
+        raise StartupError(
+            f"{model_path / 'config.json'} names {token_id} as the placeholder token of images, which the tokenizer "
+            "does not have; they are of different models (--tokenizer?)"
+        )
+    if not limit:
+        return NoImages("images are not read here (--limit-mm-per-prompt image=0)")
+    workers = ImageWorkers(
+        ImageProcessorSource(str(model_path), token, config.max_image_pixels, options), token_id, media, limit
+    )
+    try:
+        workers.check()
+    except StartupError:
+        workers.close()
+        raise
+    return workers
+
+
+def _image_token_id(model_path: Path) -> int | None:
+    """None for a model that reads no images."""
+    file = model_path / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StartupError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
+    if not isinstance(raw, dict):
+        raise StartupError(f"{file} must hold a JSON object; {remedy(file)}")
+    key = _IMAGE_TOKEN_KEYS.get(raw.get("model_type", ""))
+    token_id = None if key is None else raw.get(key, raw.get("image_token_id"))
+    if key is not None and not isinstance(token_id, int):
+        raise StartupError(f"{file}: key {key} must name the placeholder token of images, found {token_id!r}")
+    return token_id
+
+
+def image_limit(text: str) -> int:
+    """The value of --limit-mm-per-prompt, `image=4` or `{"image": 4}`. Raises StartupError."""
+    try:
+        values = (
+            json_object.loads(text)
+            if text.lstrip().startswith("{")
+            else dict(pair.split("=") for pair in text.split(","))
+        )
+        (limit,) = (int(value) for name, value in values.items() if name == "image")
+        others = {name: int(value) for name, value in values.items() if name != "image"}
+        if limit < 0 or others.keys() - {"video", "audio"} or any(others.values()):
+            raise ValueError
+    except (ValueError, TypeError) as error:
+        raise StartupError(
+            f'--limit-mm-per-prompt {text!r}: write image=4 or {{"image": 4}}; images are all that is limited'
+        ) from error
+    return limit
+
+
+def processor_options(text: str) -> dict[str, object]:
+    """The value of --mm-processor-kwargs. Raises StartupError."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise StartupError(f"--mm-processor-kwargs is not valid JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise StartupError('--mm-processor-kwargs must be a JSON object, as {"max_pixels": 1003520}')
+    return options
+
+
+def prompt_images(
+    images: Sequence[ProcessedImage], token_ids: Sequence[int], image_token_id: int
+) -> list[common_pb2.PromptImage]:
+    """Where each image's placeholders are in the prompt. Raises RpcError if there are others than theirs."""
+    places = [place for place, token_id in enumerate(token_ids) if token_id == image_token_id]
+    if len(places) != sum(image.num_placeholders for image in images):
+        raise _invalid(
+            f"the prompt has {len(places)} placeholder tokens of images, the images have "
+            f"{sum(image.num_placeholders for image in images)}: no text may contain the placeholder itself"
+        )
+    found, start = [], 0
+    for image in images:
+        own = places[start : start + image.num_placeholders]
+        start += image.num_placeholders
+        found.append(
+            common_pb2.PromptImage(
+                hash=image.hash,
+                offset=own[0],
+                num_tokens=own[-1] - own[0] + 1,
+                tensors={name: _tensor(tensor) for name, tensor in image.tensors.items()},
+            )
+        )
+    return found
+
+
+def _tensor(tensor: PlainTensor) -> common_pb2.Tensor:
+    return common_pb2.Tensor(data=tensor.data, shape=tensor.shape, dtype=tensor.dtype)
+
+
+def image_field(index: int) -> str:
+    """What an image is called by those who do not know where the request has it."""
+    return f"images[{index}]"
+
+
+def _invalid(message: str) -> RpcError:
+    """What is wrong with all of them together."""
+    return invalid(message, "chat.messages")

@@ -1,0 +1,132 @@
+"""The grammar of outputs that call tools: where they must, and where arguments are to follow schemas."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.parsers.formats import (
+    WHITESPACE,
+    CallableTool,
+    Format,
+    FormatError,
+    listed,
+    one_of,
+    tag,
+    text_of,
+)
+from pagewire.services.tokenizer.parsers.registry import OutputParsers
+from pagewire.services.tokenizer.templates.chat_messages import json_object
+from pagewire.v1.common_pb2 import Grammar
+from pagewire.v1.inference_pb2 import GenerateRequest, OutputParsing, Tool
+
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers: OutputParsers) -> Grammar | None:
+    """What holds the output of a request, or where reasoning is told apart what follows it. given: what the client asks
+    of it.
+
+    Raises RpcError (INVALID_ARGUMENT).
+    """
+    parsing, reader = request.output_parsing, parsers.call_reader
+    if (kind := parsing.WhichOneof("forced")) is not None:
+        return _forced(parsing, tools_of(request), kind)
+    if not parsing.tool_calls or reader is None:
+        return given
+    tools = tools_of(request)
+    if not tools or (given is None and not any(tool.strict for tool in tools)):
+        return given
+    answer = None if given is None else _as_format(given)
+    if given is not None and answer is None:
+        return given
+    if reader.format_has_reasoning and request.HasField("thinking_token_budget"):
+        raise invalid(
+            "thinking_token_budget is not possible together with strict tools, or with tools and a form: the grammar "
+            "of this model's calls is that of its reasoning, too; leave one of them out"
+        )
+    callable_tools = [CallableTool(tool.name, _schema(tool) if tool.strict else _ANY_ARGUMENTS) for tool in tools]
+    try:
+        format = reader.output_format(
+            callable_tools,
+            only_one=parsing.first_tool_call_only,
+            answer=answer,
+            excludes=parsers.reasoning_marks if parsing.reasoning else (),
+        )
+    except FormatError as error:
+        raise invalid(str(error)) from error
+    return _structural_tag(format)
+
+
+def tools_of(request: GenerateRequest) -> Sequence[Tool]:
+    """That may be called."""
+    return request.output_parsing.tools or request.chat.tools
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Of its arguments; without one it takes none."""
+    if not tool.parameters_json:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "object"} | json_object(
+        tool.parameters_json, f"the schema of the parameters of {tool.name!r}", "chat.tools"
+    )
+
+
+def _as_format(grammar: Grammar) -> Format | None:
+    """None for structural tags, which say themselves whether there are calls, and how they look."""
+    match grammar.WhichOneof("form"):
+        case "json_schema":
+            return _json_format(grammar)
+        case "regex":
+            return {"type": "regex", "pattern": grammar.regex}
+        case "choice":
+            return one_of(*map(text_of, grammar.choice.texts))
+        case "ebnf":
+            return {"type": "grammar", "grammar": grammar.ebnf}
+    return None
+
+
+def _json_format(grammar: Grammar) -> Format | None:
+    try:
+        schema = json.loads(grammar.json_schema)
+    except (ValueError, RecursionError):
+        return None  # the executor says what is wrong
+    if isinstance(schema, dict):
+        options: dict[str, Any] = {}
+        if grammar.HasField("whitespace_pattern"):
+            options = {"whitespace_pattern": grammar.whitespace_pattern}
+        elif grammar.disable_any_whitespace:
+            options = {"whitespace_flexible": False, "whitespace_pattern": None}
+        own = schema.get("x-guidance")
+        schema["x-guidance"] = (own if isinstance(own, dict) else {}) | options
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str) -> Grammar:
+    """Calls alone, in JSON, whatever marks the model knows."""
+    if not tools:
+        raise invalid(f"output_parsing.{kind} needs tools, in the chat or in output_parsing", f"output_parsing.{kind}")
+    if kind == "required":
+        calls = [
+            tag(f'{{"name": {tool.json_name}, "arguments": ', tool.arguments, "}")
+            for tool in (CallableTool(tool.name, _schema(tool)) for tool in tools)
+        ]
+        return _structural_tag(tag("[", listed(calls, ", ", only_one=parsing.first_tool_call_only), "]"))
+    for tool in tools:
+        if tool.name == parsing.named:
+            return Grammar(json_schema=_to_json(_schema(tool)), whitespace_pattern=WHITESPACE)
+    names = ", ".join(tool.name for tool in tools)
+    raise invalid(
+        f"output_parsing.named is {parsing.named!r}, which is not among the tools: {names}", "output_parsing.named"
+    )
+
+
+def _structural_tag(format: Format) -> Grammar:
+    return Grammar(structural_tag=_to_json({"type": "structural_tag", "format": format}))
+
+
+def _to_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise invalid("the schema of a tool is nested too deeply") from None

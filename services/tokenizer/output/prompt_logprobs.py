@@ -1,0 +1,46 @@
+"""Log probabilities of a prompt, as text: what its tokens and their alternatives say, and where."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from pagewire.services.tokenizer.output.detokenizer import Detokenizer, Detokenizers
+from pagewire.v1 import common_pb2, inference_pb2
+
+
+def prompt_logprobs(
+    detokenizers: Detokenizers,
+    columns: common_pb2.Logprobs,
+    token_ids: Sequence[int],
+    text: str | None,
+    *,
+    skip_special_tokens: bool,
+) -> inference_pb2.PromptLogprobs:
+    """columns: of all of token_ids but the first. text: that the prompt was given as, if it was; skip_special_tokens
+    says how it is decoded if not."""
+    own_texts = {token_id: detokenizers.token_text(token_id) for token_id in {token_ids[0], *columns.token_ids}}
+    prompt_text, offsets = _located(detokenizers, token_ids, text, skip_special_tokens)
+    return inference_pb2.PromptLogprobs(
+        logprobs=columns,
+        tokens=[own_texts[token_id] for token_id in columns.token_ids],
+        first_token=own_texts[token_ids[0]],
+        text=prompt_text,
+        text_offsets=offsets,
+    )
+
+
+def _located(
+    detokenizers: Detokenizers, token_ids: Sequence[int], text: str | None, skip_special_tokens: bool
+) -> tuple[str, list[int]]:
+    """The prompt's text, and where in it each token begins."""
+    if text is not None:
+        decoded, offsets = _decoded(detokenizers.make(skip_special_tokens=False), token_ids)
+        # What was added stands before it (BOS). Otherwise the prompt was cut, or its tokens do not say all of it.
+        if decoded.endswith(text):
+            return text, [max(0, offset - len(decoded) + len(text)) for offset in offsets]
+    return _decoded(detokenizers.make(skip_special_tokens=skip_special_tokens), token_ids)
+
+
+def _decoded(detokenizer: Detokenizer, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+    texts = [detokenizer.push(token_id) for token_id in token_ids]
+    offsets = accumulate(map(len, texts[:-1]), initial=0)
+    return "".join(texts) + detokenizer.flush(), list(offsets)

@@ -1,0 +1,238 @@
+"""The tokenizer pool: prompts are rendered and encoded by workers, not on the event loop, which serves everybody.
+
+Threads by default: the Rust tokenizer releases the interpreter lock while it encodes. Processes where chat templates
+are heavy Python work, or a tokenizer might crash. Either way one thread stands for each worker; a process worker is
+what its thread talks to. Short texts are the exception: to ask a thread takes longer than to encode one.
+"""
+
+import asyncio
+import logging
+import queue
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+
+from pagewire.process.memory_return import return_memory_after
+from pagewire.process.process import usable_cores
+from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
+from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.images.images import ImageReader, NoImages
+from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.input_encoding import Cuts, EncodedInput
+from pagewire.services.tokenizer.pool.text_limit import Room
+from pagewire.services.tokenizer.pool.timed_threads import TimedThreads
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError
+from pagewire.services.tokenizer.templates.request_templates import RequestTemplates
+from pagewire.wire.rpc import RpcError
+
+logger = logging.getLogger(__name__)
+
+MAX_DEFAULT_SIZE = 8
+# Characters; they take 100 microseconds at most. Asking a thread takes 70 more, and waits for a core where all compute.
+SHORT_TEXT = 256
+# Of all texts that wait or are encoded, in characters. One alone may be longer.
+MAX_QUEUED_CHARS = 64 * 1024 * 1024
+# Characters. Encoding takes a hundred times the memory, so of such texts one is encoded at a time.
+LARGE_TEXT = 1024 * 1024
+
+
+class TokenizerPool:
+    """`size` workers. Calls wait in order of arrival while all are busy."""
+
+    def __init__(
+        self,
+        source: CodecSource,
+        *,
+        size: int | None = None,
+        kind: str = "thread",
+        max_queued: int = 4096,
+        timeout: float = 30.0,
+    ) -> None:
+        """Loads the tokenizer, which the caller's thread waits for. kind: "thread" or "process"; processes load it too.
+
+        max_queued: calls that may wait when another request is let in. timeout: seconds of a call's work, a new
+        process's start included.
+
+        Raises ValueError if the tokenizer cannot be loaded, or size is below 1.
+        """
+        self.size = min(usable_cores(), MAX_DEFAULT_SIZE) if size is None else size
+        if self.size < 1:
+            raise ValueError(f"--tokenizer-pool-size is {size}; it must be at least 1")
+        self.codec = Codec(source)
+        self.images: ImageReader = NoImages("this model reads no images")  # who reads those of chats
+        self.workers = [WorkerProcess(partial(Codec, source)) for _ in range(self.size)] if kind == "process" else []
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        for worker in self.workers:
+            self._idle.put(worker)
+        self._threads = TimedThreads(self.size, "tokenizer")
+        special_tokens = self.codec.tokenizer.special_tokens
+        self._request_templates = RequestTemplates(special_tokens) if source.trust_request_chat_template else None
+        self._max_queued = max_queued
+        self._timeout = timeout
+        self._num_calls = 0
+        self._num_chars = 0  # of their texts
+        self._large = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None  # while there are calls
+        self._is_closed = False
+        stats.POOL_WORKERS.set(self.size)
+
+    def check_room(self) -> None:
+        """Before a request is let in, whose calls are then all taken. Raises RpcError (RESOURCE_EXHAUSTED)."""
+        num_waiting = self._num_calls - self.size
+        if num_waiting >= self._max_queued or self._num_chars > MAX_QUEUED_CHARS:
+            stats.POOL_REFUSALS.inc()
+            raise RpcError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{max(0, num_waiting)} texts of {self._num_chars} characters wait to be encoded; {self._max_queued} "
+                f"(--max-queued-prompts) of {MAX_QUEUED_CHARS} may. Try again later",
+            )
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool, room: Room | None = None) -> list[int]:
+        """Raises TextTooLong, if the text has more tokens than the room."""
+        return_memory_after(len(text))
+        self.codec.limit.check(text, room)
+        return await self._call("encode_text", len(text), text, add_special_tokens, room)
+
+    def encodes_at_once(self, text: str) -> bool:
+        """Whether `encode_at_once` takes it: a process worker is there to be the one that a crash takes."""
+        return len(text) <= SHORT_TEXT and not self.workers
+
+    def encode_at_once(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """A short text, on the caller's thread."""
+        token_ids: list[int] = self._work("encode_text", (text, add_special_tokens))
+        return token_ids
+
+    async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Tokens that would write one of the words."""
+        return await self._call("encode_words", sum(map(len, words)), words)
+
+    async def encode_inputs(
+        self, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts
+    ) -> list[EncodedInput]:
+        """Raises ValueError; of a text that is too long TextTooLong."""
+        size = sum(len(text) + len(pair or "") for text, pair in texts)
+        return await self._call("encode_inputs", size, texts, add_special_tokens, cuts)
+
+    async def encode_chat(
+        self,
+        chat: Chat,
+        *,
+        add_special_tokens: bool,
+        image_texts: Sequence[str] = (),
+        room: Room | None = None,
+    ) -> list[int]:
+        """image_texts: what stands for each of the chat's images. Raises ChatError or TextTooLong."""
+        image_token = self.images.image_token
+        if chat.chat_template:
+            if self._request_templates is None:
+                raise ChatError(
+                    "chat_template is not taken from requests here; --trust-request-chat-template allows it"
+                )
+            text = await self._request_templates.render(chat, image_token)
+            given = (add_special_tokens, image_token, image_texts, room)
+            return await self._call("encode_rendered", len(text), text, *given)
+        args = (chat, add_special_tokens, image_token, image_texts, room)
+        return await self._call("encode_chat", chat.num_chars, *args)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return await self._call("decode", len(token_ids), token_ids, skip_special_tokens)
+
+    async def vocabulary_entries(self, token_ids: Sequence[int]) -> list[str]:
+        return await self._call("vocabulary_entries", len(token_ids), token_ids)
+
+    def close(self) -> None:
+        """Calls that wait are dropped; those that run are given up if they do not end in a moment."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._threads.close()
+        for worker in self.workers:
+            worker.close()
+        if self._request_templates is not None:
+            self._request_templates.close()
+        self.images.close()
+
+    async def _call(self, method: str, num_chars: int, *args: Any) -> Any:
+        """num_chars: of the texts among the arguments."""
+        self._num_calls += 1
+        self._num_chars += num_chars
+        try:
+            if num_chars <= LARGE_TEXT:
+                return await self._submit(method, args)
+            async with self._large:
+                return await self._submit(method, args)
+        finally:
+            self._num_calls -= 1
+            self._num_chars -= num_chars
+            return_memory_after(num_chars)
+
+    async def _submit(self, method: str, args: tuple[Any, ...]) -> Any:
+        stats.POOL_QUEUE_LENGTH.inc()
+        job = self._threads.submit(partial(self._run, time.monotonic(), method, args))
+        # A job that was cancelled while it waited never runs: its place in the queue is given back here.
+        job.add_done_callback(lambda job: stats.POOL_QUEUE_LENGTH.dec() if job.cancelled() else None)
+        if self._timer is None and not self.workers:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout / 4, self._give_up_slow)
+        return await asyncio.wrap_future(job)
+
+    def _give_up_slow(self) -> None:
+        """Threads cannot say that they take too long, so while there are calls the event loop looks."""
+        self._timer = None
+        self._threads.give_up_slow(self._timeout, self._too_slow)
+        if self._num_calls:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout / 4, self._give_up_slow)
+
+    def _too_slow(self) -> RpcError:
+        stats.POOL_GIVEN_UP.inc()
+        logger.warning("a text was not encoded within %g seconds; its worker is replaced", self._timeout)
+        return invalid(
+            f"the prompt was not rendered and encoded within {self._timeout:g} seconds (--prompt-timeout): shorten it, "
+            "or mend its chat template if that takes so long"
+        )
+
+    def _run(self, submitted: float, method: str, args: tuple[Any, ...]) -> Any:
+        started = time.monotonic()
+        stats.POOL_QUEUE_LENGTH.dec()
+        stats.POOL_WAIT.observe(started - submitted)
+        stats.POOL_BUSY_WORKERS.inc()
+        try:
+            return self._work(method, args)
+        finally:
+            stats.POOL_BUSY_WORKERS.dec()
+            stats.POOL_BUSY_SECONDS.inc(time.monotonic() - started)
+
+    def _work(self, method: str, args: tuple[Any, ...]) -> Any:
+        started = time.monotonic()
+        try:
+            if not self.workers:
+                return getattr(self.codec, method)(*args)
+            return self._run_in_process(method, args)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                raise
+            # A panic inside the Rust library is no Exception: it would end tasks without anybody hearing of it.
+            raise RuntimeError(f"the tokenizer failed: {error}") from error
+        finally:
+            if method.startswith("encode"):
+                stats.ENCODE_TIME.observe(time.monotonic() - started)
+
+    def _run_in_process(self, method: str, args: tuple[Any, ...]) -> Any:
+        # There are as many workers as threads: one is always idle.
+        worker = self._idle.get_nowait()
+        try:
+            try:
+                return worker.call(method, args, self._timeout)
+            except WorkerDiedError as error:
+                if self._is_closed:
+                    raise
+                stats.POOL_WORKER_DEATHS.inc()
+                logger.warning("%s; its job is tried once more by a new one", error)
+                return worker.call(method, args, self._timeout)
+        except WorkerTooSlowError as error:
+            raise self._too_slow() from error
+        finally:
+            self._idle.put(worker)

@@ -1,0 +1,42 @@
+"""What sentence-transformers' files say of how texts are read: prompts, and lower case."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pagewire.files.damaged_file import remedy
+
+
+@dataclass(frozen=True)
+class SentenceConfig:
+    """As of a model without such files."""
+
+    prompts: dict[str, str] = field(default_factory=dict)  # name -> what is put before a text
+    default_prompt_name: str | None = None
+    lowercases: bool = False
+
+
+def read_sentence_config(path: Path) -> SentenceConfig:
+    """Of the directory, if it is one. Raises ValueError naming the file that is wrong."""
+    texts, reading = _read(path / "config_sentence_transformers.json"), _read(path / "sentence_bert_config.json")
+    prompts, default = texts.get("prompts") or {}, texts.get("default_prompt_name")
+    are_named = isinstance(prompts, dict) and all(isinstance(prompt, str) for prompt in prompts.values())
+    if not are_named or (default and not (isinstance(default, str) and default in prompts)):
+        raise ValueError(
+            f"{path}/config_sentence_transformers.json: prompts must be an object of strings, and "
+            "default_prompt_name the name of one of them"
+        )
+    return SentenceConfig(prompts, default, bool(reading.get("do_lower_case")))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object; {remedy(file)}")
+    return content

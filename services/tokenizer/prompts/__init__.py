@@ -1,0 +1,1 @@
+"""Prompts: from what a request contains to token ids."""

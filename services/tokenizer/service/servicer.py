@@ -1,0 +1,151 @@
+"""The public text-level contract: parse, call, convert."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.generation.choices.choices import sampled
+from pagewire.services.tokenizer.generation.choices.search_requests import searched
+from pagewire.services.tokenizer.generation.text_generator import TextGenerator
+from pagewire.services.tokenizer.pool.text_limit import Room
+from pagewire.services.tokenizer.prompts.prompts import encode_prompt
+from pagewire.services.tokenizer.vectors.vectors import Vectors
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.wire import rpc, tenants
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, generator: TextGenerator, root: str, *, tells_of_tokenizer: bool = False) -> None:
+        """root: name or path of the model that was loaded."""
+        self._tells_of_tokenizer = tells_of_tokenizer
+        self._generator = generator
+        self._vectors = Vectors(generator)
+        self._root = root
+        self._create_time = Timestamp(seconds=int(time.time()))
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        told = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
+        rpc.set_timeout(told, context)
+        submission = GenerateSubmission(request=request, context=told)
+        if request.HasField("beam_search"):
+            first, *others = await searched(self._generator, submission)
+            first.request_id = request.request_id
+            for response in (first, *others):
+                yield response
+            return
+        request_id, has_begun = request.request_id, False
+        async with aclosing(sampled(self._generator, submission)) as responses:
+            async for response in responses:
+                if not has_begun:
+                    response.request_id, has_begun = request_id, True
+                yield response
+
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.EmbedResponse:
+        return await self._vectors.embed(request, rpc.trace_of(context))
+
+    async def Classify(
+        self, request: inference_pb2.ClassifyRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ClassifyResponse:
+        return await self._vectors.classify(request, rpc.trace_of(context))
+
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ScoreResponse:
+        return await self._vectors.score(request, rpc.trace_of(context))
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        self._generator.check_model(request.model)
+        pool = self._generator.pool
+        pool.check_room()
+        # Whoever counts tokens may have more than the model reads.
+        room = Room(self._generator.max_model_len, counts=False)
+        token_ids = (await encode_prompt(pool, request, room)).token_ids
+        token_strs = await pool.vocabulary_entries(token_ids) if request.return_token_strs else []
+        return inference_pb2.TokenizeResponse(
+            token_ids=token_ids, token_strs=token_strs, max_model_len=self._generator.max_model_len
+        )
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        self._generator.check_model(request.model)
+        token_ids = list(request.token_ids)
+        if token_ids and min(token_ids) < 0:
+            raise invalid(f"token_ids contains {min(token_ids)}; ids are >= 0", "token_ids")
+        self._generator.pool.check_room()
+        text = await self._generator.pool.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def AbortRequests(
+        self, request: inference_pb2.AbortRequestsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.AbortRequestsResponse:
+        ids = None if request.all else frozenset(request.request_ids)
+        num_aborted = self._generator.end_early(ids, tenants.whose_requests())
+        return inference_pb2.AbortRequestsResponse(num_aborted=num_aborted)
+
+    async def CountRequests(
+        self, request: inference_pb2.CountRequestsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CountRequestsResponse:
+        generator = self._generator
+        return inference_pb2.CountRequestsResponse(num_requests=generator.num_starting + generator.link.num_live)
+
+    async def GetTokenizerInfo(
+        self, request: inference_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GetTokenizerInfoResponse:
+        if not self._tells_of_tokenizer:
+            message = "a chat template may be confidential; --enable-tokenizer-info-endpoint has it told"
+            raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, message)
+        codec = self._generator.pool.codec
+        template, of_tools = codec.chat_template, codec.tool_chat_template
+        return inference_pb2.GetTokenizerInfoResponse(
+            chat_template=template,
+            tool_chat_template=None if of_tools == template else of_tools,
+            vocab_size=codec.tokenizer.backend.get_vocab_size(),
+            special_tokens=codec.tokenizer.special_tokens,
+            max_model_len=self._generator.max_model_len,
+        )
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.ListModelsResponse:
+        info = self._generator.link.model_info
+        names, next_page_token = _page(self._generator.served_model_names, request)
+        return inference_pb2.ListModelsResponse(
+            next_page_token=next_page_token,
+            models=[
+                inference_pb2.Model(
+                    id=name,
+                    root=self._root,
+                    max_model_len=self._generator.max_model_len,
+                    create_time=self._create_time,
+                    has_chat_template=self._generator.pool.codec.chat_template is not None,
+                    kind=info.kind if info is not None else None,
+                    default_sampling_params=self._generator.defaults,
+                )
+                for name in names
+            ],
+        )
+
+
+def _page(names: Sequence[str], request: inference_pb2.ListModelsRequest) -> tuple[Sequence[str], str]:
+    """The names that are asked for and the token of those that follow. Raises RpcError (INVALID_ARGUMENT)."""
+    if request.page_size < 0:
+        raise invalid(f"page_size is {request.page_size}; it must be >= 0", "page_size")
+    # A token is the name that its page begins with.
+    if request.page_token and request.page_token not in names:
+        raise invalid("page_token is not one of these models' lists; begin again without one", "page_token")
+    start = names.index(request.page_token) if request.page_token else 0
+    end = start + request.page_size if request.page_size else len(names)
+    return names[start:end], names[end] if end < len(names) else ""

@@ -1,0 +1,1 @@
+"""Chat templates and the messages that they render."""

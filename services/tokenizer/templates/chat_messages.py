@@ -1,0 +1,151 @@
+"""Messages, tools and documents of the wire as chat templates expect them: transformers' plain data."""
+
+import json
+from typing import Any
+
+from pagewire.config.sampling_params import InvalidRequest
+from pagewire.services.tokenizer.errors import invalid, invalid_request
+from pagewire.services.tokenizer.templates.chat import Chat
+from pagewire.v1 import inference_pb2
+
+# Violations that a message names; the details of the status have more.
+MAX_TOLD = 5
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments: the object that transformers has, and text to templates that join it with text (DeepSeek)."""
+
+    def __init__(self, values: dict[str, Any], text: str) -> None:
+        super().__init__(values)
+        self.text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arguments, (dict(self), self.text)
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
+
+
+def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
+    """Raises RpcError (INVALID_ARGUMENT)."""
+    try:
+        check_messages(prompt)
+    except InvalidRequest as error:
+        raise invalid_request(error) from error
+    if prompt.HasField("add_generation_prompt"):
+        add_generation_prompt = prompt.add_generation_prompt
+    else:
+        add_generation_prompt = not prompt.continue_final_message
+    return Chat(
+        messages=[_message(message) for message in prompt.messages],
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        chat_template=prompt.chat_template,
+        tools=[_tool(tool) for tool in prompt.tools],
+        documents=[
+            json_object(text, f"documents[{i}]", f"chat.documents_json[{i}]")
+            for i, text in enumerate(prompt.documents_json)
+        ],
+        template_kwargs=_effort(prompt)
+        | json_object(prompt.chat_template_kwargs_json, "chat_template_kwargs", "chat.chat_template_kwargs_json"),
+    )
+
+
+def json_object(text: str, name: str, field: str) -> dict[str, Any]:
+    """What JSON text says; {} for none. Raises RpcError (INVALID_ARGUMENT) for what is no object."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{name} is not valid JSON: {error}", field) from error
+    if not isinstance(value, dict):
+        raise invalid(f"{name} must be a JSON object, not {type(value).__name__}", field)
+    return value
+
+
+def check_messages(prompt: inference_pb2.ChatPrompt) -> None:
+    """Raises InvalidRequest, naming every message that is wrong."""
+    violations = []
+    for index, message in enumerate(prompt.messages):
+        where = f"chat.messages[{index}]"
+        if not message.role:
+            violations.append((f"{where}.role", f"{where}.role is empty; it says who speaks, for instance user"))
+        has_content = message.HasField("content") or message.parts
+        if message.role != "assistant" and not has_content:
+            field = f"{where}.content"
+            violations.append((field, f"{field} of a {message.role!r} message is required; set content or parts"))
+        for part_index, part in enumerate(message.parts):
+            if part.WhichOneof("part") is None:
+                field = f"{where}.parts[{part_index}]"
+                violations.append((field, f"{field} is empty; set text or image"))
+    if violations:
+        what_is_wrong = "; ".join(description for _, description in violations[:MAX_TOLD])
+        raise InvalidRequest(what_is_wrong, violations=violations)
+
+
+def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
+    """Keys without a value are absent, as templates expect it."""
+    plain: dict[str, Any] = {"role": message.role}
+    if message.HasField("content"):
+        plain["content"] = message.content
+    elif message.parts:
+        plain["content"] = [
+            {"type": "image"} if part.HasField("image") else {"type": "text", "text": part.text}
+            for part in message.parts
+        ]
+    elif message.tool_calls:
+        # Templates join it with the calls, or go through its parts: all of them can do so with an empty text.
+        plain["content"] = ""
+    if message.HasField("name"):
+        plain["name"] = message.name
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    if message.HasField("tool_call_id"):
+        plain["tool_call_id"] = message.tool_call_id
+    if message.HasField("reasoning"):
+        # Each of these has templates that read it; GPT-OSS's refuses the last one beside content.
+        plain["reasoning"] = plain["reasoning_content"] = message.reasoning
+        if not plain.get("content"):
+            plain["thinking"] = message.reasoning
+    return plain
+
+
+def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+    }
+
+
+def _arguments(text: str) -> Arguments | str:
+    """What a model wrote that is no JSON stays text: the conversation must be able to go on."""
+    try:
+        values = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return text
+    return Arguments(values, text or "{}") if isinstance(values, dict) else text
+
+
+def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.HasField("description"):
+        function["description"] = tool.description
+    if tool.HasField("parameters_json"):
+        function["parameters"] = json_object(
+            tool.parameters_json, f"the schema of the parameters of {tool.name!r}", "chat.tools"
+        )
+    return {"type": "function", "function": function}
+
+
+def _effort(prompt: inference_pb2.ChatPrompt) -> dict[str, Any]:
+    if not prompt.HasField("reasoning_effort"):
+        return {}
+    thinks = prompt.reasoning_effort != "none"
+    return {"reasoning_effort": prompt.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}

@@ -1,0 +1,86 @@
+"""Sampling parameters of requests that name none: the model's, from `generation_config.json`, and the operator's."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from pagewire.config import TokenizerConfig
+from pagewire.config.sampling_params import BY_NAME, InvalidRequest, check_value
+from pagewire.errors import StartupError
+from pagewire.v1.common_pb2 import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+FILE = "generation_config.json"
+# Its keys that are read here, as vLLM does, and the parameters that they are the defaults of.
+KEYS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")} | {
+    "max_new_tokens": "max_tokens"
+}
+
+
+def read_generation_defaults(config: TokenizerConfig, model_path: Path) -> SamplingParams:
+    """Only what has a default of the model's or the operator's is set; the others are Pagewire's.
+
+    model_path: directory or file of the model, whose generation_config.json is read for "auto". Raises StartupError.
+    """
+    source = config.generation_config
+    remedy = "correct it, or start with --generation-config vllm"
+    defaults: dict[str, float] = {}
+    if source == "auto":
+        file = model_path / FILE
+        if file.is_file():
+            defaults = _values(_read_json(file), str(file), remedy)
+    elif source != "vllm":
+        path = Path(source).expanduser()
+        file = path / FILE if path.is_dir() else path
+        if not file.is_file():
+            raise StartupError(f"--generation-config {source}: there is no such file, nor a directory with {FILE}")
+        defaults = _values(_read_json(file), str(file), remedy)
+    if config.override_generation_config is not None:
+        defaults |= _overrides(config.override_generation_config)
+    if defaults:
+        told = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        logger.info("requests that do not say otherwise get %s (--generation-config vllm: not the model's)", told)
+    return SamplingParams(**defaults)  # type: ignore[arg-type]  # the fields' types are those of the table
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise StartupError(f"{file} must hold a JSON object")
+    return content
+
+
+def _overrides(text: str) -> dict[str, float]:
+    flag = "--override-generation-config"
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise StartupError(f"{flag} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise StartupError(f'{flag} must be a JSON object, as {{"temperature": 0.6}}')
+    if unknown := sorted(content.keys() - KEYS.keys()):
+        raise StartupError(f"{flag} has {', '.join(unknown)}; possible are {', '.join(KEYS)}")
+    return _values(content, flag, "correct it")
+
+
+def _values(content: dict[str, Any], source: str, remedy: str) -> dict[str, float]:
+    """By parameter; null means unset."""
+    values: dict[str, float] = {}
+    for key, name in KEYS.items():
+        value, parameter = content.get(key), BY_NAME[name]
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        try:
+            if not is_number or (parameter.type is int and value != int(value)):
+                raise InvalidRequest(f"{key} is {value!r}; it must be {parameter.allowed}")
+            check_value(key, value, parameter)
+        except (InvalidRequest, OverflowError) as error:
+            raise StartupError(f"{source}: {error}; {remedy}") from error
+        values[name] = parameter.type(value)
+    return values
