@@ -19,7 +19,8 @@ _PAGE = """\
 # API
 
 This page is generated from the declared types (`python -m pagewire.gateway.core.api_table > docs/api.md`); a test
-compares it with the code. A running server says the same at `/docs` and `/openapi.json`. [usage.md](usage.md) has examples.
+compares it with the code. A running server says the same at `/docs` and `/openapi.json`. [usage.md](usage.md) has
+examples.
 
 - A parameter that a body does not list is refused with 400 and its name. `null` means unset.
 - "Default" is what holds for an unset parameter. The model's `generation_config.json` may say otherwise.

@@ -1,0 +1,1 @@
+"""Tests of the repository itself: its folders, its imports and its prose."""
