@@ -47,10 +47,10 @@ def files(paths: Iterable[str] = ()) -> Iterator[Path]:
     )
     for name in sorted(set(listed.splitlines())):
         path = REPOSITORY / name
-        proto = name.endswith(".proto")
-        if (proto or not name.startswith(LEFT_OUT)) and path.suffix in SUFFIXES and path.is_file():
-            if not path.is_symlink():
-                yield path
+        if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
+            continue
+        if path.suffix == ".proto" or not name.startswith(LEFT_OUT):
+            yield path
 
 
 def prose_of(path: Path) -> Iterator[Prose]:
@@ -91,7 +91,7 @@ def fragments(path: Path) -> Iterator[Prose]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if getattr(node, "name", "").startswith("_") or (docstring := ast.get_docstring(node)) is None:
                 continue
-            if FRAGMENT.match(docstring) or not docstring[:1].isupper() and not docstring.startswith(("`", '"')):
+            if FRAGMENT.match(docstring) or (not docstring[:1].isupper() and not docstring.startswith(("`", '"'))):
                 yield Prose(path, getattr(node, "lineno", 1), docstring.splitlines()[0])
 
 
