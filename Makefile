@@ -9,13 +9,14 @@ READY := $(VENV)/.ready
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: help setup serve test chaos lint protos clean
+.PHONY: help setup serve test chaos lint docs protos clean
 
 help:
 	@echo "make serve   set up and start the whole stack on the built-in model"
 	@echo "make test    set up and run the test suite"
 	@echo "make chaos   failures, fuzzing and a soak over whole stacks, for an hour or so"
 	@echo "make lint    formatting, lint, types, protos"
+	@echo "make docs    generate docs/api.md, docs/models.md and docs/from-vllm.md"
 	@echo "make protos  regenerate the gRPC stubs"
 	@echo "make clean   remove .venv and caches"
 
@@ -44,6 +45,11 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/buf lint
 	! grep -nE '^.{121,}' kernels/cpu/csrc/*
+
+docs: $(READY)
+	$(BIN)/python -m pagewire.gateway.core.api_table > docs/api.md
+	$(BIN)/python -m pagewire.services.executor.models.table docs/models.json > docs/models.md
+	$(BIN)/python -m pagewire.flags.from_vllm > docs/from-vllm.md
 
 protos: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos protos/pagewire/v1/*.proto

