@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.models.table import example_config, example_model
+from pagewire.services.executor.models.registry.table import example_config, example_model
 
 _FIGURES = Path(__file__).parents[1] / "docs" / "models.json"
 _CHILD = "--load"

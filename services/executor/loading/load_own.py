@@ -22,12 +22,12 @@ from pagewire.services.executor.loading.quantization.registry import check_reque
 from pagewire.services.executor.loading.stages import stage_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
-from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
+from pagewire.services.executor.progress import Progress
 
 logger = logging.getLogger(__name__)
 

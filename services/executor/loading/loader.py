@@ -15,12 +15,12 @@ from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
 from pagewire.services.executor.loading.stages import check_one_stage
 from pagewire.services.executor.loading.weights import WeightSource
-from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
+from pagewire.services.executor.progress import Progress
 
 logger = logging.getLogger(__name__)
 

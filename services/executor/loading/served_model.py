@@ -15,11 +15,11 @@ from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.pooling import pooling_of
 from pagewire.services.executor.loading.weights.identity import content_digest
-from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
+from pagewire.services.executor.progress import Progress
 
 DUMMY = "dummy"  # --load-format
 

@@ -9,8 +9,8 @@ from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.dense.gemma2 import GemmaModel
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
+from pagewire.services.executor.models.vision.vision_model import VisionModel
 from pagewire.services.executor.parallel.stage import Stage, divide
-from pagewire.services.executor.runner.image_inputs import VisionModel
 
 
 def stage_of(model: OwnModel, stage: Stage) -> Stage:

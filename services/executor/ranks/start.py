@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.ranks.ahead import Ahead
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.leading_runner import LeadingRunner

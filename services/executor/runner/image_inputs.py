@@ -11,9 +11,8 @@ reads is its sender's fault: the request is computed as text, and the scheduler 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,32 +23,14 @@ from pagewire.services.executor.batch.input_batch import InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.models.vision.image_forms import PIXELS, ImageForm
+from pagewire.services.executor.models.vision.image_forms import PIXELS
+from pagewire.services.executor.models.vision.vision_model import RotatesByAxes, VisionModel
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.step import Image, InvalidImage, InvalidStep, NewRequest, Step
 from pagewire.services.executor.step.step_context import StepImages
 
 # Of one image, as the model reads it: memory for encoding it is set aside at start.
 MAX_IMAGE_BYTES = 32 * 1024 * 1024
-
-
-@runtime_checkable
-class VisionModel(Protocol):
-    """A model that reads images."""
-
-    image_token_id: int  # of placeholders
-    image_form: ImageForm
-
-    def embed_image(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """One image's tensors, by the names that transformers gives them -> [num_placeholders, hidden_size]"""
-
-
-@runtime_checkable
-class RotatesByAxes(Protocol):
-    """A model whose image tokens rotate by time, height and width."""
-
-    def image_positions(self, images: Sequence[Image]) -> tuple[np.ndarray, int]:
-        """(int64 [3, n]: time, height and width of all tokens up to the last image's last, delta of those behind)"""
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.graphs.cuda_graphs import Record
-from pagewire.services.executor.loading.weights.jobs import Progress
+from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_steps import DraftSteps
 

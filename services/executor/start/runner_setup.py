@@ -18,12 +18,12 @@ from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.memory import MemoryProfile, mib
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.loading.weights.identity import model_key
-from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.models.vision.vision_model import VisionModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.parallel.tokens import Tokens, tokens_of
-from pagewire.services.executor.runner.image_inputs import VisionModel
+from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.pipeline import OneStage, stage_in
 from pagewire.services.executor.sampling.logprobs import LogprobsMode

@@ -22,10 +22,10 @@ from pagewire.services.executor.device import memory
 from pagewire.services.executor.graphs.capture_sizes import capture_sizes, prompt_sizes
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.loading.served_model import load_served
-from pagewire.services.executor.loading.weights.jobs import Progress
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
+from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.decode_costs import NO_COSTS, DecodeCosts, measure
 from pagewire.services.executor.start.graph_capture import capture_graphs

@@ -31,13 +31,14 @@ from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.layers.weights import Dense, PackedDense
 from pagewire.services.executor.loading.weights import tensor_file
 from pagewire.services.executor.loading.weights.identity import code_digest, model_key
-from pagewire.services.executor.loading.weights.jobs import Job, Progress, run_jobs
+from pagewire.services.executor.loading.weights.jobs import Job, run_jobs
 from pagewire.services.executor.loading.weights.pack_dense import packs_dense
 from pagewire.services.executor.loading.weights.staging import Staging, cuda_staging
 from pagewire.services.executor.loading.weights.tensor_file import TensorFileError, as_bytes
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
+from pagewire.services.executor.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-Progress = Callable[[float, str], None]
+from pagewire.services.executor.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.models.table import example_config
+from pagewire.services.executor.models.registry.table import example_config
 
 # Of each, an architecture that reads it, and a value that no model has.
 WRONG: list[tuple[str, str, Any]] = [

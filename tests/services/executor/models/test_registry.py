@@ -11,7 +11,7 @@ import pytest
 
 from pagewire.services.executor.loading.weights.prefix import renamed
 from pagewire.services.executor.models.registry import ARCHITECTURES, THROUGH_TRANSFORMERS
-from pagewire.services.executor.models.table import example_model, page
+from pagewire.services.executor.models.registry.table import example_model, page
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 
 TESTS = Path(__file__).parents[3]
@@ -51,5 +51,5 @@ def test_architectures_through_transformers(tmp_path: Path, name: str) -> None:
 def test_the_page_of_models_is_current() -> None:
     figures = json.loads((DOCS / "models.json").read_text())
     assert page(figures) == (DOCS / "models.md").read_text(), (
-        "run `python -m pagewire.services.executor.models.table docs/models.json > docs/models.md`"
+        "run `python -m pagewire.services.executor.models.registry.table docs/models.json > docs/models.md`"
     )

@@ -9,7 +9,7 @@ import torch
 
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.models.table import example_config
+from pagewire.services.executor.models.registry.table import example_config
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     (

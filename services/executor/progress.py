@@ -1,0 +1,8 @@
+"""How far a phase of the start has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Receives the fraction done, 0 to 1, and what is being done.
+Progress = Callable[[float, str], None]
