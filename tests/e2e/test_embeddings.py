@@ -18,7 +18,7 @@ from tests.gateway.conftest import running_gateway, wait_ready
 from tests.services.executor.models.test_encoders import inputs, save
 from tests.services.executor.test_servicer import serving
 from tests.services.tokenizer.service_line import FakeScheduler, TokenizerLine
-from tests.services.tokenizer.test_vectors import word_pieces
+from tests.services.tokenizer.vectors.test_vectors import word_pieces
 
 TEXTS = ["a b c", "", "g", " ".join("abcdefg" * 8), "f? 你 é", "e e e e"] * 5
 

@@ -24,10 +24,10 @@ from pagewire.services.tokenizer.generation.text_requests import (
     sampling_params,
     token_submission,
 )
-from pagewire.services.tokenizer.output.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.output.composed import ComposedGeneration, goes_by
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 from pagewire.services.tokenizer.output.text_stream import Deliver, OutputOptions, TextStream
+from pagewire.services.tokenizer.parsers.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool.affinity import affinity_of
 from pagewire.services.tokenizer.pool.model_kind import check_generates

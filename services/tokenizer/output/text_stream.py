@@ -13,7 +13,7 @@ from pagewire.services.tokenizer.output.prompt_logprobs import prompt_logprobs
 from pagewire.services.tokenizer.output.stop import StopChecker, StopHit
 from pagewire.services.tokenizer.output.text_output import TextDelta, TextOutput
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
-from pagewire.services.tokenizer.parsers.reader import Parsed
+from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 from pagewire.services.tokenizer.record import Record
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.wire.rpc import RpcError

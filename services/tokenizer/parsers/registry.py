@@ -8,22 +8,22 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pagewire.services.tokenizer.parsers.deepseek_v3 import CALLS_BEGIN, DeepSeekV3Reader
-from pagewire.services.tokenizer.parsers.deepseek_v31 import DeepSeekV31Reader
-from pagewire.services.tokenizer.parsers.forced import ArgumentsReader, ListedCallReader
-from pagewire.services.tokenizer.parsers.gpt_oss import GptOssReader
-from pagewire.services.tokenizer.parsers.granite import GraniteReader
-from pagewire.services.tokenizer.parsers.harmony import HarmonyReader
-from pagewire.services.tokenizer.parsers.hermes import HermesReader
-from pagewire.services.tokenizer.parsers.kimi_k2 import KimiK2Reader
-from pagewire.services.tokenizer.parsers.llama3_json import Llama3JsonReader
-from pagewire.services.tokenizer.parsers.mistral import MistralReader
+from pagewire.services.tokenizer.parsers.calls.deepseek_v3 import CALLS_BEGIN, DeepSeekV3Reader
+from pagewire.services.tokenizer.parsers.calls.deepseek_v31 import DeepSeekV31Reader
+from pagewire.services.tokenizer.parsers.calls.forced import ArgumentsReader, ListedCallReader
+from pagewire.services.tokenizer.parsers.calls.gpt_oss import GptOssReader
+from pagewire.services.tokenizer.parsers.calls.granite import GraniteReader
+from pagewire.services.tokenizer.parsers.calls.hermes import HermesReader
+from pagewire.services.tokenizer.parsers.calls.kimi_k2 import KimiK2Reader
+from pagewire.services.tokenizer.parsers.calls.llama3_json import Llama3JsonReader
+from pagewire.services.tokenizer.parsers.calls.mistral import MistralReader
+from pagewire.services.tokenizer.parsers.calls.pythonic import PythonicReader
+from pagewire.services.tokenizer.parsers.calls.tagged_calls import Glm45Reader, MiniMaxM2Reader, Qwen3CoderReader
+from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
-from pagewire.services.tokenizer.parsers.pythonic import PythonicReader
-from pagewire.services.tokenizer.parsers.tagged_calls import Glm45Reader, MiniMaxM2Reader, Qwen3CoderReader
-from pagewire.services.tokenizer.parsers.think import DeepSeekR1Reader, MistralThinkReader, ThinkReader
-from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
-from pagewire.services.tokenizer.parsers.untyped_values import resolved
+from pagewire.services.tokenizer.parsers.reasoning.harmony import HarmonyReader
+from pagewire.services.tokenizer.parsers.reasoning.think import DeepSeekR1Reader, MistralThinkReader, ThinkReader
+from pagewire.services.tokenizer.parsers.shared.untyped_values import resolved
 from pagewire.v1.common_pb2 import Thinking, TokenSequence
 from pagewire.v1.inference_pb2 import OutputParsing, Tool
 

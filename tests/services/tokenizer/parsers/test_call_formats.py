@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, FormatError, json_of
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
 from pagewire.services.tokenizer.parsers.registry import REASONING_PARSERS, TOOL_CALL_PARSERS
-from pagewire.services.tokenizer.parsers.untyped_values import resolved
+from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, FormatError, json_of
+from pagewire.services.tokenizer.parsers.shared.untyped_values import resolved
 from tests.services.executor.grammar.vocabulary import Vocabulary, vocabulary_with
 from tests.services.tokenizer.parsers import outputs
 from tests.services.tokenizer.parsers.outputs import TIME, WEATHER

@@ -4,7 +4,8 @@ and 4."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagewire.services.tokenizer.parsers.formats import (
+from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
+from pagewire.services.tokenizer.parsers.shared.formats import (
     CallableTool,
     Format,
     amid_text,
@@ -16,9 +17,8 @@ from pagewire.services.tokenizer.parsers.formats import (
     tag,
     text_of,
 )
-from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
-from pagewire.services.tokenizer.parsers.keywords import definitions_of
-from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed
+from pagewire.services.tokenizer.parsers.shared.keywords import definitions_of
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed
 
 
 class Llama3JsonReader(JsonCallReader):

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagewire.services.tokenizer.errors import invalid
-from pagewire.services.tokenizer.parsers.formats import (
+from pagewire.services.tokenizer.parsers.registry import OutputParsers
+from pagewire.services.tokenizer.parsers.shared.formats import (
     WHITESPACE,
     CallableTool,
     Format,
@@ -15,7 +16,6 @@ from pagewire.services.tokenizer.parsers.formats import (
     tag,
     text_of,
 )
-from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.templates.chat_messages import json_object
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.inference_pb2 import GenerateRequest, OutputParsing, Tool

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Sequence
 
-from pagewire.services.tokenizer.parsers.deepseek_v3 import (
+from pagewire.services.tokenizer.parsers.calls.deepseek_v3 import (
     CALL_BEGIN,
     CALL_END,
     CALLS_BEGIN,
     CALLS_END,
     SEPARATOR,
 )
-from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, listed, tag
-from pagewire.services.tokenizer.parsers.tool_calls import NAME, HeadedCallReader, check_names
+from pagewire.services.tokenizer.parsers.calls.tool_calls import NAME, HeadedCallReader, check_names
+from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, listed, tag
 
 
 class DeepSeekV31Reader(HeadedCallReader):

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pagewire.services.tokenizer.parsers.formats import (
+from pagewire.services.tokenizer.parsers.calls.tool_calls import MAX_HEADER, ToolCallReader, check_names
+from pagewire.services.tokenizer.parsers.shared.formats import (
     ANY_TEXT,
     CallableTool,
     Format,
@@ -19,10 +20,9 @@ from pagewire.services.tokenizer.parsers.formats import (
     tag,
     text_of,
 )
-from pagewire.services.tokenizer.parsers.keywords import Parameter, in_order, parameters_of
-from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, len_of_beginning
-from pagewire.services.tokenizer.parsers.tool_calls import MAX_HEADER, ToolCallReader, check_names
-from pagewire.services.tokenizer.parsers.untyped_values import is_text, to_json, value_format
+from pagewire.services.tokenizer.parsers.shared.keywords import Parameter, in_order, parameters_of
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed, len_of_beginning
+from pagewire.services.tokenizer.parsers.shared.untyped_values import is_text, to_json, value_format
 
 
 class TaggedCallReader(ToolCallReader):

@@ -136,7 +136,7 @@ print(load_tokenizer(sys.argv[1]).decode([504, 3575], skip_special_tokens=True))
         [sys.executable, "-c", program, str(smollm2_gguf)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         env={"PATH": os.environ["PATH"]},
         timeout=120,
     )

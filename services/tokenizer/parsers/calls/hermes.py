@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, tag
-from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
+from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
+from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, tag
 
 
 class HermesReader(JsonCallReader):

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from pagewire.services.tokenizer.parsers.json_calls import JsonCallReader
-from pagewire.services.tokenizer.parsers.reader import Parsed
-from pagewire.services.tokenizer.parsers.tool_calls import ToolCallReader
+from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
+from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
+from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 
 
 class ListedCallReader(JsonCallReader):

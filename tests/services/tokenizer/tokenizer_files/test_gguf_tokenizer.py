@@ -9,9 +9,9 @@ from pagewire.files.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
 from pagewire.files.tokenizer_files.gguf_vocabulary import GgufTokenizerError, TokenType
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.files.tokenizer_files.sentencepiece_file import parse
-from tests.services.tokenizer.test_conversion import CORPUS, SENTENCEPIECE, trained
 from tests.services.tokenizer.texts import TEXTS
 from tests.services.tokenizer.tiny_tokenizers import sentencepiece_vocabulary
+from tests.services.tokenizer.tokenizer_files.test_conversion import CORPUS, SENTENCEPIECE, trained
 
 
 def _sentencepiece_metadata(**more: object) -> dict[str, object]:

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from pagewire.services.tokenizer.parsers.formats import (
+from pagewire.services.tokenizer.parsers.calls.tool_calls import NAME, HeadedCallReader, check_names
+from pagewire.services.tokenizer.parsers.shared.formats import (
     CallableTool,
     Format,
     any_number_of,
@@ -13,7 +14,6 @@ from pagewire.services.tokenizer.parsers.formats import (
     tag,
     text_of,
 )
-from pagewire.services.tokenizer.parsers.tool_calls import NAME, HeadedCallReader, check_names
 
 
 class GptOssReader(HeadedCallReader):

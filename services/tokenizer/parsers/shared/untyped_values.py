@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from pagewire.services.tokenizer.parsers.formats import (
+from pagewire.services.tokenizer.parsers.shared.formats import (
     ANY_TEXT,
     CallableTool,
     Format,
@@ -15,7 +15,7 @@ from pagewire.services.tokenizer.parsers.formats import (
     one_of,
     text_of,
 )
-from pagewire.services.tokenizer.parsers.keywords import Parameter
+from pagewire.services.tokenizer.parsers.shared.keywords import Parameter
 
 # Keys that say nothing about a value.
 _ANNOTATIONS = frozenset(

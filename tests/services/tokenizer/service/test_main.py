@@ -26,7 +26,7 @@ async def start(line: TokenizerLine, *flags: str) -> asyncio.subprocess.Process:
         sys.executable, "-c", "from pagewire.cli import main; main()",
         "tokenizer", line.config.model, "--listen", line.config.listen,
         "--scheduler-address", line.config.scheduler_address, *flags,
-        cwd=Path(__file__).parents[3], env={"PATH": os.environ["PATH"]}, stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[4], env={"PATH": os.environ["PATH"]}, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 

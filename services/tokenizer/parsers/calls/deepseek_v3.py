@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from pagewire.services.tokenizer.parsers.formats import CallableTool, Format, listed, tag
-from pagewire.services.tokenizer.parsers.tool_calls import NAME, HeadedCallReader, check_names
+from pagewire.services.tokenizer.parsers.calls.tool_calls import NAME, HeadedCallReader, check_names
+from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, listed, tag
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

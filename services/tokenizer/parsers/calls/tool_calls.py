@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pagewire.services.tokenizer.parsers.formats import (
+from pagewire.services.tokenizer.parsers.shared.formats import (
     CallableTool,
     Format,
     FormatError,
@@ -17,8 +17,8 @@ from pagewire.services.tokenizer.parsers.formats import (
     listed,
     one_of,
 )
-from pagewire.services.tokenizer.parsers.nesting import ObjectEnd
-from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, Reader, len_of_space
+from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
 # Characters from a call's mark to its arguments; what is longer is no call.

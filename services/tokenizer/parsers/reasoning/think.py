@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from pagewire.services.tokenizer.parsers.reader import MAX_SPACE, Parsed, ReasoningReader, len_of_space
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed, ReasoningReader, len_of_space
 
 
 class ThinkReader(ReasoningReader):

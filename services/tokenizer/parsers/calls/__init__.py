@@ -1,0 +1,1 @@
+"""Parsers of tool calls, one file for each family of formats."""

@@ -1,0 +1,1 @@
+"""Text, values and formats that all parsers share."""
