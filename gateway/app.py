@@ -39,8 +39,8 @@ from pagewire.gateway.schema.responses import (
 )
 from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.vectors import routes as vectors_routes
-from pagewire.stack.launch import is_loopback
 from pagewire.v1 import inference_pb2
+from pagewire.wire.addresses import is_loopback
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -5,11 +5,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pagewire.version import __version__
+
 if TYPE_CHECKING:
     from pagewire.tools.llm.llm import LLM as LLM
     from pagewire.tools.llm.sampling import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 

@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pagewire import __version__, config, flags
+from pagewire import config, flags
 from pagewire.errors import StartupError
 from pagewire.process import process
+from pagewire.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def _service(name: str, argv: list[str]) -> int:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise _missing("ray" if name == "ray-executors" else name, error) from error
-    from pagewire.telemetry import service as telemetry
+    from pagewire.telemetry import setup as telemetry
     from pagewire.wire import rpc
 
     telemetry.setup(name, settings)
@@ -172,7 +173,7 @@ def _serve(argv: list[str]) -> int:
 
 
 def _chat(argv: list[str]) -> int:
-    from pagewire.wire.client_config import ChatConfig
+    from pagewire.tools.client_config import ChatConfig
 
     settings = flags.parse(
         ChatConfig,
@@ -218,7 +219,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _generate(argv: list[str]) -> int:
-    from pagewire.wire.client_config import GenerateConfig
+    from pagewire.tools.client_config import GenerateConfig
 
     settings = flags.parse(
         GenerateConfig,

@@ -17,7 +17,7 @@ from pagewire.wire.generate_request import (
     pair,
     tokenize_request,
 )
-from pagewire.wire.keys.interceptor import metadata
+from pagewire.wire.keys.header import metadata
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.secure_rpc import client_channel
 from pagewire.wire.tls import Files

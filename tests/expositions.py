@@ -9,12 +9,12 @@ from pagewire.v1.admin_pb2 import ServiceMetrics
 _EXPOSITION = """
 import sys
 from importlib import import_module
-from pagewire import telemetry
-telemetry.ASYNCIO_TASKS.set(0)
+from pagewire.telemetry import metrics
+metrics.ASYNCIO_TASKS.set(0)
 for module in sys.argv[1:]:
     import_module(module)
 from prometheus_client import REGISTRY
-sys.stdout.write(telemetry.openmetrics(REGISTRY).decode())
+sys.stdout.write(metrics.openmetrics(REGISTRY).decode())
 """
 _STATS = {
     "gateway": ["pagewire.gateway.core.metrics"],

@@ -15,9 +15,9 @@ from pagewire.client import Client
 from pagewire.stack.address import grpc_address
 from pagewire.tools.bench.prompts import RandomWords
 from pagewire.v1 import inference_pb2_grpc
-from pagewire.wire.error_details import retry_delay_of
 from pagewire.wire.generate_request import generate_request
 from pagewire.wire.rpc import channel
+from pagewire.wire.status.error_details import retry_delay_of
 
 PARTS = ("flood", "tenants", "queue", "shares")
 TENANT_HEADER = "x-tenant-id"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from pagewire.telemetry.service import LATENCY_BUCKETS
+from pagewire.telemetry.metrics import LATENCY_BUCKETS
 
 # Windows of burn rates: how often an error budget of 30 days is being spent, as Google's SRE workbook (chapter 5) has
 # it. Within the fast pair 2 % of the budget is gone in an hour, within the slow one 5 % in six.

@@ -31,16 +31,17 @@ from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import Responses
 from pagewire.gateway.status.source import StatusSource
 from pagewire.gateway.store import Bound, Store
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import metrics
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.tenant_metrics import of_tenant
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from pagewire.wire import error_details, tenants
+from pagewire.wire import tenants
 from pagewire.wire.admin import Neighbour, each_once, metrics_behind
 from pagewire.wire.discovery import discover
 from pagewire.wire.keys import Door
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.wire.status import error_details
 from pagewire.wire.streams import Peer
 
 CALL_TIMEOUT_S = 60.0
@@ -85,7 +86,7 @@ class Gateway:
         self.status = StatusSource(self.tokenizers, self.why_not_ready)
         self.answering: set[Answering] = set()
         self.accounts = Accounts(lambda: self.answering)
-        self.siblings = Siblings(store.directory, telemetry.exposition, self.accounts)
+        self.siblings = Siblings(store.directory, metrics.exposition, self.accounts)
         self._vllm_metrics = config.vllm_metrics
         self._default_model = ""
         self._served: frozenset[str] = frozenset()

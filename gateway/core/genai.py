@@ -11,7 +11,8 @@ from starlette.types import Scope
 from pagewire.gateway.generation.answer import UsageTotal
 from pagewire.telemetry import semconv
 from pagewire.telemetry.loop_histogram import LoopHistogram
-from pagewire.telemetry.service import GENAI_DURATION_BUCKETS, GENAI_LABELS, Span
+from pagewire.telemetry.metrics import GENAI_DURATION_BUCKETS, GENAI_LABELS
+from pagewire.telemetry.spans import Span
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 OPERATION_DURATION = LoopHistogram(

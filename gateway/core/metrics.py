@@ -3,7 +3,7 @@
 from prometheus_client import Counter, Gauge
 
 from pagewire.telemetry.loop_histogram import LoopHistogram
-from pagewire.telemetry.service import LATENCY_BUCKETS
+from pagewire.telemetry.metrics import LATENCY_BUCKETS
 
 HTTP_REQUESTS = Counter(
     "pagewire:http_requests",

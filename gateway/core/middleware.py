@@ -34,7 +34,7 @@ from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 from pagewire.process.memory_return import return_memory_after
 from pagewire.wire import tenants
 from pagewire.wire.keys import Door, caller
-from pagewire.wire.keys.door import bearer
+from pagewire.wire.keys.header import bearer
 from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)

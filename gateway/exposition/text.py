@@ -9,7 +9,7 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse_older
 
-from pagewire.telemetry.service import openmetrics
+from pagewire.telemetry.metrics import openmetrics
 
 _SAMPLE = re.compile(r'([^\s{]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (\S+)(.*)')
 _LABEL = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')

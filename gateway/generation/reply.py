@@ -21,8 +21,8 @@ from pagewire.v1.inference_pb2 import (
     TokenLogprob,
     ToolCallDelta,
 )
-from pagewire.wire import error_details
 from pagewire.wire.rpc import RpcError, deadline_of
+from pagewire.wire.status import error_details
 from pagewire.wire.streams import LinkedRequest
 
 MAX_PENDING_BYTES = 1024 * 1024

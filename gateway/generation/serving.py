@@ -19,12 +19,13 @@ from pagewire.gateway.generation.answer import Answer, UsageTotal, fingerprint, 
 from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept import Kept, Line
 from pagewire.telemetry import semconv
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest
-from pagewire.wire import error_details, tenants
+from pagewire.wire import tenants
 from pagewire.wire.rpc import RpcError
+from pagewire.wire.status import error_details
 
 # What the services have to say themselves that a request's time is up.
 _GRACE_S = 0.2
@@ -87,7 +88,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
-        span = telemetry.Span(
+        span = Span(
             f"{scope['method']} {scope['path']}", Trace.of_client(scope["headers"]), serves=True, start=context.started
         )
         context.trace_id = span.trace.trace_id
@@ -200,7 +201,7 @@ class GenerationResponse(Response):
             answer.error(last, api_error)
         await send({"type": "http.response.body", "body": b"".join(last)})
 
-    def _tell(self, span: telemetry.Span, scope: Scope, context: RequestContext, status: int) -> None:
+    def _tell(self, span: Span, scope: Scope, context: RequestContext, status: int) -> None:
         """The request is over: its span, and the histograms of GenAI. status: of the answer's head."""
         operation, usage = self._answer.operation, self._usage
         outcome = self._failed_status or status

@@ -17,7 +17,7 @@ from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.serving import OK
 from pagewire.gateway.vectors.names import names_of
 from pagewire.telemetry import semconv
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import inference_pb2
 from pagewire.wire.rpc import RpcError
@@ -44,7 +44,7 @@ class VectorCall:
         self._name = f"{scope['method']} {scope['path']}"
         self._scope = scope
         self._model = model
-        self._span = telemetry.Span(self._name, Trace.of_client(scope["headers"]), serves=True)
+        self._span = Span(self._name, Trace.of_client(scope["headers"]), serves=True)
         self._context = request_context(scope)
         self._context.trace_id = self._span.trace.trace_id
 

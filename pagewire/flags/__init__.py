@@ -15,8 +15,9 @@ from typing import Any, NoReturn, TypeVar
 from pagewire.config import ServeConfig, ServiceConfig, legacy
 from pagewire.config.profiles import PROFILES
 from pagewire.config.speculation import SpeculationConfig
+from pagewire.errors import StartupError
 from pagewire.files.wheel_models import WHEEL_MODELS
-from pagewire.flags import command_line, help, shown
+from pagewire.flags import command_line, help, refusals, shown
 from pagewire.flags.answers import Answers
 from pagewire.flags.given import Given
 from pagewire.flags.names import ENVIRONMENT_PREFIX, environment_name, fields_of, flag_name, nearest
@@ -86,9 +87,6 @@ def parse(
 
 def _check(config: Any, prog: str) -> None:
     """What would be refused is not shown as if it were taken."""
-    from pagewire.errors import StartupError
-    from pagewire.stack import refusals
-
     try:
         if isinstance(config, ServiceConfig):
             refusals.check(config)

@@ -7,10 +7,10 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pagewire
 from pagewire.config import ServeConfig
-from pagewire.stack import local_executors
+from pagewire.process import local_executors
 from pagewire.stack.launch import grpc_address, rest_url
+from pagewire.version import __version__
 
 if TYPE_CHECKING:
     from pagewire.v1.inference_pb2 import Model
@@ -57,7 +57,7 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
         else f"\n{_calls(model, name, rest, address, bool(config.api_key or config.api_key_file))}\n"
     )
     return f"""
-Pagewire {pagewire.__version__} serves {name}, ready after {seconds:.1f} s
+Pagewire {__version__} serves {name}, ready after {seconds:.1f} s
 
   Page  {rest}/
   REST  {rest}/v1  (its documentation: {rest}/docs)

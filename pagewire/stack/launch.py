@@ -1,19 +1,18 @@
 """A Pagewire service as a process of this machine: its command line, its environment, how to ask if it is ready."""
 
 import asyncio
-import ipaddress
 import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import pagewire
 from pagewire import flags
 from pagewire.config import GatewayConfig, ServeConfig, ServiceConfig
 from pagewire.errors import StartupError
 from pagewire.process.supervisor import Service
 from pagewire.wire import health
+from pagewire.wire.addresses import endpoint, reachable
 
 
 def service(command: str, config: ServiceConfig, ready: Callable[[], Awaitable[bool]], *, name: str = "") -> Service:
@@ -25,7 +24,7 @@ def service(command: str, config: ServiceConfig, ready: Callable[[], Awaitable[b
 
 def environment(config: ServiceConfig) -> dict[str, str]:
     """Of a child: ours, where secrets take the place of the rest of the configuration, which the command line has."""
-    home = str(Path(pagewire.__file__).resolve().parent.parent)
+    home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     return {**flags.without_configuration(os.environ), **flags.secrets(config), "PYTHONPATH": path}
 
@@ -70,22 +69,3 @@ def available_port(host: str, port: int, flag: str) -> int:
             f"cannot listen on {endpoint(host, port)} ({error.strerror or error}): stop what is using it,"
             f" or choose another with {flag} or --host"
         ) from error
-
-
-def reachable(host: str) -> str:
-    """Where clients on this machine find a server that listens on `host`."""
-    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, or "" for every address
-        return False
-
-
-def endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

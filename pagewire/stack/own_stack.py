@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 from pagewire import flags
 from pagewire.errors import StartupError
 from pagewire.stack import launch
+from pagewire.wire.addresses import endpoint, reachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,9 +115,9 @@ def main() -> int:
     )
 
     async def serve(served: ServeConfig) -> int:
-        host = launch.reachable(served.host)
-        grpc = launch.endpoint(host, served.grpc_port)
-        rest = f"http://{launch.endpoint(host, served.port)}" if with_rest else ""
+        host = reachable(served.host)
+        grpc = endpoint(host, served.grpc_port)
+        rest = f"http://{endpoint(host, served.port)}" if with_rest else ""
         print(json.dumps({"rest": rest, "grpc": grpc}), file=answers, flush=True)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 4096) else ended.set())

@@ -24,12 +24,14 @@ from pagewire.config import (
 )
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, find_model
-from pagewire.process import binding
+from pagewire.flags import refusals
+from pagewire.process import binding, local_executors
 from pagewire.process.supervisor import Service, Supervisor
-from pagewire.stack import launch, local_executors, refusals, running
+from pagewire.stack import launch, running
 from pagewire.stack.banner import banner, served_model
-from pagewire.stack.launch import available_port, endpoint, is_loopback
+from pagewire.stack.launch import available_port
 from pagewire.telemetry import logs
+from pagewire.wire.addresses import endpoint, is_loopback
 from pagewire.wire.discovery.file import has_addresses
 from pagewire.wire.tls import certificates_of
 

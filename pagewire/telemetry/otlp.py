@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from opentelemetry.sdk.resources import Resource
 
-from pagewire import __version__
 from pagewire.errors import StartupError
+from pagewire.version import __version__
 
 GRPC, HTTP = "grpc", "http/protobuf"
 

@@ -28,10 +28,10 @@ from prometheus_client import REGISTRY
 from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
-from pagewire import __version__
 from pagewire.errors import StartupError
 from pagewire.telemetry import otlp, semconv
 from pagewire.telemetry.otlp_delivery import Delivery
+from pagewire.version import __version__
 
 _STARTED_NS = time.time_ns()
 _CUMULATIVE = AggregationTemporality.CUMULATIVE

@@ -1,74 +1,97 @@
-"""OpenTelemetry's side of `telemetry.Span`; imported only if spans are exported."""
+"""Spans, made by hand when their time is over: some per request, never one per token.
 
+The context travels as W3C's headers (`trace.py`) in metadata and messages.
+"""
+
+from __future__ import annotations
+
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from pagewire.telemetry.trace import NO_TRACE, Trace
 
-from pagewire import __version__
-from pagewire.telemetry import otlp
-from pagewire.telemetry.otlp_delivery import DeliveredSpans, SpanBatches
-from pagewire.telemetry.trace import Trace
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span as OpenTelemetrySpan
+    from opentelemetry.trace import Tracer
 
-_PROPAGATOR = TraceContextTextMapPropagator()
+_tracer: Tracer | None = None
 
 
-def provider(service: str, target: otlp.Target) -> TracerProvider:
-    """Sends spans to an OTLP endpoint. What OTEL_TRACES_SAMPLER and OTEL_BSP_* say holds."""
-    result = TracerProvider(resource=otlp.resource(service))
-    result.add_span_processor(SpanBatches(DeliveredSpans(_exporter(target), target)))
-    return result
+def record_with(tracer: Tracer) -> None:
+    """Makes all further spans of this process ones of this tracer."""
+    global _tracer
+    _tracer = tracer
 
 
-def _exporter(target: otlp.Target) -> SpanExporter:
-    if target.protocol == otlp.HTTP:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-        return HttpExporter(endpoint=target.endpoint)
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-    return GrpcExporter(endpoint=target.endpoint, insecure=target.insecure)
+def tracing() -> bool:
+    """Returns whether spans are exported; callers skip collecting attributes otherwise."""
+    return _tracer is not None
 
 
-def tracer(provider: TracerProvider) -> trace.Tracer:
-    return provider.get_tracer("pagewire", __version__)
+class Span:
+    """One stage of one request. Made when it starts, exported at end(); free when tracing is off."""
+
+    __slots__ = ("_span", "trace")
+
+    def __init__(self, name: str, trace: Trace = NO_TRACE, *, serves: bool = False, start: float | None = None) -> None:
+        """trace: of the parent; NO_TRACE for a new one. `self.trace` is for its children.
+
+        serves: the stage is the whole of what this service does for a remote caller. start: by time.monotonic(), if it
+        was earlier.
+        """
+        self._span: OpenTelemetrySpan | None = None
+        self.trace = trace
+        if _tracer is None:
+            return
+        from pagewire.telemetry import otlp_spans
+
+        self._span, self.trace = otlp_spans.start(_tracer, name, trace, serves=serves, start_ns=_epoch_ns(start))
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it goes anywhere: traces are on, and this one was sampled."""
+        return self._span is not None and self._span.is_recording()
+
+    @property
+    def exemplar(self) -> dict[str, str] | None:
+        """For a histogram: where to look what made a value what it is; None: nowhere."""
+        if not self.is_recorded:
+            return None
+        return {"trace_id": self.trace.trace_id, "span_id": self.trace.span_id}
+
+    def child(self, name: str, start: float, end: float, attributes: Mapping[str, Any] | None = None) -> None:
+        """A stage within, which is over. start, end: by time.monotonic()."""
+        if self._span is not None and self._span.is_recording():
+            from pagewire.telemetry import otlp_spans
+
+            assert _tracer is not None
+            now, now_ns = time.monotonic(), time.time_ns()
+            interval_ns = now_ns - round((now - start) * 1e9), now_ns - round((now - end) * 1e9)
+            otlp_spans.child(_tracer, self._span, name, interval_ns, attributes)
+
+    def event(self, name: str, at: float | None = None, attributes: Mapping[str, Any] | None = None) -> None:
+        """at: by time.monotonic(), if it was earlier."""
+        if self._span is not None:
+            self._span.add_event(name, attributes, _epoch_ns(at))
+
+    def rename(self, name: str) -> None:
+        """When more is known of what it is."""
+        if self._span is not None:
+            self._span.update_name(name)
+
+    def end(
+        self, attributes: Mapping[str, Any] | None = None, *, error: str | None = None, at: float | None = None
+    ) -> None:
+        """attributes: those that are None are left out. error: what failed, if that is a fault of ours. at: by
+        time.monotonic(), if it was earlier."""
+        if self._span is None:
+            return
+        from pagewire.telemetry import otlp_spans
+
+        otlp_spans.end(self._span, attributes, error, _epoch_ns(at))
+        self._span = None
 
 
-def start(
-    tracer: trace.Tracer, name: str, parent: Trace, *, serves: bool, start_ns: int | None
-) -> tuple[trace.Span, Trace]:
-    """A span, and what its children are told. start_ns: since the epoch; None: now."""
-    context = None
-    if parent.traceparent:
-        context = _PROPAGATOR.extract({"traceparent": parent.traceparent, "tracestate": parent.tracestate})
-    kind = SpanKind.SERVER if serves else SpanKind.INTERNAL
-    span = tracer.start_span(name, context=context, kind=kind, start_time=start_ns)
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
-    return span, Trace(carrier.get("traceparent", ""), carrier.get("tracestate", ""), parent.baggage)
-
-
-def child(
-    tracer: trace.Tracer,
-    parent: trace.Span,
-    name: str,
-    interval_ns: tuple[int, int],
-    attributes: Mapping[str, Any] | None,
-) -> None:
-    """A span below a parent of this process, which is over."""
-    said = None if attributes is None else {name: value for name, value in attributes.items() if value is not None}
-    start_ns, end_ns = interval_ns
-    span = tracer.start_span(name, trace.set_span_in_context(parent), attributes=said, start_time=start_ns)
-    span.end(end_ns)
-
-
-def end(span: trace.Span, attributes: Mapping[str, Any] | None, error: str | None, end_ns: int | None) -> None:
-    if attributes:
-        span.set_attributes({name: value for name, value in attributes.items() if value is not None})
-    if error is not None:
-        span.set_status(Status(StatusCode.ERROR, error))
-    span.end(end_ns)
+def _epoch_ns(monotonic: float | None) -> int | None:
+    return None if monotonic is None else time.time_ns() - round((time.monotonic() - monotonic) * 1e9)

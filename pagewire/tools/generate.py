@@ -10,7 +10,7 @@ import grpc
 from pagewire.client import Client
 from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address, unanswered
-from pagewire.wire.client_config import ClientConfig, GenerateConfig
+from pagewire.tools.client_config import ClientConfig, GenerateConfig
 from pagewire.wire.rpc import RpcError
 
 

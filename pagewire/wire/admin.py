@@ -10,13 +10,14 @@ from typing import NamedTuple, TypeVar
 import grpc
 
 from pagewire.process.binding import cpu_text, usable_cpus
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import metrics
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.tenant_metrics import of_tenant
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import RequestAccount, ServiceMetrics, ServiceState, ServiceStatus
-from pagewire.wire import error_details
-from pagewire.wire.rpc_error import RpcError
+from pagewire.wire import tenants
+from pagewire.wire.status import error_details
+from pagewire.wire.status.rpc_error import RpcError
 
 logger = logging.getLogger(__name__)
 
@@ -129,9 +130,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetMetrics(
         self, request: admin_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.GetMetricsResponse:
-        from pagewire.wire import tenants  # which imports rpc, which imports this
-
-        own = admin_pb2.ServiceMetrics(service=self._service, exposition=telemetry.exposition())
+        own = admin_pb2.ServiceMetrics(service=self._service, exposition=metrics.exposition())
         timeout = _timeout_behind(context)
         behind = await asyncio.gather(*(metrics_behind(one, request, timeout) for one in self._behind()))
         services = [own, *(one for services in behind for one in services)]
@@ -140,8 +139,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ExplainRequest(
         self, request: admin_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ExplainRequestResponse:
-        from pagewire.wire import tenants  # which imports rpc, which imports this
-
         if (tenant := tenants.whose_requests()) is not None:
             request.tenant = tenant
         of_tenant = request.tenant if request.HasField("tenant") else None

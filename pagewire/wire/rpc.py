@@ -20,11 +20,12 @@ from pagewire.process.watchdog import watched
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from pagewire.wire import error_details, unix_sockets
+from pagewire.wire import unix_sockets
 from pagewire.wire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.wire.introspection import HealthServicer, add_reflection
-from pagewire.wire.rpc_error import RpcError as RpcError
-from pagewire.wire.status_interceptor import StatusInterceptor
+from pagewire.wire.status import error_details
+from pagewire.wire.status.rpc_error import RpcError as RpcError
+from pagewire.wire.status.status_interceptor import StatusInterceptor
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import grpc
 from pagewire.errors import StartupError
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.wire.keys import caller
-from pagewire.wire.rpc import RpcError
+from pagewire.wire.status.rpc_error import RpcError
 
 # In metadata, between services.
 _NAME, _WEIGHT, _TOKENS = "pagewire-tenant", "pagewire-tenant-weight", "pagewire-tenant-tokens-per-minute"

@@ -29,7 +29,7 @@ from pagewire.services.executor.service.session import DeviceError
 from pagewire.services.executor.service.work import NOBODY_ASKS
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.start.startup import ExecutorInfo, resolve_device, start_runner
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
 from pagewire.wire.secure_rpc import ServiceTls
@@ -104,7 +104,7 @@ async def serve(config: ExecutorConfig) -> None:
     else:
         server.add_admin("executor", describe=leader.describe)
     await server.start()
-    telemetry.serve_metrics(config)
+    serve_metrics(config)
     if leader is not None:
         leader.start()
     worker.start()

@@ -10,7 +10,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from pagewire.services.executor.device.clock import StageTimes
 from pagewire.services.executor.step.step import HostTokens, Step
 from pagewire.telemetry import semconv
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.metrics import LATENCY_BUCKETS
+from pagewire.telemetry.spans import Span, tracing
 
 _STEPS = Counter("pagewire:executor_steps", "Steps executed, by what they computed", ["kind"])
 GRAPH_STEPS = Counter(
@@ -30,12 +31,12 @@ GRAMMARS = Counter(
 GRAMMAR_COMPILE_SECONDS = Histogram(
     "pagewire:executor_grammar_compile_seconds",
     "Time to compile a grammar, refused ones included",
-    buckets=telemetry.LATENCY_BUCKETS,
+    buckets=LATENCY_BUCKETS,
 )
 GRAMMAR_MASK_SECONDS = Histogram(
     "pagewire:executor_grammar_mask_seconds",
     "Time to find the tokens that may follow, of all requests of a step that have a grammar or a thinking budget",
-    buckets=telemetry.LATENCY_BUCKETS,
+    buckets=LATENCY_BUCKETS,
 )
 CONSTRAINED_REQUESTS = Gauge(
     "pagewire:executor_constrained_requests", "Requests with a grammar or a thinking budget that hold a row"
@@ -50,9 +51,9 @@ FAILED_STEPS = Counter(
     "pagewire:executor_failed_steps",
     "Steps that failed without harm to the device: their requests are tried again, apart from each other",
 )
-_STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=telemetry.LATENCY_BUCKETS)
+_STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=LATENCY_BUCKETS)
 _QUEUE_SECONDS = Histogram(
-    "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=telemetry.LATENCY_BUCKETS
+    "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=LATENCY_BUCKETS
 )
 _STEP_TOKENS = Histogram(
     "pagewire:executor_step_tokens",
@@ -81,7 +82,7 @@ WEIGHTS_LOAD_SECONDS = Histogram(
 WEIGHTS_INSTALL_SECONDS = Histogram(
     "pagewire:executor_weights_install_seconds",
     "Time to put such weights in force, in which no step runs",
-    buckets=telemetry.LATENCY_BUCKETS,
+    buckets=LATENCY_BUCKETS,
 )
 WEIGHT_BYTES = Gauge("pagewire:executor_weight_bytes", "Bytes of the model's weights")
 WEIGHTS = Gauge(
@@ -173,7 +174,7 @@ class RequestSpans:
     """One span per traced request, from its first step here to its end."""
 
     def __init__(self) -> None:
-        self._open: dict[int, telemetry.Span] = {}
+        self._open: dict[int, Span] = {}
 
     def update(self, step: Step) -> None:
         """Call once per step that was executed."""
@@ -182,8 +183,8 @@ class RequestSpans:
                 if (span := self._open.pop(request_id, None)) is not None:
                     span.end(_attributes(request_id, "OK"))
         for request in step.new_requests:
-            if request.trace.traceparent and telemetry.tracing():
-                self._open[request.request_id] = telemetry.Span("execute", request.trace, serves=True)
+            if request.trace.traceparent and tracing():
+                self._open[request.request_id] = Span("execute", request.trace, serves=True)
 
     def end_all(self, reason: str) -> None:
         """The stream is gone, and all rows with it."""

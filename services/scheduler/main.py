@@ -9,12 +9,12 @@ from pagewire.services.scheduler.observed.status import describe
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.link_servicer import SchedulerLinkServicer
 from pagewire.services.scheduler.service.servicer import SchedulerServicer
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import scheduler_link_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import rpc
 from pagewire.wire.admin import Neighbour
 from pagewire.wire.discovery import discover
-from pagewire.wire.keys.interceptor import interceptors
+from pagewire.wire.key_interceptors import interceptors
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.wire.tenants import ClientTenants
 
@@ -29,7 +29,7 @@ async def serve(config: SchedulerConfig) -> None:
     """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
     executors = discover(config.executor_discovery, "--executor-address", config.executor_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.executor_address.split(",")])
-    telemetry.serve_metrics(config)
+    serve_metrics(config)
     engine = Engine(config, executors, tls.listed_channel)
     servers = [make_server(config, engine, tls)]
     if config.public_listen:

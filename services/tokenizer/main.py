@@ -21,12 +21,12 @@ from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServi
 from pagewire.services.tokenizer.service.servicer import InferenceServicer
 from pagewire.services.tokenizer.templates.chat import read_template
 from pagewire.services.tokenizer.templates.generation_config import read_generation_defaults
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import inference_link_pb2, inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
 from pagewire.wire import rpc
 from pagewire.wire.admin import Neighbour, replace_behind
 from pagewire.wire.discovery import Discovery, discover
-from pagewire.wire.keys.interceptor import interceptors
+from pagewire.wire.key_interceptors import interceptors
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.wire.tenants import ClientTenants, ServiceTenants
 
@@ -40,7 +40,7 @@ async def serve(config: TokenizerConfig) -> None:
     """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
     schedulers = discover(config.scheduler_discovery, "--scheduler-address", config.scheduler_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.scheduler_address.split(",")])
-    telemetry.serve_metrics(config)
+    serve_metrics(config)
     pool = await asyncio.to_thread(load_pool, config)
     release_unused_memory()
     try:

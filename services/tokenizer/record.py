@@ -9,7 +9,7 @@ import grpc
 from pagewire.services.tokenizer import stats
 from pagewire.telemetry import semconv
 from pagewire.telemetry.recent import Accounts
-from pagewire.telemetry.service import Span
+from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2
 from pagewire.v1.admin_pb2 import RequestAccount

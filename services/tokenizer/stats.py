@@ -3,8 +3,8 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.telemetry.loop_histogram import LoopHistogram
+from pagewire.telemetry.metrics import GENAI_DURATION_BUCKETS, GENAI_LABELS, LATENCY_BUCKETS
 from pagewire.telemetry.recent import Latencies
-from pagewire.telemetry.service import GENAI_DURATION_BUCKETS, GENAI_LABELS, LATENCY_BUCKETS
 
 _P = "pagewire:"
 

@@ -21,7 +21,7 @@ from pagewire.gateway import main
 from pagewire.gateway.http.connection_limits import Limits
 from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import spans
 from pagewire.v1.scheduler_pb2 import TokenRequest
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.services.tokenizer.chat_templates import FAMILIES
@@ -50,7 +50,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(spans, "_tracer", provider.get_tracer("test"))
     return exporter
 
 

@@ -8,7 +8,8 @@ import pytest
 from pagewire import cli, flags
 from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.errors import StartupError
-from pagewire.stack import local_executors, stack
+from pagewire.process import local_executors
+from pagewire.stack import stack
 from pagewire.stack.banner import banner
 
 TWO = ServeConfig(model="/m.gguf", served_model_name="m", grpc_port=9001, data_parallel_size=2, device="cpu")

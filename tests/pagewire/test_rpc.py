@@ -93,8 +93,8 @@ async def test_a_status_says_what_a_message_of_any_length_begins_and_ends_with(
 async def test_bytes_that_are_no_request_are_refused_with_one_line_for_many(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.wire.undecodable.Deserializer._last_logged", float("-inf"))
-    monkeypatch.setattr("pagewire.wire.undecodable.Deserializer._num_unlogged", 0)  # those of other tests
+    monkeypatch.setattr("pagewire.wire.status.undecodable.Deserializer._last_logged", float("-inf"))
+    monkeypatch.setattr("pagewire.wire.status.undecodable.Deserializer._num_unlogged", 0)  # those of other tests
     server = rpc.Server([f"unix:{tmp_path}/s.sock"], shutdown_timeout=0)
     add = inference_pb2_grpc.add_InferenceServiceServicer_to_server
     server.add(_Refusing(AssertionError("it was called")), add, "pagewire.v1.InferenceService")

@@ -10,7 +10,8 @@ import pytest
 from pagewire import cli, flags
 from pagewire.config import RayExecutorsConfig, ServeConfig
 from pagewire.errors import StartupError
-from pagewire.stack import launch, refusals, stack
+from pagewire.flags import refusals
+from pagewire.stack import launch, stack
 from pagewire.stack.banner import banner
 from pagewire.v1 import common_pb2, inference_pb2
 

@@ -22,10 +22,11 @@ REPOSITORY = Path(__file__).parents[2]
 # Tracing is set up once per process, so each endpoint gets a process of its own.
 EXPORT = """
 import sys
-from pagewire import telemetry
+from pagewire.telemetry import setup as telemetry
+from pagewire.telemetry.spans import Span
 from pagewire.config import GatewayConfig
 telemetry.setup("gateway", GatewayConfig(otlp_traces_endpoint=sys.argv[1]))
-telemetry.Span("hello").end()
+Span("hello").end()
 telemetry.shutdown()
 """
 
@@ -63,12 +64,13 @@ def test_plain_endpoints(collector: tuple[Collector, int], scheme: str) -> None:
 # A client's trace is continued, and what was measured tells where to look.
 EXPORT_BY_VARIABLES = """
 from prometheus_client import Histogram
-from pagewire import telemetry
+from pagewire.telemetry import metrics, setup as telemetry
+from pagewire.telemetry.spans import Span
 from pagewire.config import GatewayConfig
 from pagewire.telemetry.trace import Trace
 telemetry.setup("gateway", GatewayConfig())
 trace = Trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1", "")
-span = telemetry.Span("hello", trace, serves=True)
+span = Span("hello", trace, serves=True)
 labels = ["gen_ai_operation_name", "error_type"]
 duration = Histogram("gen_ai_server_request_duration_seconds", "Seconds.", labels, buckets=(0.1, 1))
 for seconds in (0.5, 2):

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import ray
 
-import pagewire
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.process.process import raise_descriptor_limit
 from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch
 from pagewire.telemetry import logs
+from pagewire.version import __version__
+from pagewire.wire.addresses import endpoint
 
 _SERVICE = "pagewire.v1.ExecutorService"
 
@@ -36,7 +37,7 @@ class Spec:
     user: int
     place: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
-    version: str = pagewire.__version__
+    version: str = __version__
     command: tuple[str, ...] = ()
 
     @property
@@ -67,9 +68,9 @@ class ExecutorActor:
 
     def __init__(self, spec: Spec) -> None:
         """Raises StartupError if this node has another version of Pagewire."""
-        if spec.version != pagewire.__version__:
+        if spec.version != __version__:
             raise StartupError(
-                f"the node {ray.util.get_node_ip_address()} has Pagewire {pagewire.__version__}, not {spec.version} as "
+                f"the node {ray.util.get_node_ip_address()} has Pagewire {__version__}, not {spec.version} as "
                 "where it is served from: install the same version on all nodes"
             )
         logs.setup("ray-actor", spec.config)
@@ -151,4 +152,4 @@ class ExecutorActor:
 
 def _free_address() -> str:
     host = ray.util.get_node_ip_address()
-    return launch.endpoint(host, launch.available_port(host, 0, "the node's address"))
+    return endpoint(host, launch.available_port(host, 0, "the node's address"))

@@ -14,10 +14,11 @@ from pagewire.batch.runner import Away, Runner
 from pagewire.config import WITHOUT_TLS, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name
-from pagewire.stack import launch, stack
+from pagewire.stack import stack
 from pagewire.tools.batch.config import NOT_OFFERED, OWN_FLAGS, BatchCommandConfig
 from pagewire.tools.batch.http_server import HttpServer
 from pagewire.tools.batch.progress import Progress
+from pagewire.wire.addresses import endpoint
 from pagewire.wire.tls import Files
 
 # A server that has not answered anything for so long will not come back by itself.
@@ -88,7 +89,7 @@ def _run_with_stack(config: BatchCommandConfig, checked: lines.Checked) -> int:
     print(f"starting {config.model}", file=sys.stderr)
 
     async def work(served: ServeConfig) -> int:
-        return await _run_at(f"http://{launch.endpoint(served.host, served.port)}", config, checked)
+        return await _run_at(f"http://{endpoint(served.host, served.port)}", config, checked)
 
     code = stack.run_for(dataclasses.replace(config, port=0, grpc_port=0, **WITHOUT_TLS), work)
     if code == 130:

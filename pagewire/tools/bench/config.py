@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
-from pagewire.wire.client_config import ClientTlsFlags
+from pagewire.tools.client_config import ClientTlsFlags
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagewire.config import ServeConfig
-from pagewire.stack import refusals
+from pagewire.flags import refusals
 from pagewire.tools.doctor.finding import Finding, Findings, note, ok, problem, warning
 from pagewire.tools.doctor.host import Host
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
-from pagewire.process import binding
+from pagewire.process import binding, local_executors
 from pagewire.process.binding import Place, Places, cpu_set, cpu_text
-from pagewire.stack import local_executors
 from pagewire.tools.doctor.finding import Finding, Findings, absent, note, ok, warning
 from pagewire.tools.doctor.gpu import gpus, node_of
 from pagewire.tools.doctor.host import Host

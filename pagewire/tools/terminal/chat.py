@@ -12,12 +12,12 @@ import grpc
 from pagewire.client import Client
 from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address
+from pagewire.tools.client_config import ChatConfig
 from pagewire.tools.generate import connected, explain, options
 from pagewire.tools.terminal.context import make_room
 from pagewire.tools.terminal.conversation import CommandError, Conversation, chat_defaults
 from pagewire.tools.terminal.line_input import editing, read_message
 from pagewire.v1 import common_pb2, inference_pb2
-from pagewire.wire.client_config import ChatConfig
 from pagewire.wire.rpc import RpcError
 
 _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."

@@ -16,9 +16,9 @@ from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, is_of_hub, resolve_model
 from pagewire.stack.own_stack import OwnStack
 from pagewire.stack.running import RunningStack, stack_that_serves
+from pagewire.tools.client_config import ChatConfig, SamplingFlags
 from pagewire.tools.generate import valid_text
 from pagewire.tools.terminal.chat import answer_once, chat
-from pagewire.wire.client_config import ChatConfig, SamplingFlags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

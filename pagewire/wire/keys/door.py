@@ -8,7 +8,7 @@ import grpc
 
 from pagewire.wire.keys.entry import Key, digest_of
 from pagewire.wire.keys.key_file import CHECK_INTERVAL_S, KeyFile
-from pagewire.wire.rpc import RpcError
+from pagewire.wire.status.rpc_error import RpcError
 
 
 class _Use:
@@ -82,9 +82,3 @@ class Door:
             self._uses[key.name] = _Use(key)
         with self._uses[key.name].one(key):
             yield
-
-
-def bearer(authorization: bytes) -> bytes:
-    """The key in a header; b"" if there is none."""
-    scheme, _, key = authorization.partition(b" ")
-    return key if scheme.lower() == b"bearer" else b""

@@ -11,8 +11,8 @@ from pagewire.services.scheduler.core.step import StepClock
 from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.services.scheduler.observed.tenant_stats import TENANTS
 from pagewire.telemetry.loop_histogram import LoopHistogram
+from pagewire.telemetry.metrics import LATENCY_BUCKETS, TOKEN_BUCKETS
 from pagewire.telemetry.recent import Rate
-from pagewire.telemetry.service import LATENCY_BUCKETS, TOKEN_BUCKETS
 
 _STEP_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pagewire.services.scheduler.core.request import Request
 from pagewire.telemetry import semconv
-from pagewire.telemetry.service import Span
+from pagewire.telemetry.spans import Span
 from pagewire.v1.admin_pb2 import RequestAccount
 
 GRAMMAR, QUEUE, PREFILL, DECODE = "grammar", "queue", "prefill", "decode"

@@ -34,7 +34,7 @@ from pagewire.services.scheduler.service.grammars import compile_grammar
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.weights.rollout import Rollout
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire.discovery import Discovery
@@ -92,7 +92,7 @@ class Engine:
         except (InvalidRequest, QueueFull, WaitTooLong) as error:
             raise self._entrance.status_of(error, forecast) from error
         now = time.monotonic()
-        span = telemetry.Span("generate", Trace.of(submission.context), serves=True, start=now)
+        span = Span("generate", Trace.of(submission.context), serves=True, start=now)
         live = LiveRequest(request, outbox, number, submission.request.external_id, max_unread, span, now)
         self._entrance.on_taken(live, forecast)
         if timeout is not None:

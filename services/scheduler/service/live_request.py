@@ -10,7 +10,7 @@ from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.request_output import RequestOutbox
 from pagewire.services.scheduler.observed import timeline
 from pagewire.services.scheduler.observed.timeline import GRAMMAR, QUEUE, Timeline
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry.spans import Span
 from pagewire.v1.admin_pb2 import RequestAccount
 
 
@@ -23,7 +23,7 @@ class LiveRequest:
     number: int  # the client's own for it
     external_id: str
     max_unread: int | None  # tokens and log probabilities in the outbox; None = only those of all are bounded
-    span: telemetry.Span
+    span: Span
     arrival_time: float
     first_step_time: float | None = None
     first_token_time: float | None = None

@@ -37,12 +37,12 @@ from pagewire.services.tokenizer.prompts.encoder import PromptEncoder
 from pagewire.services.tokenizer.prompts.prompts import Prompt, image_urls, room_for, truncated
 from pagewire.services.tokenizer.record import Record
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
-from pagewire.telemetry.service import Span
+from pagewire.telemetry.spans import Span
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
-from pagewire.wire import error_details
 from pagewire.wire.rpc import RpcError, timeout_of
+from pagewire.wire.status import error_details
 from pagewire.wire.streams import Draining
 
 logger = logging.getLogger(__name__)

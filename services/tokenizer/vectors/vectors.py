@@ -16,7 +16,7 @@ from pagewire.services.tokenizer.pool.model_kind import wrong_kind
 from pagewire.services.tokenizer.vectors.vector_batch import VectorBatch
 from pagewire.services.tokenizer.vectors.vector_inputs import Inputs, Name, encode, whole_cut
 from pagewire.telemetry import semconv
-from pagewire.telemetry.service import Span
+from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission

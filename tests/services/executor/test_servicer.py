@@ -21,7 +21,7 @@ from pagewire.services.executor.service.session import DeviceError, Session
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
 from pagewire.services.executor.step.step import Step, StepOutput
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import metrics
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, BrokenRunner, alone, prompt, tiny_llama
@@ -391,7 +391,7 @@ async def test_a_fatal_device_error_fails_the_stream_and_is_reported(socket: str
 
 async def test_metrics_are_there(service: Service):
     await generate(await opened(service), 4, prompt(9))
-    text = telemetry.exposition()
+    text = metrics.exposition()
     assert 'pagewire:executor_steps_total{kind="prefill"}' in text
     assert 'pagewire:executor_steps_total{kind="decode"}' in text
     assert "pagewire:executor_step_seconds_bucket" in text and "pagewire:executor_step_tokens_sum" in text

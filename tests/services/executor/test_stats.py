@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 from pagewire.services.executor.stats import RequestSpans, record_drafts, step_kind
 from pagewire.services.executor.step.step import HostTokens, NewRequest, Step
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import spans
 from pagewire.telemetry.trace import Trace
 from tests.services.executor.stepping import GREEDY
 
@@ -59,7 +59,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(spans, "_tracer", provider.get_tracer("test"))
     return exporter
 
 

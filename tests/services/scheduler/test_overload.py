@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pagewire.services.scheduler.admission.deadlines import Deadlines
 from pagewire.services.scheduler.core.request_output import RequestOutbox, new_outbox
-from pagewire.wire import error_details, rpc
+from pagewire.wire import rpc
+from pagewire.wire.status import error_details
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.services.scheduler.service_line import ServiceLine, generate_request, token_submission
 

@@ -8,7 +8,7 @@ import pytest
 
 from pagewire.services.scheduler.observed.log_line import LoadLine, tell
 from pagewire.services.scheduler.observed.replica_stats import REPLICAS
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import metrics
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
@@ -28,7 +28,7 @@ async def test_load_status_and_metrics_tell_replicas_apart(tmp_path: Path) -> No
         assert sum(one.num_blocks for one in load.executors) == load.num_blocks
         assert not any(one.num_running or one.is_leaving for one in load.executors)
         assert sum(one.num_free_blocks for one in load.executors) == load.num_free_blocks
-        exposition = telemetry.exposition()
+        exposition = metrics.exposition()
         stub = admin_pb2_grpc.AdminServiceStub(line.channel)
         status = (await stub.GetStatus(admin_pb2.GetStatusRequest())).services[0].scheduler
     for one in status.replicas:

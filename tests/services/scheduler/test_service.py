@@ -24,7 +24,8 @@ from pagewire.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from pagewire.wire import error_details, rpc
+from pagewire.wire import rpc
+from pagewire.wire.status import error_details
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
 

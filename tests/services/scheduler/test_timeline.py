@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import spans
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import RequestAccount
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest as Connect
@@ -23,7 +23,7 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(spans, "_tracer", provider.get_tracer("test"))
     return exporter
 
 

@@ -17,7 +17,7 @@ from pagewire.services.tokenizer.output import text_output
 from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import encoder
-from pagewire.telemetry import service as telemetry
+from pagewire.telemetry import spans as telemetry
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import GenerateSubmission

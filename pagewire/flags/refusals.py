@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pagewire.config import ExecutorConfig, ServeConfig, ServiceConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
-from pagewire.process import binding
-from pagewire.stack import local_executors
-from pagewire.stack.launch import endpoint
+from pagewire.process import binding, local_executors
+from pagewire.wire.addresses import endpoint
 
 
 def check(config: ServiceConfig) -> None:

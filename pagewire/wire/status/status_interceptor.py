@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from pagewire.wire.rpc_error import RpcError
-from pagewire.wire.undecodable import Deserializer, Undecodable
+from pagewire.wire.status.rpc_error import RpcError
+from pagewire.wire.status.undecodable import Deserializer, Undecodable
 
 logger = logging.getLogger(__name__)
 

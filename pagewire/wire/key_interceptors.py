@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 
 from pagewire.config import PublicListenConfig
-from pagewire.stack.launch import is_loopback
+from pagewire.wire.addresses import is_loopback
 from pagewire.wire.keys import Door, caller
-from pagewire.wire.keys.door import bearer
-from pagewire.wire.rpc import RpcError
+from pagewire.wire.keys.header import bearer
+from pagewire.wire.status.rpc_error import RpcError
 
 # Whoever supervises a service asks for it, without a key.
 _OPEN = "/grpc.health.v1.Health/"
@@ -73,11 +73,6 @@ def interceptors(config: PublicListenConfig) -> Sequence[grpc.aio.ServerIntercep
 
 def _is_private(address: str) -> bool:
     return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))
-
-
-def metadata(api_key: str) -> list[tuple[str, str]]:
-    """With which a client sends its key."""
-    return [("authorization", f"Bearer {api_key}")]
 
 
 def _given(details: grpc.HandlerCallDetails) -> list[bytes]:

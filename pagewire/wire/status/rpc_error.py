@@ -6,7 +6,7 @@ from typing import Self
 import grpc
 
 from pagewire.v1 import common_pb2
-from pagewire.wire import error_details
+from pagewire.wire.status import error_details
 
 _CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 

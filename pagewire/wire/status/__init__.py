@@ -1,0 +1,1 @@
+"""Errors with a gRPC status: in Python, in messages, in calls."""
