@@ -51,8 +51,8 @@ EXEMPT = {
     "pagewire/tools/doctor/model.py": {"services", "torch"},
     "pagewire/tools/doctor/gpu.py": {"torch"},
 }
-# The rooms of `pagewire/`, from the ground up: each imports only what stands above it in this list. `__init__.py` and the
-# command import tools when they are used, so they come last.
+# The rooms of `pagewire/`, from the ground up: each imports only what stands above it in this list. `__init__.py` and
+# the command import tools when they are used, so they come last.
 FLOORS = [
     {"errors.py", "progress_line.py", "version.py"},
     {"config"},
