@@ -9,16 +9,18 @@ READY := $(VENV)/.ready
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: help setup serve test chaos lint docs protos clean
+.PHONY: help setup serve test test-all check chaos lint docs protos clean
 
 help:
-	@echo "make serve   set up and start the whole stack on the built-in model"
-	@echo "make test    set up and run the test suite"
-	@echo "make chaos   failures, fuzzing and a soak over whole stacks, for an hour or so"
-	@echo "make lint    formatting, lint, types, protos"
-	@echo "make docs    generate docs/api.md, docs/models.md and docs/from-vllm.md"
-	@echo "make protos  regenerate the gRPC stubs"
-	@echo "make clean   remove .venv and caches"
+	@echo "make serve       set up and start the whole stack on the built-in model"
+	@echo "make test        set up and run the test suite"
+	@echo "make test-all    the test suite and the full sweeps that it leaves out"
+	@echo "make check PATH  the tests that belong to a file or folder: make check services/scheduler/core"
+	@echo "make chaos       failures, fuzzing and a soak over whole stacks, for an hour or so"
+	@echo "make lint        formatting, lint, types, protos"
+	@echo "make docs        generate docs/api.md, docs/models.md and docs/from-vllm.md"
+	@echo "make protos      regenerate the gRPC stubs"
+	@echo "make clean       remove .venv and caches"
 
 setup: $(READY)
 
@@ -34,6 +36,21 @@ serve: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(ARGS)
+
+# What follows `check` are paths, not targets.
+ifeq (check,$(firstword $(MAKECMDGOALS)))
+CHECKED := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+.PHONY: $(CHECKED)
+$(CHECKED):
+	@:
+endif
+
+check: $(READY)
+	@tests=$$($(BIN)/python -m tests.house.check $(CHECKED)) && \
+		echo "$$tests" && $(BIN)/python -m pytest $$tests $(ARGS)
 
 # Lengths by flags: make chaos ARGS="--schedules 20 --model-schedules 2 --soak-minutes 1"
 chaos: $(READY)
