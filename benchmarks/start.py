@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.curve_output import CurveOutput
-from benchmarks.gpu.engine_models import BenchModel
+from benchmarks.gpu.engine.models import BenchModel
 from pagewire.stack.launch import available_port
 from pagewire.tools.bench.config import ServerFlags
 from pagewire.tools.bench.curves import Point

@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540.0, help="the run ends by then (default: %(default)s)")
     parser.add_argument("--only", help="parts, comma separated, by how their names begin, as: smoke,decode")
     parser.add_argument(
-        "--model", type=Path, help="directory of a real checkpoint, small (benchmarks.gpu.real_checkpoint)"
+        "--model", type=Path, help="directory of a real checkpoint, small (benchmarks.gpu.engine.real_checkpoint)"
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes, whose times mean nothing")

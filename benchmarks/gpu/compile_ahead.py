@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.gpu.cases.product_cases import cases, series
 from benchmarks.gpu.measure import Call
-from benchmarks.gpu.peer_products import COMPILED_BY_TRITON
-from benchmarks.gpu.product_cases import cases, series
+from benchmarks.gpu.peer_kernels.products import COMPILED_BY_TRITON
 
 _MAX_PROCESSES = 12
 

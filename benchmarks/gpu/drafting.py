@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.gpu.engine_steps import WARM_UP_STEPS, Driver
+from benchmarks.gpu.engine.steps import WARM_UP_STEPS, Driver
 from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.models.causal import CausalModel

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import attention_cases, elementwise_cases, expert_cases, layer_cases, sampling_cases
-from benchmarks.gpu.cases import OURS, Case
+from benchmarks.gpu.cases import attention_cases, elementwise_cases, expert_cases, layer_cases, sampling_cases
+from benchmarks.gpu.cases.case import OURS, Case
 from benchmarks.gpu.measure import measure_ceilings
-from benchmarks.gpu.peer_files import FlashInferBuild, PeerMissingError
+from benchmarks.gpu.peer_kernels.files import FlashInferBuild, PeerMissingError
 from benchmarks.gpu.report import RESULTS, Budget, Report
 from benchmarks.gpu.table import MeanTarget, Measured, Table, first_line
 

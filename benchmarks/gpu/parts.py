@@ -93,9 +93,9 @@ def measured_parts(device: str, small: bool, model: str | None) -> list[Part]:
     engine = ("-m", "benchmarks.gpu.engine", "--only", "steps", "--models", "llama-3.1-8b,llama-3.1-8b-int4", *common)
     real = Part(
         "real model",
-        ("-m", "benchmarks.gpu.engine_real", "--model", model or "", *common),
+        ("-m", "benchmarks.gpu.engine.real", "--model", model or "", *common),
         40,
-        lacks="" if model else "no --model: python -m benchmarks.gpu.real_checkpoint makes one to carry along",
+        lacks="" if model else "no --model: python -m benchmarks.gpu.engine.real_checkpoint makes one to carry along",
     )
     return [
         Part("decode", kernels("decode"), 90),
@@ -105,6 +105,6 @@ def measured_parts(device: str, small: bool, model: str | None) -> list[Part]:
         Part("products", ("-m", "benchmarks.gpu.quantized", *common), 80),
         real,
         Part("engine", engine, 110),
-        Part("loads", ("-m", "benchmarks.gpu.engine_loads", *common), 40),
+        Part("loads", ("-m", "benchmarks.gpu.engine.loads", *common), 40),
         Part("elementwise", kernels("elementwise", "step", "sampling"), 30),
     ]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.cases import OURS, Case, peer_of
+from benchmarks.gpu.cases.case import OURS, Case, peer_of
+from benchmarks.gpu.cases.product_cases import GROUPS, MEAN_TARGETS, cases, series
 from benchmarks.gpu.compile_ahead import compile_ahead
 from benchmarks.gpu.measure import Call, Ceilings, measure_ceilings, median_seconds
-from benchmarks.gpu.product_cases import GROUPS, MEAN_TARGETS, cases, series
 from benchmarks.gpu.report import RESULTS, Budget, Report
 from benchmarks.gpu.table import Measured, Table, best, first_line, judged
 

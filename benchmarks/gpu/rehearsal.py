@@ -1,11 +1,9 @@
 """What the kernels' benchmark will launch on a GPU, without one: `python -m benchmarks.gpu.rehearsal [--only decode]`.
 
-Cases are built in their real shapes on the CPU and called, with the stand-in for a driver that `benchmarks.host_cost`
-has: Python, torch and Triton's launcher run as on a GPU of compute capability 9.0, and kernels are really compiled.
-Launches do nothing. So no number means anything; what is seen is what raises, what no device could launch, and how long
-a run will compile. Memory is given out and not written to, so that large shapes do.
-
-Run it with the Triton that the device's machine has; what one version compiles another may not.
+Cases are built in their real shapes on the CPU and called with the stand-in for a driver of `benchmarks.gpu.host_cost`:
+Python, torch and Triton's launcher run as on a GPU of compute capability 9.0, and kernels are really compiled. Launches
+do nothing, so the times mean nothing. The rehearsal shows which cases raise, which launches no device could run, and
+how long a run will compile.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks import host_cost
-from benchmarks.gpu import product_cases
-from benchmarks.gpu.cases import OURS, Case
+from benchmarks.gpu import host_cost
+from benchmarks.gpu.cases import product_cases
+from benchmarks.gpu.cases.case import OURS, Case
+from benchmarks.gpu.cases.product_inputs import Fp8, Grouped, Int8
 from benchmarks.gpu.kernels import GROUPS
-from benchmarks.gpu.product_inputs import Fp8, Grouped, Int8
 from benchmarks.gpu.table import first_line
 from pagewire.kernels.triton import launch
 

@@ -83,8 +83,8 @@ def _counted() -> int:
 def executor_faults(device: torch.device) -> Iterator[str]:
     """Of a small random model with grouped heads, in every dtype of `BOUNDS`."""
     os.environ["PAGEWIRE_CPU_KERNELS"] = "torch"  # the reference's operations, before kernels are imported
-    from benchmarks.gpu.engine_models import SMALL_MODEL
-    from benchmarks.gpu.engine_real import model_faults
+    from benchmarks.gpu.engine.models import SMALL_MODEL
+    from benchmarks.gpu.engine.real import model_faults
 
     with tempfile.TemporaryDirectory() as directory:
         path = _random_checkpoint(Path(directory), SMALL_MODEL.config)

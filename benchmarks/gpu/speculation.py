@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.drafting import METHODS, Drafted, DraftingDriver, proposer_of
-from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL, BenchModel
-from benchmarks.gpu.engine_steps import BLOCK_SIZE, WARM_UP_STEPS
+from benchmarks.gpu.engine.models import MODELS, SMALL_MODEL, BenchModel
+from benchmarks.gpu.engine.steps import BLOCK_SIZE, WARM_UP_STEPS
 from benchmarks.gpu.report import RESULTS, Budget, Report
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.cases import OURS, Built, Case, Target, peer_of
+from benchmarks.gpu.cases.case import OURS, Built, Case, Target, peer_of
 from benchmarks.gpu.measure import Ceilings, check_capture, median_seconds
 from benchmarks.gpu.report import Report, verdict
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.gpu.product_cases import SHAPES
+from benchmarks.gpu.cases.product_cases import SHAPES
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, compile_for
 from benchmarks.kernels.grouped_products import product
 from benchmarks.kernels.main_loop import count, main_loop

@@ -1,7 +1,7 @@
 """`--profile`: values for one purpose, which any other source overrides.
 
-What they rest on is in benchmarks/results/2026-11-23-profiles.md. Values are as on a command line; what a
-service has not is left out there.
+They were measured on two CPU cores; those for CUDA are not measured yet. Values are as on a command line; a service
+leaves out the flags that it does not have.
 """
 
 from collections.abc import Mapping

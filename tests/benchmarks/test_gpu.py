@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import engine_loads, kernels, speculation
-from benchmarks.gpu.cases import OURS, Built, Case, Contestant
-from benchmarks.gpu.engine import Bench
-from benchmarks.gpu.engine_models import MODELS, SMALL_MODEL
-from benchmarks.gpu.engine_steps import Scores
+from benchmarks.gpu import kernels, speculation
+from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant
+from benchmarks.gpu.engine import loads as engine_loads
+from benchmarks.gpu.engine.bench import Bench
+from benchmarks.gpu.engine.models import MODELS, SMALL_MODEL
+from benchmarks.gpu.engine.steps import Scores
+from benchmarks.gpu.engine.whole_line import Arrivals, LineError
 from benchmarks.gpu.measure import Ceilings
 from benchmarks.gpu.report import Budget, Report
-from benchmarks.gpu.whole_line import Arrivals, LineError
 from pagewire.kernels import ops
 
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ LACKING = (
 )  # fmt: skip
 MODULES = (
     "benchmarks.gpu.__main__",
-    "benchmarks.gpu.engine",
-    "benchmarks.gpu.engine_loads",
-    "benchmarks.gpu.engine_real",
+    "benchmarks.gpu.engine.bench",
+    "benchmarks.gpu.engine.loads",
+    "benchmarks.gpu.engine.real",
     "benchmarks.gpu.kernels",
     "benchmarks.gpu.quantized",
     "benchmarks.gpu.smoke",

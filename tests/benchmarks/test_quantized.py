@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import checkpoint_product, compile_ahead, peer_files, peer_products, product_cases, quantized
-from benchmarks.gpu.cases import OURS, Case, Contestant
-from benchmarks.gpu.engine_models import MODELS, SMALL_INT4_MODEL, SMALL_MODEL
-from benchmarks.gpu.engine_steps import Decoded
-from benchmarks.gpu.engine_table import EngineTable
+from benchmarks.gpu import compile_ahead, quantized
+from benchmarks.gpu.cases import product_cases
+from benchmarks.gpu.cases.case import OURS, Case, Contestant
+from benchmarks.gpu.cases.product_cases import SHAPES, Series, cases, dense_targets, series
+from benchmarks.gpu.cases.product_inputs import Fp8, Grouped, Int8, Weights
+from benchmarks.gpu.engine.models import MODELS, SMALL_INT4_MODEL, SMALL_MODEL
+from benchmarks.gpu.engine.steps import Decoded
+from benchmarks.gpu.engine.table import EngineTable
 from benchmarks.gpu.measure import Ceilings
-from benchmarks.gpu.product_cases import SHAPES, Series, cases, dense_targets, series
-from benchmarks.gpu.product_inputs import Fp8, Grouped, Int8, Weights
+from benchmarks.gpu.peer_kernels import checkpoint_product
+from benchmarks.gpu.peer_kernels import files as peer_files
+from benchmarks.gpu.peer_kernels import products as peer_products
 from benchmarks.gpu.quantized import ProductTable
 from benchmarks.gpu.report import Budget, Report
 from benchmarks.gpu.table import Measured
@@ -177,7 +181,7 @@ def test_missing_peers_say_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
     x = torch.zeros(1, 128, dtype=torch.bfloat16)
     weights = Weights(Grouped(), 64, 128, torch.bfloat16, CPU)
     for peer in (peer_products.marlin, peer_products.machete, peer_products.gemlite):
-        with pytest.raises(peer_files.PeerMissingError, match="fetch_peers"):
+        with pytest.raises(peer_files.PeerMissingError, match="peer_kernels.fetch"):
             peer(weights, x, [x])
 
 

@@ -18,7 +18,7 @@ import torch
 import triton
 
 from benchmarks.gpu import rehearsal
-from benchmarks.gpu.cases import OURS, Built, Case, Contestant
+from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant
 
 
 @triton.jit

@@ -171,7 +171,7 @@ def zeros(num_bytes: int, device: torch.device) -> Tensor:
     """uint8 [num_bytes], of which all our dtypes are views: not every torch build can fill fp8."""
     if device.type == "cpu":
         # numpy asks for zero pages where torch.zeros would write them, and for huge ones, without which attention over
-        # a group's cache would be up to 9 % slower (benchmarks/results/2026-11-22-kv-cache-groups-cpu.md).
+        # a group's cache would be up to 9 % slower.
         return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 

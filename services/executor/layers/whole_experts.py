@@ -24,7 +24,7 @@ def least_exchanged(top_k: int, num_ranks: int, device: torch.device) -> int | N
 
     A token has top_k rows to exchange, each rank top_k / num_ranks of them, and one row to sum. With few tokens calls
     count, and sums are one, exchanges two: among four ranks sums of 128 tokens took 0.8 to 1.05 times as long, of 512
-    tokens 1.9 to 2.4 times (benchmarks/results/2026-11-23-expert-parallel.md). On CUDA the host would have to wait in
+    tokens 1.9 to 2.4 times. On CUDA the host would have to wait in
     every layer to know how many rows go where.
     """
     return 512 if top_k < num_ranks and device.type == "cpu" else None

@@ -30,8 +30,8 @@ def test_logits_of_a_random_model_are_those_of_the_reference() -> None:
 
 def test_logits_of_the_default_model_are_those_of_the_cpu(tmp_path: Path, smollm2_gguf: Path) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed")
-    run("benchmarks.gpu.engine_real", "--model", str(smollm2_gguf), "--out", str(tmp_path), "--small")
+    run("benchmarks.gpu.engine.real", "--model", str(smollm2_gguf), "--out", str(tmp_path), "--small")
 
 
 def test_steps_of_all_kinds_run(tmp_path: Path) -> None:
-    run("benchmarks.gpu.engine_loads", "--small", "--out", str(tmp_path))
+    run("benchmarks.gpu.engine.loads", "--small", "--out", str(tmp_path))

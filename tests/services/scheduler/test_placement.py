@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from benchmarks import placement as trace
+from benchmarks.scheduling import placement as trace
 from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.memory.prefix_index import PrefixIndex
 from tests.fakes import FakeExecutor
