@@ -181,7 +181,7 @@ def test_missing_peers_say_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
     x = torch.zeros(1, 128, dtype=torch.bfloat16)
     weights = Weights(Grouped(), 64, 128, torch.bfloat16, CPU)
     for peer in (peer_products.marlin, peer_products.machete, peer_products.gemlite):
-        with pytest.raises(peer_files.PeerMissingError, match="peer_kernels.fetch"):
+        with pytest.raises(peer_files.PeerMissingError, match=r"peer_kernels\.fetch"):
             peer(weights, x, [x])
 
 
