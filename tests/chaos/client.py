@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.chaos.answers import Told, whole
-from tests.chaos.catalogue import Request
+from tests.chaos.faults.catalogue import Request
 
 # Statuses of what passes, after which a kept request is made again.
 PASSING = (503, 507)

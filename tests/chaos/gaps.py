@@ -31,8 +31,8 @@ import uvloop
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
 from tests.chaos.answers import difference
-from tests.chaos.catalogue import Request
 from tests.chaos.client import Answer, Client
+from tests.chaos.faults.catalogue import Request
 from tests.e2e.line import REPOSITORY, free_port
 
 NUM_STREAMS = 4

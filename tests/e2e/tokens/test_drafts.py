@@ -1,0 +1,135 @@
+"""Drafts over real processes: whatever dies or is replaced in mid-stream, everybody is told what is told without."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.line import Line, running_line
+from tests.e2e.recovery.test_weights import replace
+from tests.services.executor.constrained import EOS, VOCAB_SIZE, save_constrained
+from tests.services.executor.models.tiny import save_tiny
+from tests.services.executor.test_replacement import save_other
+
+PLAIN = ["--dtype", "float32", "--num-gpu-blocks-override", "200", "--num-threads", "1"]
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": false}'
+KEYS = ["first_name", "last_name", "favourite_colour"]
+PERSON = {
+    "type": "object",
+    "properties": {key: {"enum": ["one", "two words", "and three of them"]} for key in KEYS},
+    "required": KEYS,
+    "additionalProperties": False,
+}
+# Fields of requests.
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7, "seed": 1, "logprobs": 2},
+    {"temperature": 0.9, "seed": 2, "presence_penalty": 0.5, "logit_bias": {"300": 2}},
+    {"temperature": 0.8, "seed": 3, "extra_body": {"min_tokens": 20, "bad_words": ["the"], "stop_token_ids": [7]}},
+    {"temperature": 1.0, "seed": 4, "stop": ["a", "e", "i", "o"]},
+    {"temperature": 0, "extra_body": {"structured_outputs": {"json": {"type": "array", "items": PERSON}}}},
+]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a client was told."""
+
+    version: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[str, ...]  # tokens that have some
+    finish_reason: str
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("drafts")
+    save_tiny(root / "a", "Llama", vocab_size=VOCAB_SIZE, eos_token_id=EOS, max_position_embeddings=512)
+    save_constrained(root / "a")
+    save_other(root / "a", root / "b")
+    return {name: root / name for name in ("a", "b")}
+
+
+@pytest.fixture(scope="module")
+def small_line(sockets: Path, checkpoints: dict[str, Path]) -> Iterator[Line]:
+    with running_line(sockets, str(checkpoints["a"]), executor=PLAIN) as line:
+        yield line
+
+
+async def completion(client: openai.AsyncOpenAI, kind: int) -> Told:
+    fields = KINDS[kind] | {"extra_body": {"return_token_ids": True} | KINDS[kind].get("extra_body", {})}
+    told = await client.completions.create(
+        model="m", prompt=f"One and {kind}, one and", max_tokens=60, stream=True, **fields
+    )
+    versions, text, token_ids, logprobs, reason = set[str | None](), "", list[int](), list[str](), ""
+    async for event in told:
+        choice = event.choices[0]
+        versions.add(event.system_fingerprint)
+        text += choice.text
+        token_ids += getattr(choice, "token_ids", None) or []
+        logprobs += choice.logprobs.tokens or [] if choice.logprobs else []
+        reason = choice.finish_reason or reason
+    (version,) = versions
+    assert version is not None
+    return Told(version, text, tuple(token_ids), tuple(logprobs), reason)
+
+
+async def undisturbed(line: Line) -> list[Told]:
+    async with line.openai() as client:
+        return [await completion(client, kind) for kind in range(len(KINDS))]
+
+
+@asynccontextmanager
+async def load(line: Line) -> AsyncIterator[list[tuple[int, Told]]]:
+    """Requests of all kinds, again and again; the list grows by (kind, what was told)."""
+    done: list[tuple[int, Told]] = []
+    leave = asyncio.Event()
+
+    async def one_after_the_other(kind: int) -> None:
+        async with line.openai() as client:
+            while not leave.is_set():
+                done.append((kind, await completion(client, kind)))
+
+    tasks = [asyncio.create_task(one_after_the_other(kind)) for kind in range(len(KINDS))]
+    try:
+        yield done
+    finally:
+        leave.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_everybody_is_told_what_is_told_without_drafts(small_line: Line, checkpoints: dict[str, Path]) -> None:
+    line, expected = small_line, {}
+    for name in ("a", "b"):
+        assert (await replace(line, checkpoints[name], name)).status_code == 200
+        expected[name] = await undisturbed(line)
+    line.restart("executor", *PLAIN, "--speculative-config", DRAFTS)
+    assert {told.finish_reason for told in expected["b"]} == {"stop", "length"}
+    async with load(line) as done:
+
+        async def until_more() -> None:
+            end = len(done) + 3
+            async with asyncio.timeout(60):
+                while len(done) < end:  # noqa: ASYNC110 - the requests are the clients'
+                    await asyncio.sleep(0.01)
+
+        await until_more()
+        for victim in ("executor", "scheduler", "tokenizer"):
+            line.restart(victim)
+            # A new executor gets "b" from the scheduler: before that one dies, too, however slow the machine is.
+            await line.wait_ready()
+            await until_more()
+        assert (await replace(line, checkpoints["a"], "a")).status_code == 200
+        await until_more()
+    for kind, told in done:
+        assert told == expected[told.version][kind]
+    assert {told.version for _, told in done} == {"a", "b"}
+    metrics = await line.metrics()
+    accepted = sum(value for name, value in metrics.items() if "spec_decode_num_accepted_tokens_total" in name)
+    assert accepted > 20, "drafts were gained on the way"
