@@ -4,14 +4,17 @@ import asyncio
 import logging
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 from pagewire.config import TokenizerConfig
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, find_model, resolve_model
 from pagewire.process.process import release_unused_memory
+from pagewire.services.tokenizer.generation.choices.choices import generate
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.images.images import make_image_reader
+from pagewire.services.tokenizer.parsers.reading import ParsedReading
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
 from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
@@ -21,6 +24,7 @@ from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServi
 from pagewire.services.tokenizer.service.servicer import InferenceServicer
 from pagewire.services.tokenizer.templates.chat import read_template
 from pagewire.services.tokenizer.templates.generation_config import read_generation_defaults
+from pagewire.services.tokenizer.vectors.vectors import Vectors
 from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import inference_link_pb2, inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
 from pagewire.wire import rpc
@@ -68,7 +72,7 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, schedulers: Disco
     for task in done:
         task.result()  # a defect ends the process, loudly; its supervisor starts it again
     generator.draining.begin()
-    drained = generator.drained if told.result() else None
+    drained = generator.live.drained if told.result() else None
     await asyncio.gather(*(server.stop(drained) for server in servers))
     await rpc.cancel(tasks)
 
@@ -115,7 +119,7 @@ def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: Scheduler
     """Raises StartupError."""
     defaults = read_generation_defaults(config, _model_path(config, pool.codec.path))
     try:
-        return TextGenerator(pool, link, served_names(config), make_parsers(config, pool), defaults)
+        return TextGenerator(pool, link, served_names(config), ParsedReading(make_parsers(config, pool)), defaults)
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
 
@@ -136,7 +140,13 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
 def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: ServiceTls = NO_TLS) -> list[rpc.Server]:
     """The gRPC server for gateways and, if there is to be one, that for clients, which differ in the link; they ask the
     schedulers, too, for metrics and status."""
-    servicer = InferenceServicer(generator, root=config.model, tells_of_tokenizer=config.enable_tokenizer_info_endpoint)
+    servicer = InferenceServicer(
+        generator,
+        partial(generate, generator),
+        Vectors(generator),
+        config.model,
+        exposes_tokenizer=config.enable_tokenizer_info_endpoint,
+    )
     link = InferenceLinkServicer(generator)
 
     def behind() -> list[Neighbour]:

@@ -7,13 +7,13 @@ from weakref import WeakSet
 import grpc
 
 from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.received import Received
 from pagewire.telemetry import semconv
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2
 from pagewire.v1.admin_pb2 import RequestAccount
-from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.wire.rpc import RpcError
 
 _METHOD = "pagewire.v1.InferenceService/Generate"
@@ -24,14 +24,14 @@ ACCOUNTS = Accounts(lambda: list(_unended))
 class Record:
     """From a request's arrival, now, to its end."""
 
-    def __init__(self, submission: GenerateSubmission, served_model_names: Sequence[str]) -> None:
+    def __init__(self, received: Received, served_model_names: Sequence[str]) -> None:
         self.arrived = time.monotonic()
-        request = submission.request
+        request = received.request
         self._operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
         # A name that is not served would be a series of its own for each that clients can think of.
         self._model = request.model if request.model in served_model_names else served_model_names[0]
-        self.span = Span(f"{self._operation} {self._model}", Trace.of(submission.context), serves=True)
-        self._request_id, self._tenant = request.request_id, submission.context.tenant
+        self.span = Span(f"{self._operation} {self._model}", Trace.of(received.context), serves=True)
+        self._request_id, self._tenant = request.request_id, received.context.tenant
         self._submitted: float | None = None
         self._first_output = self._last_output = 0.0
         self._detokenized = 0.0  # seconds

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import grpc
 
 from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.affinity import affinity_of
+from pagewire.services.tokenizer.received import Received
 from pagewire.v1 import scheduler_link_pb2
 from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
@@ -19,7 +21,7 @@ from pagewire.v1.scheduler_link_pb2 import (
 )
 from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 from pagewire.wire.discovery import Discovery, Listed
-from pagewire.wire.rpc import RpcError, deadline_of
+from pagewire.wire.rpc import RpcError
 from pagewire.wire.status import error_details
 from pagewire.wire.streams import Affinity, LinkedRequest, OpenCall, Peer, Pings, ResubmittingLink
 
@@ -64,12 +66,18 @@ class SubmittedRequest(LinkedRequest):
 
     __slots__ = ("deadline", "listener", "message", "received")
 
-    def __init__(self, message: TokenSubmission, listener: TokenListener, affinity: Affinity | None = None) -> None:
-        """Keeps the message and changes it."""
+    def __init__(
+        self,
+        message: TokenSubmission,
+        listener: TokenListener,
+        affinity: Affinity | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """Keeps the message and changes it. deadline: in time.monotonic()."""
         super().__init__()
         self.affinity = affinity
         self.message = message
-        self.deadline = deadline_of(message.context)
+        self.deadline = deadline
         self.listener = listener
         self.received: list[int] = []
 
@@ -134,6 +142,10 @@ class SchedulerLink(
                 *(self._model_info.model, self._model_info.max_model_len) if self._model_info else ("", 0),
             )
         raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "it serves something else than others do")
+
+    def affinity_of(self, received: Received) -> Affinity | None:
+        """Returns the affinity of a request; None where there is one scheduler."""
+        return affinity_of(received) if len(self.peers) > 1 else None
 
     async def wait_for_model(self) -> ModelInfo:
         """The model, as soon as a scheduler has said which. Raises RpcError (UNAVAILABLE)."""

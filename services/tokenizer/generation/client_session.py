@@ -6,13 +6,14 @@ from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.output.text_output import TextDelta, TextOutput, UnreadOutput, unread_error
-from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission, NumberedResponse
+from pagewire.services.tokenizer.received import Received
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, NumberedResponse
 from pagewire.v1.inference_pb2 import GenerateResponse
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Session
 
 
-class ClientSession(Session[GenerateSubmission, UnreadOutput, ConnectRequest, ConnectResponse]):
+class ClientSession(Session[Received, UnreadOutput, ConnectRequest, ConnectResponse]):
     def __init__(self, generator: TextGenerator) -> None:
         super().__init__()
         self._generator = generator
@@ -30,11 +31,11 @@ class ClientSession(Session[GenerateSubmission, UnreadOutput, ConnectRequest, Co
 
     def on_message(self, message: ConnectRequest) -> None:
         for submission in message.requests:
-            self.start(submission.number, submission)
+            self.start(submission.number, Received.of_link(submission))
         for number in message.abort_numbers:
             self.abort(number)
 
-    def begin(self, number: int, submission: GenerateSubmission) -> Callable[[], None]:
+    def begin(self, number: int, received: Received) -> Callable[[], None]:
         def deliver(output: TextOutput) -> None:
             unread = self.outbox.put(number, UnreadOutput(output))
             if unread.is_too_much:
@@ -42,11 +43,11 @@ class ClientSession(Session[GenerateSubmission, UnreadOutput, ConnectRequest, Co
                 self.abort(number)
                 self.outbox.put(number, UnreadOutput(unread_error()))
 
-        request = submission.request
+        request = received.request
         if request.n > 1 or request.best_of or request.HasField("beam_search"):
             deliver(invalid("n, best_of and beam_search are for Generate; here each output is a request of its own"))
             return lambda: None
-        return self._generator.start(submission, deliver).abort
+        return self._generator.start(received, deliver).abort
 
     def build_message(self, outputs: dict[int, UnreadOutput]) -> ConnectResponse:
         # Lists until the end, which a message takes in at once.

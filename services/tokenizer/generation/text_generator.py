@@ -1,21 +1,24 @@
-"""Starts requests: checks and encodes the prompt, resolves what the scheduler must be told, submits.
+"""The path of a request for text through this service: five stages, each passed once.
 
-Knows no gRPC call: servicers hand in a request and a function that takes its responses.
+    receive   `TextGenerator.start` takes a request in; a task of its own (`Generation._run`) takes it through the rest
+    prepare   its parameters are checked and resolved, its prompt is rendered and encoded: a `PreparedRequest`
+    open      a `TextStream` stands ready for its tokens; the output of an earlier attempt goes in first
+    submit    the scheduler gets it; from then on the link hands its tokens to the stream
+    end       the stream delivers the last response, or the client aborts it, or a call ends it by its id
+
+Features join by seams: reasoning and tool calls by `OutputReading`, images by the pool's `ImageReader`, requests with
+several outputs by starting one generation for each (`choices/`). Nothing here knows a gRPC call.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakSet
 
 import grpc
 
 from pagewire.services.tokenizer import stats
-from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.generation.live_generations import LiveGenerations
 from pagewire.services.tokenizer.generation.text_requests import (
     check_parameters,
     check_prompt,
@@ -24,116 +27,67 @@ from pagewire.services.tokenizer.generation.text_requests import (
     sampling_params,
     token_submission,
 )
-from pagewire.services.tokenizer.output.composed import ComposedGeneration, goes_by
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
+from pagewire.services.tokenizer.output.reading import OutputReading
 from pagewire.services.tokenizer.output.text_stream import Deliver, OutputOptions, TextStream
-from pagewire.services.tokenizer.parsers.call_grammar import grammar_with_calls, tools_of
-from pagewire.services.tokenizer.parsers.registry import OutputParsers
-from pagewire.services.tokenizer.pool.affinity import affinity_of
 from pagewire.services.tokenizer.pool.model_kind import check_generates
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.pool.text_limit import Room
 from pagewire.services.tokenizer.prompts.encoder import PromptEncoder
-from pagewire.services.tokenizer.prompts.prompts import Prompt, image_urls, room_for, truncated
+from pagewire.services.tokenizer.prompts.prompts import Prompt
+from pagewire.services.tokenizer.prompts.truncation import room_for, truncated
+from pagewire.services.tokenizer.received import Received
 from pagewire.services.tokenizer.record import Record
-from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
+from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest, TokenListener
 from pagewire.telemetry.spans import Span
+from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
-from pagewire.v1.inference_link_pb2 import GenerateSubmission
-from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire.rpc import RpcError, timeout_of
-from pagewire.wire.status import error_details
-from pagewire.wire.streams import Draining
+from pagewire.wire.streams import Affinity, Draining
 
 logger = logging.getLogger(__name__)
 
-# Tokens that are detokenized before others get their turn: a millisecond or two.
+# Tokens that are detokenized before other requests get their turn: a millisecond or two.
 REPLAY_PIECE = 1000
-
-
-class LiveGeneration:
-    """A request, from its arrival to its end."""
-
-    def __init__(self, link: SchedulerLink, submission: GenerateSubmission, deliver: Deliver) -> None:
-        self._link = link
-        self._affinity = affinity_of(submission) if len(link.peers) > 1 else None
-        self.request_id = submission.request.request_id
-        self.tenant = submission.context.tenant
-        self._deliver = deliver
-        self.starting: asyncio.Task[None] | None = None
-        self.stream: TextStream | None = None  # once its prompt is encoded
-        self._request: SubmittedRequest | None = None  # once it is submitted
-
-    def submit(self, message: TokenSubmission, stream: TextStream) -> None:
-        """Raises RpcError (UNAVAILABLE)."""
-        self._request = SubmittedRequest(message, stream, self._affinity)
-        self._link.submit(self._request)
-
-    def abort(self) -> None:
-        """Ends it here and at the scheduler; nothing is delivered any more. Harmless after the end."""
-        if self.starting is not None:
-            self.starting.cancel()
-        if self.stream is not None:
-            self.stream.cancel()
-        if self._request is not None:
-            self._link.abort(self._request)
-
-    def end_early(self) -> bool:
-        """The same, but for its client it ends with what there is. False: it has ended before."""
-        assert self.starting is not None
-        if self.stream is None:
-            if self.starting.done():  # with an error
-                return False
-            self._deliver(inference_pb2.GenerateResponse(finish_reason=common_pb2.FINISH_REASON_ABORT))
-        elif self.stream.finished:
-            return False
-        else:
-            self.stream.end_early()
-        self.abort()
-        return True
-
-    def goes_by(self, request_ids: Collection[str]) -> bool:
-        """Whether its id is among these, or it is a choice of a request whose id is. Without an id it never is."""
-        return goes_by(self.request_id, request_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """What a request says, checked and resolved."""
+    """A request that the scheduler can take: checked, resolved and encoded."""
 
+    received: Received
     params: common_pb2.SamplingParams
     options: OutputOptions
     prompt: Prompt
+    affinity: Affinity | None  # to requests that had better be at the same scheduler
 
 
 class TextGenerator:
-    """Everything that requests share: the pool, the vocabulary's pieces, the link to the scheduler."""
+    """The stages, and what all requests share: the pool, the vocabulary's pieces, the link to the scheduler."""
 
     def __init__(
         self,
         pool: TokenizerPool,
         link: SchedulerLink,
         served_model_names: tuple[str, ...],
-        parsers: OutputParsers,
+        reading: OutputReading,
         defaults: common_pb2.SamplingParams,
     ) -> None:
-        """defaults: of requests that name no value. Raises UnsupportedDecoderError."""
+        """defaults: sampling parameters of requests that name no value. Raises UnsupportedDecoderError."""
         self.pool = pool
         self.link = link
         self.served_model_names = served_model_names
+        self.defaults = defaults
+        self.live = LiveGenerations(link)
+        self.draining = Draining()
+        self._reading = reading
         self._encoder = PromptEncoder(pool)
         self._detokenizers = Detokenizers(pool.codec.tokenizer)
-        self._parsers = parsers
-        self.defaults = defaults
-        self._starting: set[asyncio.Task[Any]] = set()
-        # All that live, and some that have ended.
-        self._generations: WeakSet[LiveGeneration | ComposedGeneration] = WeakSet()
         self._replaying = asyncio.Lock()
-        self.draining = Draining()
 
     @property
     def max_model_len(self) -> int:
-        """0 = not known yet."""
+        """Tokens of the longest request; 0: not known yet."""
         info = self.link.model_info
         return info.max_model_len if info is not None else 0
 
@@ -145,143 +99,72 @@ class TextGenerator:
                 f"the model {name!r} does not exist; served here: {', '.join(self.served_model_names)}",
             )
 
-    @property
-    def num_starting(self) -> int:
-        """Requests that the scheduler does not know yet: their prompts are being encoded."""
-        return len(self._starting)
+    # -- receive -----------------------------------------------------------------------------------------------------
 
-    async def drained(self) -> None:
-        """Returns when no prompt is being encoded and no request is live at the scheduler."""
-        while self._starting or self.link.num_live:
-            if self._starting:
-                await asyncio.wait(self._starting)
-            await self.link.drained()
+    def start(self, received: Received, deliver: Deliver) -> "Generation":
+        """Starts a generation. Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
+        generation = Generation(self, received, deliver)
+        self.live.add(generation, generation.preparing)
+        return generation
 
-    @contextmanager
-    def composing(self, submission: GenerateSubmission) -> Iterator[None]:
-        """What the present task submits, one request after the other, is one to others: `drained` waits for its end,
-        `end_early` ends it.
+    # -- prepare -----------------------------------------------------------------------------------------------------
 
-        Raises RpcError (ABORTED) then.
-        """
-        composed = ComposedGeneration(submission.request.request_id, submission.context.tenant)
-        self._starting.add(composed.task)
-        self._generations.add(composed)
-        try:
-            yield
-        except asyncio.CancelledError as error:
-            if composed.was_ended and not composed.task.uncancel():
-                raise RpcError(grpc.StatusCode.ABORTED, "the request was ended by its id") from error
-            raise
-        finally:
-            self._starting.discard(composed.task)
-            composed.is_over = True
-
-    def start(self, submission: GenerateSubmission, deliver: Deliver) -> LiveGeneration:
-        """Its outputs go to `deliver`; the last one has a finish_reason or is an RpcError."""
-        live = LiveGeneration(self.link, submission, deliver)
-        self._generations.add(live)
-        live.starting = asyncio.create_task(self._start(live, submission, deliver))
-        self._starting.add(live.starting)
-        live.starting.add_done_callback(self._starting.discard)
-        return live
-
-    def end_early(self, request_ids: Collection[str] | None, tenant: str | None = None) -> int:
-        """Ends generations by their ids, None: all; those of a tenant, None: of all. Returns how many."""
-        chosen = [
-            one
-            for one in self._generations
-            if tenant in (None, one.tenant) and (request_ids is None or one.goes_by(request_ids))
-        ]
-        return sum([one.end_early() for one in chosen])
-
-    async def _start(self, live: LiveGeneration, submission: GenerateSubmission, deliver: Deliver) -> None:
-        request = submission.request
-        record = Record(submission, self.served_model_names)
-        try:
-            async with asyncio.timeout(timeout_of(submission.context)):
-                prepared = await self.prepare(submission, record.span)
-            if submission.context.HasField("timeout"):
-                left = error_details.seconds(submission.context.timeout) - (time.monotonic() - record.arrived)
-                submission.context.timeout.CopyFrom(error_details.duration(max(0.0, left)))
-            stream = live.stream = self.make_stream(request, prepared, deliver, record)
-            stream.stop_upstream = live.abort
-            stream.prompt_field = prompt_field(request)
-            await self._replay(stream, submission.resume_token_ids)
-            if not stream.finished:
-                message = token_submission(submission, prepared.prompt, prepared.params, record.span.trace)
-                record.on_submitted()
-                live.submit(message, stream)
-        except asyncio.CancelledError:
-            record.on_cancelled()
-            raise
-        except Exception as error:
-            if isinstance(error, TimeoutError):
-                stats.EXPIRED.inc()
-                why = "the request's time was up while its prompt was prepared; allow it more"
-                error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, why)
-            if not isinstance(error, RpcError):
-                logger.exception("a request could not be started", extra={"request_id": request.request_id})
-                error = RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-            record.on_error(error)
-            deliver(error)
-
-    async def prepare(self, submission: GenerateSubmission, span: Span) -> PreparedRequest:
-        """Raises RpcError."""
-        request = submission.request
-        params = sampling_params(request.sampling_params, self.defaults)
-        check_parameters(request, params)
-        options = output_options(request, self._parsers.marks(request.output_parsing))
-        given = params.grammar if params.HasField("grammar") else None
-        grammar = grammar_with_calls(request, given, self._parsers)
-        if grammar is not None:
-            params.grammar.CopyFrom(grammar)
+    async def prepare(self, received: Received, span: Span) -> PreparedRequest:
+        """Checks a request, resolves its parameters and encodes its prompt. Raises RpcError."""
+        request = received.request
+        params = sampling_params(received.given, self.defaults)
+        check_parameters(received, params)
+        self._reading.constrain(request, params)
         self.check_model(request.model)
         check_generates(self.link.model_info)
-        if submission.resume_token_ids:
-            request.ClearField("truncate_prompt_tokens")  # it was cut before
-        if request.truncate_prompt_tokens == -1:
-            await self.link.wait_for_model()  # which says what fits
-        prompt = await self._encode(submission, room_for(request, params, self.max_model_len), span)
-        prompt = truncated(prompt, request, params, self.max_model_len)
+        room = await self._room(received, params)
+        prompt = truncated(await self._encode(received, room, span), room)
         if request.bad_words:
             words = await self.pool.encode_words(request.bad_words)
             params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
-        check_prompt(prompt.token_ids, submission.resume_token_ids, prompt_field(request))
-        self._add_thinking(params, request, prompt)
-        return PreparedRequest(params, options, prompt)
+        check_prompt(received, prompt)
+        self._reading.on_prompt(request, params, prompt.token_ids)
+        options = output_options(received, self._reading.marks(request))
+        return PreparedRequest(received, params, options, prompt, self.link.affinity_of(received))
 
-    def make_stream(
-        self,
-        request: inference_pb2.GenerateRequest,
-        prepared: PreparedRequest,
-        deliver: Deliver,
-        record: Record,
-    ) -> TextStream:
-        """For one output."""
-        parser = self._parsers.make(request.output_parsing, prepared.prompt.token_ids, tools_of(request))
-        text = request.text if request.WhichOneof("prompt") == "text" else None
+    async def _room(self, received: Received, params: common_pb2.SamplingParams) -> Room:
+        if received.resume_token_ids:  # the prompt of an earlier attempt is cut already
+            return Room(self.max_model_len, counts=False)
+        if received.request.truncate_prompt_tokens == -1:
+            await self.link.wait_for_model()  # which says what fits
+        return room_for(received.request, params, self.max_model_len)
+
+    async def _encode(self, received: Received, room: Room, parent: Span) -> Prompt:
+        span = Span("encode", parent.trace)
+        try:
+            prompt = await self._encoder.encode(received.request, room, resubmitted=received.resubmitted)
+        except BaseException as error:
+            span.end(error=str(error) or type(error).__name__)
+            raise
+        span.end({"pagewire.prompt_tokens": len(prompt.token_ids)})
+        return prompt
+
+    # -- open --------------------------------------------------------------------------------------------------------
+
+    def open(self, prepared: PreparedRequest, deliver: Deliver, record: Record) -> TextStream:
+        """Returns the stream of one output."""
+        request, token_ids = prepared.received.request, prepared.prompt.token_ids
         return TextStream(
-            self._detokenizers, prepared.options, prepared.prompt.token_ids, deliver, record, parser, text
+            self._detokenizers,
+            prepared.options,
+            token_ids,
+            deliver,
+            record,
+            self._reading.reader(request, token_ids),
+            request.text if request.WhichOneof("prompt") == "text" else None,
+            prompt_field(request),
         )
 
-    def _add_thinking(
-        self, params: common_pb2.SamplingParams, request: inference_pb2.GenerateRequest, prompt: Prompt
-    ) -> None:
-        """Where the reasoning is, for requests to which that matters. Raises RpcError (INVALID_ARGUMENT)."""
-        budget = request.thinking_token_budget if request.HasField("thinking_token_budget") else None
-        is_apart = request.output_parsing.reasoning and params.HasField("grammar")
-        if params.HasField("thinking") or (budget is None and not is_apart):
-            return
-        try:
-            thinking = self._parsers.thinking(prompt.token_ids, budget)
-        except ValueError as error:
-            raise invalid(str(error), "thinking_token_budget") from error
-        if thinking is not None:
-            params.thinking.CopyFrom(thinking)
+    async def replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
+        """Has a stream take in the output of an earlier attempt; may finish it.
 
-    async def _replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
-        """In pieces and one request at a time: after a restart all come at once, and others' tokens must not wait."""
+        In pieces, one request at a time: after a restart all come at once, and tokens of other requests must not wait.
+        """
         if not token_ids:
             return
         async with self._replaying:
@@ -291,17 +174,85 @@ class TextGenerator:
                     return
                 await asyncio.sleep(0)
 
-    async def _encode(self, submission: GenerateSubmission, room: Room, parent: Span) -> Prompt:
-        request = submission.request
-        if submission.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
-            raise invalid(
-                "resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them", "prompt"
-            )
-        span = Span("encode", parent.trace)
+    # -- submit ------------------------------------------------------------------------------------------------------
+
+    def submit(self, prepared: PreparedRequest, listener: TokenListener, trace: Trace) -> SubmittedRequest:
+        """Hands a request to the scheduler. trace: of this service's own span. Raises RpcError (UNAVAILABLE)."""
+        received = prepared.received
+        message = token_submission(received, prepared.prompt, prepared.params, trace)
+        submitted = SubmittedRequest(message, listener, prepared.affinity, received.deadline)
+        self.link.submit(submitted)
+        return submitted
+
+
+class Generation:
+    """One request on its way, from its arrival to its end."""
+
+    def __init__(self, generator: TextGenerator, received: Received, deliver: Deliver) -> None:
+        self.request_id = received.request.request_id
+        self.tenant = received.context.tenant
+        self._generator = generator
+        self._received = received
+        self._deliver = deliver
+        self._record = Record(received, generator.served_model_names)
+        self._stream: TextStream | None = None  # once the prompt is encoded
+        self._submitted: SubmittedRequest | None = None  # once the scheduler has it
+        self.preparing = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        generator, received = self._generator, self._received
         try:
-            prompt = await self._encoder.encode(request, room, resubmitted=submission.resubmitted)
-        except BaseException as error:
-            span.end(error=str(error) or type(error).__name__)
+            async with asyncio.timeout(timeout_of(received.context)):
+                prepared = await generator.prepare(received, self._record.span)
+            stream = self._stream = generator.open(prepared, self._deliver, self._record)
+            stream.stop_upstream = self.abort
+            await generator.replay(stream, received.resume_token_ids)
+            if not stream.finished:
+                self._record.on_submitted()
+                self._submitted = generator.submit(prepared, stream, self._record.span.trace)
+        except asyncio.CancelledError:
+            if self._stream is None:
+                self._record.on_cancelled()
             raise
-        span.end({"pagewire.prompt_tokens": len(prompt.token_ids)})
-        return prompt
+        except Exception as error:
+            self._fail(self._as_rpc_error(error))
+
+    def _as_rpc_error(self, error: Exception) -> RpcError:
+        if isinstance(error, RpcError):
+            return error
+        if isinstance(error, TimeoutError):
+            stats.EXPIRED.inc()
+            return RpcError(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                "the deadline passed while the prompt was prepared; allow the request more time",
+            )
+        logger.exception("a request could not be started", extra={"request_id": self.request_id})
+        return RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+    def _fail(self, error: RpcError) -> None:
+        if self._stream is not None:
+            self._stream.on_error(error)
+        else:
+            self._record.on_error(error)
+            self._deliver(error)
+
+    def abort(self) -> None:
+        """Ends it here and at the scheduler; nothing more is delivered. Harmless after the end."""
+        self.preparing.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._submitted is not None:
+            self._generator.link.abort(self._submitted)
+
+    def end_early(self) -> bool:
+        """Ends it; the client receives the output so far as the end. Returns False if it has ended before."""
+        if self._stream is not None:
+            if self._stream.finished:
+                return False
+            self._stream.end_early()
+        elif self.preparing.done():  # with an error
+            return False
+        else:
+            self._deliver(inference_pb2.GenerateResponse(finish_reason=common_pb2.FINISH_REASON_ABORT))
+        self.abort()
+        return True

@@ -1,4 +1,4 @@
-"""What text-level requests say, checked, and as the scheduler and the text stream are to be told it."""
+"""Checks of requests for text, and their conversion for the text stream and the scheduler."""
 
 import secrets
 from collections.abc import Sequence
@@ -8,12 +8,11 @@ from pagewire.config.sampling_params import MAX_BAD_WORDS, InvalidRequest, check
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.output.text_stream import OutputOptions
 from pagewire.services.tokenizer.prompts.prompts import Prompt
-from pagewire.services.tokenizer.templates.chat_messages import check_messages
+from pagewire.services.tokenizer.received import Received
+from pagewire.services.tokenizer.templates.chat_messages import check_messages, image_urls
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
-from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
-from pagewire.v1.scheduler_pb2 import TokenRequest
 
 # Each is looked for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
@@ -22,9 +21,14 @@ MAX_STOP_STRINGS = 1024
 MAX_TOKENS = 2_000_000
 
 
-def check_parameters(request: inference_pb2.GenerateRequest, params: common_pb2.SamplingParams) -> None:
-    """What can be checked without the prompt's tokens and the model, all of it at once, so that the client is told all
-    that is wrong. params: of the request, with defaults. Raises RpcError (INVALID_ARGUMENT)."""
+def check_parameters(received: Received, params: common_pb2.SamplingParams) -> None:
+    """Checks all that needs neither the prompt's tokens nor the model, at once: the error names all that is wrong.
+
+    params: of the request, with defaults. Raises RpcError (INVALID_ARGUMENT).
+    """
+    request = received.request
+    if received.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
+        raise invalid("resume_token_ids needs the prompt as token_ids, as the earlier attempt reported them", "prompt")
     try:
         check_all(
             (
@@ -48,25 +52,26 @@ def _check_texts(field: str, texts: Sequence[str], most: int, noun: str) -> None
 
 
 def prompt_field(request: inference_pb2.GenerateRequest) -> str:
-    """Where the client's request has its prompt."""
+    """Returns the field of the prompt in the client's request."""
     kind = request.WhichOneof("prompt")
     return "token_ids.ids" if kind == "token_ids" else kind or "prompt"
 
 
-def output_options(request: inference_pb2.GenerateRequest, marks: frozenset[str] = frozenset()) -> OutputOptions:
-    """marks: special tokens that stay in the text."""
+def output_options(received: Received, marks: frozenset[str]) -> OutputOptions:
+    """Returns how the output becomes text. marks: special tokens that stay in it."""
+    request = received.request
     return OutputOptions(
         stop=tuple(request.stop),
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         marks=marks,
-        min_tokens=request.sampling_params.min_tokens,
-        has_logprobs=request.sampling_params.HasField("logprobs"),
+        min_tokens=received.given.min_tokens,
+        has_logprobs=received.given.HasField("logprobs"),
     )
 
 
 def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
-    """What is given over the defaults, with what must survive a resubmission resolved: the seed."""
+    """Returns what the client gave over the defaults. The seed is resolved, as it must survive a resubmission."""
     params = common_pb2.SamplingParams()
     params.CopyFrom(defaults)
     params.MergeFrom(given)
@@ -77,12 +82,14 @@ def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.Sampl
     return params
 
 
-def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int], field: str) -> None:
-    """Raises RpcError (INVALID_ARGUMENT) for what no executor takes.
+def check_prompt(received: Received, prompt: Prompt) -> None:
+    """Raises RpcError (INVALID_ARGUMENT) for a prompt that no executor takes.
 
-    What the present one takes is the scheduler's to say: it alone knows whether an executor was just replaced by
-    another with more room.
+    Whether the present one takes it is the scheduler's decision: it alone knows whether an executor was just replaced
+    by another with more room.
     """
+    prompt_token_ids, resume_token_ids = prompt.token_ids, received.resume_token_ids
+    field = prompt_field(received.request)
     if not prompt_token_ids:
         raise invalid("the prompt is empty; it must have at least one token", field)
     if (num_tokens := len(prompt_token_ids) + len(resume_token_ids)) > MAX_TOKENS:
@@ -95,22 +102,20 @@ def check_prompt(prompt_token_ids: Sequence[int], resume_token_ids: Sequence[int
 
 
 def token_submission(
-    submission: GenerateSubmission, prompt: Prompt, params: common_pb2.SamplingParams, trace: Trace
+    received: Received, prompt: Prompt, params: common_pb2.SamplingParams, trace: Trace
 ) -> TokenSubmission:
-    """The request at token level. trace: of this service's own span."""
-    request = submission.request
-    told = TokenSubmission(
-        request=TokenRequest(
-            prompt_token_ids=prompt.token_ids,
-            sampling_params=params,
-            external_id=request.request_id,
-            cache_salt=request.cache_salt,
-        ),
-        context=submission.context,
-        resume_token_ids=submission.resume_token_ids,
-        resubmitted=submission.resubmitted,
+    """Returns the request at token level. trace: of this service's own span."""
+    message = TokenSubmission(
+        context=received.context,
+        resume_token_ids=received.resume_token_ids,
+        resubmitted=received.resubmitted,
         images=prompt.images,
-        weights_version=submission.weights_version,
+        weights_version=received.weights_version,
     )
-    trace.tell(told.context)
-    return told
+    trace.tell(message.context)
+    request = message.request  # filled in place: a message given to a constructor is copied
+    request.prompt_token_ids.extend(prompt.token_ids)
+    request.sampling_params.CopyFrom(params)
+    request.external_id = received.request.request_id
+    request.cache_salt = received.request.cache_salt
+    return message

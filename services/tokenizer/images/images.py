@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from pagewire.config import TokenizerConfig, json_object
 from pagewire.errors import StartupError
@@ -21,11 +20,13 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.images.image_processor import (
     ImageError,
     ImageProcessorSource,
-    PlainTensor,
     ProcessedImage,
 )
 from pagewire.services.tokenizer.images.media import MediaError, MediaReader
+from pagewire.services.tokenizer.pool.image_reader import NONE, ChatImages, ImageReader, NoImages
+from pagewire.services.tokenizer.templates.chat_messages import image_urls
 from pagewire.v1 import common_pb2
+from pagewire.v1.inference_pb2 import ChatPrompt
 from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
@@ -46,38 +47,41 @@ MAX_SECONDS = 60.0
 MAX_TENSOR_BYTES = 32 * 1024 * 1024
 
 
-class ImageReader(Protocol):
-    image_token_id: int
-    image_token: str
+class ReadImages:
+    """The images of one chat, as tensors: `ChatImages` of a model that reads images."""
 
-    async def read(self, urls: Sequence[str]) -> list[ProcessedImage]:
-        """In the order of the URLs. Raises RpcError (INVALID_ARGUMENT) for what cannot be read."""
+    def __init__(self, images: Sequence[ProcessedImage], image_token_id: int) -> None:
+        self._images = images
+        self._image_token_id = image_token_id
+        self.texts = [image.text for image in images]
 
-    def close(self) -> None: ...
-
-
-class NoImages:
-    """Of a model that reads none, or where nothing reads them."""
-
-    image_token_id = -1
-    image_token = ""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    async def read(self, urls: Sequence[str]) -> list[ProcessedImage]:
-        raise _invalid(self._reason)
-
-    def close(self) -> None:
-        pass
+    def placed(self, token_ids: Sequence[int]) -> list[common_pb2.PromptImage]:
+        """Returns the images with the places of their placeholders. Raises RpcError if there are other placeholders."""
+        places = [place for place, token_id in enumerate(token_ids) if token_id == self._image_token_id]
+        if len(places) != sum(image.num_placeholders for image in self._images):
+            raise _invalid(
+                f"the prompt has {len(places)} placeholder tokens of images, the images have "
+                f"{sum(image.num_placeholders for image in self._images)}: no text may contain the placeholder itself"
+            )
+        found, start = [], 0
+        for image in self._images:
+            own = places[start : start + image.num_placeholders]
+            start += image.num_placeholders
+            placed = common_pb2.PromptImage(hash=image.hash, offset=own[0], num_tokens=own[-1] - own[0] + 1)
+            for name, tensor in image.tensors.items():  # in place: a message given to a constructor is copied
+                target = placed.tensors[name]
+                target.data, target.dtype = tensor.data, tensor.dtype
+                target.shape.extend(tensor.shape)
+            found.append(placed)
+        return found
 
 
 class ImageWorkers:
-    """Reads URLs on the event loop, and has worker processes make tensors of the bytes."""
+    """Reads the images of chats: URLs on the event loop, bytes in worker processes, which make tensors of them."""
 
     def __init__(self, source: ImageProcessorSource, image_token_id: int, media: MediaReader, limit: int) -> None:
         """limit: images of one request."""
-        self.image_token_id = image_token_id
+        self._image_token_id = image_token_id
         self.image_token = source.image_token
         self._media = media
         self._limit = limit
@@ -101,7 +105,10 @@ class ImageWorkers:
                 "image=0"
             ) from error
 
-    async def read(self, urls: Sequence[str]) -> list[ProcessedImage]:
+    async def read(self, chat: ChatPrompt) -> ChatImages:
+        urls = image_urls(chat)
+        if not urls:
+            return NONE
         if len(urls) > self._limit:
             raise _invalid(
                 f"the messages have {len(urls)} images; {self._limit} are possible in one request "
@@ -109,13 +116,13 @@ class ImageWorkers:
             )
         fetches = [asyncio.ensure_future(self._media.read(url)) for url in urls]
         try:
-            return await self._read_all(fetches)
+            return ReadImages(await self._read_all(fetches, chat), self._image_token_id)
         finally:
             for fetch in fetches:
                 fetch.cancel()
-            await asyncio.gather(*fetches, return_exceptions=True)  # of several that failed, one was told
+            await asyncio.gather(*fetches, return_exceptions=True)  # one of several failures is reported
 
-    async def _read_all(self, fetches: Sequence[asyncio.Future[bytes]]) -> list[ProcessedImage]:
+    async def _read_all(self, fetches: Sequence[asyncio.Future[bytes]], chat: ChatPrompt) -> list[ProcessedImage]:
         images: list[ProcessedImage] = []
         num_bytes = 0
         for index, fetch in enumerate(fetches):
@@ -124,7 +131,7 @@ class ImageWorkers:
             except (MediaError, ImageError) as error:
                 stats.IMAGES.labels("refused").inc()
                 message = f"image {index + 1} of {len(fetches)} cannot be read: {error}"
-                raise invalid(message, image_field(index)) from error
+                raise invalid(message, _fields(chat)[index]) from error
             stats.IMAGES.labels("read").inc()
             images.append(image)
             num_bytes += sum(len(tensor.data) for tensor in image.tensors.values())
@@ -132,7 +139,7 @@ class ImageWorkers:
                 raise invalid(
                     f"image {index + 1} of {len(fetches)}: the images take more than {MAX_TENSOR_BYTES} bytes as the "
                     "model reads them; send fewer or smaller ones, or have them reduced (--mm-processor-kwargs)",
-                    image_field(index),
+                    _fields(chat)[index],
                 )
         return images
 
@@ -265,40 +272,16 @@ def processor_options(text: str) -> dict[str, object]:
     return options
 
 
-def prompt_images(
-    images: Sequence[ProcessedImage], token_ids: Sequence[int], image_token_id: int
-) -> list[common_pb2.PromptImage]:
-    """Where each image's placeholders are in the prompt. Raises RpcError if there are others than theirs."""
-    places = [place for place, token_id in enumerate(token_ids) if token_id == image_token_id]
-    if len(places) != sum(image.num_placeholders for image in images):
-        raise _invalid(
-            f"the prompt has {len(places)} placeholder tokens of images, the images have "
-            f"{sum(image.num_placeholders for image in images)}: no text may contain the placeholder itself"
-        )
-    found, start = [], 0
-    for image in images:
-        own = places[start : start + image.num_placeholders]
-        start += image.num_placeholders
-        found.append(
-            common_pb2.PromptImage(
-                hash=image.hash,
-                offset=own[0],
-                num_tokens=own[-1] - own[0] + 1,
-                tensors={name: _tensor(tensor) for name, tensor in image.tensors.items()},
-            )
-        )
-    return found
-
-
-def _tensor(tensor: PlainTensor) -> common_pb2.Tensor:
-    return common_pb2.Tensor(data=tensor.data, shape=tensor.shape, dtype=tensor.dtype)
-
-
-def image_field(index: int) -> str:
-    """What an image is called by those who do not know where the request has it."""
-    return f"images[{index}]"
+def _fields(chat: ChatPrompt) -> list[str]:
+    """Where the request has each image."""
+    return [
+        f"chat.messages[{i}].parts[{j}].image.url"
+        for i, message in enumerate(chat.messages)
+        for j, part in enumerate(message.parts)
+        if part.HasField("image")
+    ]
 
 
 def _invalid(message: str) -> RpcError:
-    """What is wrong with all of them together."""
+    """Returns an error about all images together."""
     return invalid(message, "chat.messages")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 from pagewire.services.tokenizer.output.prompt_logprobs import prompt_logprobs
+from pagewire.services.tokenizer.output.reading import OutputReader, Parsed
 from pagewire.services.tokenizer.output.stop import StopChecker, StopHit
 from pagewire.services.tokenizer.output.text_output import TextDelta, TextOutput
-from pagewire.services.tokenizer.parsers.output_parser import OutputParser
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 from pagewire.services.tokenizer.record import Record
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.wire.rpc import RpcError
@@ -84,14 +83,16 @@ class TextStream:
         prompt_token_ids: Sequence[int],
         deliver: Deliver,
         record: Record,
-        parser: OutputParser | None = None,
-        prompt_text: str | None = None,
+        reader: OutputReader | None,
+        prompt_text: str | None,
+        prompt_field: str,
     ) -> None:
-        """parser: of its text; None leaves all of it text. prompt_text: that the prompt was given as, if it was."""
+        """reader: of its text; None leaves all of it text. prompt_text: the prompt, if it was given as text.
+        prompt_field: of the client's request, which has the prompt."""
         self._detokenizers = detokenizers
         self._options = options
         self._text = OutputText(detokenizers, options)
-        self._parser = parser
+        self._reader = reader
         # Told with the first output.
         self._prompt_token_ids: Sequence[int] | None = prompt_token_ids
         self._prompt_text = prompt_text
@@ -99,7 +100,7 @@ class TextStream:
         self._weights_version = ""
         self._usage = common_pb2.Usage(prompt_tokens=len(prompt_token_ids))
         self._deliver = deliver
-        self.prompt_field = "prompt_token_ids"  # what the client calls that field of the token level
+        self._prompt_field = prompt_field
         self.record = record
         self._has_output = False
         self.finished = False
@@ -113,8 +114,8 @@ class TextStream:
             if isinstance(out, StopHit):
                 self._finish_at(out, [], (), None)
                 return
-            if self._parser is not None:
-                self._parser.push(out)
+            if self._reader is not None:
+                self._reader.push(out)
 
     def on_tokens(
         self,
@@ -190,7 +191,7 @@ class TextStream:
             return
         self.finished = True
         self.record.on_error(error)
-        self._deliver(error.renamed("prompt_token_ids", self.prompt_field))
+        self._deliver(error.renamed("prompt_token_ids", self._prompt_field))
 
     def end_early(self) -> None:
         """Delivers what was held back, as the end."""
@@ -223,10 +224,10 @@ class TextStream:
 
     def _more(self, texts: list[str], token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
         """texts: of the tokens, one each."""
-        if self._parser is None:
+        if self._reader is None:
             parsed, text = None, "".join(texts)
         else:
-            parsed = self._parser.push(*texts)
+            parsed = self._reader.push(*texts)
             text = parsed.text
         if logprobs is not None or self._prompt_token_ids is not None or (parsed and not parsed.is_text):
             return self._response(parsed or Parsed(text=text), token_ids, logprobs)
@@ -242,9 +243,9 @@ class TextStream:
         finish_reason: common_pb2.FinishReason,
     ) -> inference_pb2.GenerateResponse:
         """rest: of the text, behind that of the last token with one."""
-        parsed = Parsed(text="".join(texts) + rest) if self._parser is None else self._parser.finish(*texts, rest=rest)
+        parsed = Parsed(text="".join(texts) + rest) if self._reader is None else self._reader.finish(*texts, rest=rest)
         response = self._response(parsed, token_ids, logprobs)
-        if finish_reason == STOP and self._parser is not None and self._parser.has_called:
+        if finish_reason == STOP and self._reader is not None and self._reader.has_called:
             finish_reason = common_pb2.FINISH_REASON_TOOL_CALLS
         response.finish_reason = finish_reason
         return response
@@ -253,8 +254,8 @@ class TextStream:
         self, parsed: Parsed, token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None
     ) -> inference_pb2.GenerateResponse:
         self._usage.completion_tokens = self._text.num_tokens
-        if self._parser is not None:
-            self._usage.reasoning_tokens = self._parser.num_reasoning_tokens
+        if self._reader is not None:
+            self._usage.reasoning_tokens = self._reader.num_reasoning_tokens
         response = inference_pb2.GenerateResponse(
             text=parsed.text,
             reasoning=parsed.reasoning,

@@ -1,7 +1,8 @@
 """The parsers of one request, one behind the other: reasoning first, tool calls in what is left."""
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed, ReasoningReader
+from pagewire.services.tokenizer.parsers.shared.reader import ReasoningReader
 
 
 class OutputParser:

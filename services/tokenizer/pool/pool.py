@@ -20,8 +20,8 @@ from pagewire.process.process import usable_cores
 from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.errors import invalid
-from pagewire.services.tokenizer.images.images import ImageReader, NoImages
 from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.image_reader import ImageReader, NoImages
 from pagewire.services.tokenizer.pool.input_encoding import Cuts, EncodedInput
 from pagewire.services.tokenizer.pool.text_limit import Room
 from pagewire.services.tokenizer.pool.timed_threads import TimedThreads
@@ -63,7 +63,7 @@ class TokenizerPool:
         if self.size < 1:
             raise ValueError(f"--tokenizer-pool-size is {size}; it must be at least 1")
         self.codec = Codec(source)
-        self.images: ImageReader = NoImages("this model reads no images")  # who reads those of chats
+        self.images: ImageReader = NoImages("this model reads no images")
         self.workers = [WorkerProcess(partial(Codec, source)) for _ in range(self.size)] if kind == "process" else []
         self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for worker in self.workers:

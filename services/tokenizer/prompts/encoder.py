@@ -13,43 +13,47 @@ from pagewire.v1 import inference_pb2
 MOST_AT_ONCE = 16
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Encoding:
+    request: inference_pb2.GenerateRequest
     task: asyncio.Task[Prompt]
     num_waiting: int = 0
 
 
 class PromptEncoder:
-    """Who asks for a prompt that is being encoded already waits for the same one."""
+    """Encodes prompts. Requests for a prompt that is being encoded wait for the same result."""
 
     def __init__(self, pool: TokenizerPool) -> None:
         self._pool = pool
-        self._running: dict[Hashable, _Encoding] = {}
+        # By what is cheap to compare. Chats that have it in common are compared whole.
+        self._running: dict[Hashable, list[_Encoding]] = {}
         self._num_at_once = 0  # since the event loop began its present turn
 
     async def encode(self, request: inference_pb2.GenerateRequest, room: Room, *, resubmitted: bool = False) -> Prompt:
-        """resubmitted: it was let in before. Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)."""
+        """resubmitted: an earlier attempt was admitted. Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)."""
         kind = request.WhichOneof("prompt")
         if kind in (None, "token_ids"):
             return await encode_prompt(self._pool, request)
         if kind == "text" and self._pool.encodes_at_once(request.text) and self._may_hold_up():
             return Prompt(self._pool.encode_at_once(request.text, add_special_tokens=adds_special_tokens(request)))
         key = _key(request), room
-        encoding = self._running.get(key)
+        encoding = next((one for one in self._running.get(key, ()) if one.request.chat == request.chat), None)
         if encoding is None:
             if not resubmitted:
                 self._pool.check_room()
-            task = asyncio.create_task(encode_prompt(self._pool, request, room))
-            encoding = self._running[key] = _Encoding(task)
+            encoding = _Encoding(request, asyncio.create_task(encode_prompt(self._pool, request, room)))
+            self._running.setdefault(key, []).append(encoding)
         encoding.num_waiting += 1
         try:
-            # One that is cancelled leaves it to the others.
+            # A request that is cancelled leaves it to the others.
             return await asyncio.shield(encoding.task)
         finally:
             encoding.num_waiting -= 1
             if not encoding.num_waiting:
                 encoding.task.cancel()
-                del self._running[key]
+                self._running[key].remove(encoding)
+                if not self._running[key]:
+                    del self._running[key]
 
     def _may_hold_up(self) -> bool:
         """Whether the event loop may encode one more itself before it does anything else."""
@@ -65,7 +69,6 @@ class PromptEncoder:
 
 
 def _key(request: inference_pb2.GenerateRequest) -> Hashable:
-    add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else None
-    if request.WhichOneof("prompt") == "text":
-        return request.text, add_special_tokens
-    return request.chat.SerializeToString(deterministic=True), add_special_tokens
+    messages = request.chat.messages
+    last = messages[-1].content if messages else ""
+    return request.WhichOneof("prompt"), request.text, len(messages), last, adds_special_tokens(request)

@@ -1,4 +1,4 @@
-"""What gateways use, and operators see of it."""
+"""The service that gateways use, and its part of a status."""
 
 import time
 from collections.abc import AsyncIterator
@@ -29,6 +29,6 @@ class InferenceLinkServicer(inference_link_pb2_grpc.InferenceLinkServiceServicer
     def describe(self, status: admin_pb2.ServiceStatus, with_kv_maps: bool) -> None:
         now = time.monotonic()
         status.tokenizer.num_clients = self._num_clients
-        status.tokenizer.num_requests = self._generator.num_starting + self._generator.link.num_live
+        status.tokenizer.num_requests = self._generator.live.num_live
         status.tokenizer.time_to_first_token.CopyFrom(stats.RECENT_FIRST_TOKENS.to_message(now))
         status.tokenizer.inter_token_latency.CopyFrom(stats.RECENT_INTER_TOKEN.to_message(now))

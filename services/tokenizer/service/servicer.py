@@ -1,51 +1,66 @@
-"""The public text-level contract: parse, call, convert."""
+"""The public text-level API: reads messages, calls what does the work, writes messages."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pagewire.services.tokenizer.errors import invalid
-from pagewire.services.tokenizer.generation.choices.choices import sampled
-from pagewire.services.tokenizer.generation.choices.search_requests import searched
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.pool.text_limit import Room
 from pagewire.services.tokenizer.prompts.prompts import encode_prompt
-from pagewire.services.tokenizer.vectors.vectors import Vectors
+from pagewire.services.tokenizer.received import Received
+from pagewire.services.tokenizer.templates.chat_messages import check_chat
+from pagewire.telemetry.trace import Trace
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire.v1.common_pb2 import RequestContext
-from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.wire import rpc, tenants
+
+# All outputs of a request, as they are generated. Raises RpcError.
+Generate = Callable[[Received], AsyncGenerator[inference_pb2.GenerateResponse]]
+
+
+class VectorCalls(Protocol):
+    """The calls that return vectors. They raise RpcError."""
+
+    async def embed(self, request: inference_pb2.EmbedRequest, trace: Trace) -> inference_pb2.EmbedResponse: ...
+    async def classify(
+        self, request: inference_pb2.ClassifyRequest, trace: Trace
+    ) -> inference_pb2.ClassifyResponse: ...
+    async def score(self, request: inference_pb2.ScoreRequest, trace: Trace) -> inference_pb2.ScoreResponse: ...
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, generator: TextGenerator, root: str, *, tells_of_tokenizer: bool = False) -> None:
-        """root: name or path of the model that was loaded."""
-        self._tells_of_tokenizer = tells_of_tokenizer
+    def __init__(
+        self,
+        generator: TextGenerator,
+        generate: Generate,
+        vectors: VectorCalls,
+        root: str,
+        *,
+        exposes_tokenizer: bool,
+    ) -> None:
+        """root: name or path of the model that was loaded. exposes_tokenizer: GetTokenizerInfo answers."""
+        self._exposes_tokenizer = exposes_tokenizer
         self._generator = generator
-        self._vectors = Vectors(generator)
+        self._generate = generate
+        self._vectors = vectors
         self._root = root
         self._create_time = Timestamp(seconds=int(time.time()))
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        told = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
-        rpc.set_timeout(told, context)
-        submission = GenerateSubmission(request=request, context=told)
-        if request.HasField("beam_search"):
-            first, *others = await searched(self._generator, submission)
-            first.request_id = request.request_id
-            for response in (first, *others):
-                yield response
-            return
-        request_id, has_begun = request.request_id, False
-        async with aclosing(sampled(self._generator, submission)) as responses:
+        request_context = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
+        rpc.set_timeout(request_context, context)
+        has_begun = False
+        async with aclosing(self._generate(Received.of_call(request, request_context))) as responses:
             async for response in responses:
                 if not has_begun:
-                    response.request_id, has_begun = request_id, True
+                    response.request_id, has_begun = request.request_id, True
                 yield response
 
     async def Embed(
@@ -69,8 +84,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._generator.check_model(request.model)
         pool = self._generator.pool
         pool.check_room()
-        # Whoever counts tokens may have more than the model reads.
+        # A client that counts tokens may have more than the model reads.
         room = Room(self._generator.max_model_len, counts=False)
+        check_chat(request.chat)
         token_ids = (await encode_prompt(pool, request, room)).token_ids
         token_strs = await pool.vocabulary_entries(token_ids) if request.return_token_strs else []
         return inference_pb2.TokenizeResponse(
@@ -92,21 +108,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.AbortRequestsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.AbortRequestsResponse:
         ids = None if request.all else frozenset(request.request_ids)
-        num_aborted = self._generator.end_early(ids, tenants.whose_requests())
+        num_aborted = self._generator.live.end_early(ids, tenants.whose_requests())
         return inference_pb2.AbortRequestsResponse(num_aborted=num_aborted)
 
     async def CountRequests(
         self, request: inference_pb2.CountRequestsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.CountRequestsResponse:
-        generator = self._generator
-        return inference_pb2.CountRequestsResponse(num_requests=generator.num_starting + generator.link.num_live)
+        return inference_pb2.CountRequestsResponse(num_requests=self._generator.live.num_live)
 
     async def GetTokenizerInfo(
         self, request: inference_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GetTokenizerInfoResponse:
-        if not self._tells_of_tokenizer:
-            message = "a chat template may be confidential; --enable-tokenizer-info-endpoint has it told"
-            raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, message)
+        if not self._exposes_tokenizer:
+            raise rpc.RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "the chat template is not exposed; start the server with --enable-tokenizer-info-endpoint",
+            )
         codec = self._generator.pool.codec
         template, of_tools = codec.chat_template, codec.tool_chat_template
         return inference_pb2.GetTokenizerInfoResponse(
@@ -140,7 +157,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _page(names: Sequence[str], request: inference_pb2.ListModelsRequest) -> tuple[Sequence[str], str]:
-    """The names that are asked for and the token of those that follow. Raises RpcError (INVALID_ARGUMENT)."""
+    """Returns the names of a page, and the token of the next page. Raises RpcError (INVALID_ARGUMENT)."""
     if request.page_size < 0:
         raise invalid(f"page_size is {request.page_size}; it must be >= 0", "page_size")
     # A token is the name that its page begins with.

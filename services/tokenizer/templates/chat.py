@@ -23,6 +23,10 @@ class ChatError(ValueError):
     """The conversation cannot be rendered; the message says why, for the client."""
 
 
+class TemplateError(ChatError):
+    """The chat template is at fault, or refuses the conversation."""
+
+
 @dataclass(frozen=True)
 class Chat:
     """A conversation to render. Plain data: it travels to worker processes."""
@@ -93,13 +97,13 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         text = compiled.template.render(variables, messages=messages, add_generation_prompt=chat.add_generation_prompt)
         text.encode()  # half a surrogate pair, from an escape in the template or its variables, is no text
     except jinja2.TemplateSyntaxError as error:
-        raise ChatError(f"the chat template is not valid jinja, line {error.lineno}: {error.message}") from error
+        raise TemplateError(f"the chat template is not valid jinja, line {error.lineno}: {error.message}") from error
     except jinja2.TemplateError as error:
-        raise ChatError(f"the chat template refused the messages: {error}") from error
+        raise TemplateError(f"the chat template refused the messages: {error}") from error
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError) as error:
         if isinstance(error, ChatError):
             raise
-        raise ChatError(f"the chat template failed: {type(error).__name__}: {error}") from error
+        raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
     return _cut_at_mark(text, final_text) if chat.continue_final_message else text
 
 

@@ -30,11 +30,7 @@ class Arguments(dict[str, Any]):
 
 
 def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
-    """Raises RpcError (INVALID_ARGUMENT)."""
-    try:
-        check_messages(prompt)
-    except InvalidRequest as error:
-        raise invalid_request(error) from error
+    """Returns a chat, whose messages are checked, as templates read it. Raises RpcError (INVALID_ARGUMENT)."""
     if prompt.HasField("add_generation_prompt"):
         add_generation_prompt = prompt.add_generation_prompt
     else:
@@ -54,6 +50,11 @@ def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
     )
 
 
+def image_urls(prompt: inference_pb2.ChatPrompt) -> list[str]:
+    """Returns the URLs of a chat's images, in their order."""
+    return [part.image.url for message in prompt.messages for part in message.parts if part.HasField("image")]
+
+
 def json_object(text: str, name: str, field: str) -> dict[str, Any]:
     """What JSON text says; {} for none. Raises RpcError (INVALID_ARGUMENT) for what is no object."""
     if not text:
@@ -67,6 +68,14 @@ def json_object(text: str, name: str, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(f"{name} must be a JSON object, not {type(value).__name__}", field)
     return value
+
+
+def check_chat(prompt: inference_pb2.ChatPrompt) -> None:
+    """Raises RpcError (INVALID_ARGUMENT), naming every message that is wrong."""
+    try:
+        check_messages(prompt)
+    except InvalidRequest as error:
+        raise invalid_request(error) from error
 
 
 def check_messages(prompt: inference_pb2.ChatPrompt) -> None:

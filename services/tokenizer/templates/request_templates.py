@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 
 from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
-from pagewire.services.tokenizer.templates.chat import Chat, ChatError, render_chat
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError, TemplateError, render_chat
 from pagewire.wire.rpc import RpcError
 
 # Of one template, seconds; a model's takes less than a millisecond.
@@ -51,9 +51,9 @@ class Renderer:
         try:
             text = render_chat(chat, None, self._special_tokens, image_token)
         except ChatError as error:
-            raise ChatError(_short(str(error))) from None
+            raise type(error)(_short(str(error))) from None
         if len(text) > MAX_CHARS:
-            raise ChatError(f"the chat template has rendered {len(text)} characters; {MAX_CHARS} are possible")
+            raise TemplateError(f"the chat template has rendered {len(text)} characters; {MAX_CHARS} are possible")
         return text
 
 
@@ -96,10 +96,10 @@ class RequestTemplates:
             text: str = process.call("render", (chat, image_token), self._timeout)
             return text
         except WorkerTooSlowError:
-            raise ChatError(f"the chat template was not rendered within {self._timeout:g} seconds") from None
+            raise TemplateError(f"the chat template was not rendered within {self._timeout:g} seconds") from None
         except WorkerDiedError:
             most = self._memory_bytes // 2**20
-            raise ChatError(f"the chat template ended its process; it has {most} MiB to be rendered in") from None
+            raise TemplateError(f"the chat template ended its process; it has {most} MiB to be rendered in") from None
         finally:
             self._idle.put(process)
 

@@ -7,9 +7,8 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.pool.input_encoding import Cuts, EncodedInput, cut
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.pool.text_limit import TextTooLong
-from pagewire.services.tokenizer.prompts.prompts import image_urls
 from pagewire.services.tokenizer.templates.chat import ChatError
-from pagewire.services.tokenizer.templates.chat_messages import to_chat
+from pagewire.services.tokenizer.templates.chat_messages import check_chat, image_urls, to_chat
 from pagewire.v1 import common_pb2, inference_pb2
 
 # Texts that one worker of the pool encodes in a row.
@@ -103,6 +102,7 @@ async def _encode_chat(
 ) -> list[int]:
     if image_urls(chat):
         raise invalid(f"{name} has images; vectors are made of text", name)
+    check_chat(chat)
     try:
         room = cuts.room(is_second=False)
         return await pool.encode_chat(to_chat(chat), add_special_tokens=options.add_special_tokens, room=room)

@@ -1,38 +1,49 @@
-"""Several outputs of one prompt: each is a request of its own, as gateways send them."""
+"""The outputs of a call. Each of several outputs of one prompt is a request of its own, as gateways send them."""
 
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 
-from pagewire.config.sampling_params import MAX_CHOICES, seed_of_choice
+from pagewire.config.sampling_params import seed_of_choice
 from pagewire.services.tokenizer.errors import invalid
+from pagewire.services.tokenizer.generation.choices.counts import checked_count
+from pagewire.services.tokenizer.generation.choices.search_requests import searched
 from pagewire.services.tokenizer.generation.client_session import ClientSession
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.output.text_output import TextDelta, UnreadOutput
+from pagewire.services.tokenizer.received import Received
 from pagewire.v1 import inference_pb2
-from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.v1.common_pb2 import SamplingParams
 from pagewire.wire.rpc import RpcError
 
 
-async def sampled(
-    generator: TextGenerator, submission: GenerateSubmission
+async def generate(
+    generator: TextGenerator, received: Received
 ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-    """What the request's n outputs say, as they are generated, or the n best of best_of when all have ended.
+    """Yields the n outputs of a request as they are generated; of best_of and of a beam search the best when all have
+    ended.
 
     Raises RpcError.
     """
-    n, best_of = _counts(submission.request)
-    if best_of == n:
-        async for response in _all(generator, submission, n):
+    if received.request.HasField("beam_search"):
+        for response in await searched(generator, received):
             yield response
         return
-    for response in await _best(generator, submission, n, best_of):
+    n, best_of = _counts(received.request)
+    if best_of == n:
+        async with aclosing(_all(generator, received, n)) as responses:
+            async for response in responses:
+                yield response
+        return
+    for response in await _best(generator, received, n, best_of):
         yield response
 
 
 def _counts(request: inference_pb2.GenerateRequest) -> tuple[int, int]:
-    """n and best_of. Raises RpcError (INVALID_ARGUMENT)."""
-    n = num_outputs(request)
-    best_of = _checked("best_of", request.best_of or n)
+    """Returns n and best_of. Raises RpcError (INVALID_ARGUMENT)."""
+    n = checked_count("n", request.n or 1)
+    best_of = checked_count("best_of", request.best_of or n)
     if best_of < n:
         raise invalid(
             f"best_of is {best_of}, and n is {n}: so many cannot be chosen; raise best_of or lower n", "best_of"
@@ -40,23 +51,12 @@ def _counts(request: inference_pb2.GenerateRequest) -> tuple[int, int]:
     return n, best_of
 
 
-def num_outputs(request: inference_pb2.GenerateRequest) -> int:
-    """That the request wants. Raises RpcError (INVALID_ARGUMENT)."""
-    return _checked("n", request.n or 1)
-
-
-def _checked(name: str, count: int) -> int:
-    if not 1 <= count <= MAX_CHOICES:
-        raise invalid(f"{name} is {count}; it must be within 1..{MAX_CHOICES}", name)
-    return count
-
-
 async def _all(
-    generator: TextGenerator, submission: GenerateSubmission, count: int
+    generator: TextGenerator, received: Received, count: int
 ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
     session = ClientSession(generator)
     try:
-        for index, one in enumerate(_single(submission, count)):
+        for index, one in enumerate(_single(received, count)):
             session.start(index, one)
         async for outputs in session.outbox:
             for number, unread in outputs.items():
@@ -73,36 +73,33 @@ async def _all(
         session.close()
 
 
-def _single(submission: GenerateSubmission, count: int) -> list[GenerateSubmission]:
-    """For one output each."""
-    request = submission.request
-    request.ClearField("n")
-    request.ClearField("best_of")
+def _single(received: Received, count: int) -> list[Received]:
+    """Returns a request for each output. They share the message, with its prompt."""
+    received.request.ClearField("n")
+    received.request.ClearField("best_of")
     if count == 1:
-        return [submission]
-    params = request.sampling_params
-    seed = params.seed if params.HasField("seed") else secrets.randbits(63)
-    submissions = []
+        return [received]
+    seed = received.given.seed if received.given.HasField("seed") else secrets.randbits(63)
+    choices = []
     for index in range(count):
-        one = GenerateSubmission()
-        one.CopyFrom(submission)
-        one.request.sampling_params.seed = seed_of_choice(seed, index)
-        if index:  # the first one is told for all
-            one.request.sampling_params.ClearField("prompt_logprobs")
-            one.resubmitted = True  # all are let in or refused with the first
-        submissions.append(one)
-    return submissions
+        given = SamplingParams()
+        given.CopyFrom(received.given)
+        given.seed = seed_of_choice(seed, index)
+        if index:  # the first choice reports the prompt for all
+            given.ClearField("prompt_logprobs")
+        # All are admitted or refused with the first.
+        choices.append(replace(received, given=given, resubmitted=received.resubmitted or index > 0))
+    return choices
 
 
 async def _best(
-    generator: TextGenerator, submission: GenerateSubmission, n: int, best_of: int
+    generator: TextGenerator, received: Received, n: int, best_of: int
 ) -> list[inference_pb2.GenerateResponse]:
-    request = submission.request
-    has_logprobs = request.sampling_params.HasField("logprobs")
+    has_logprobs = received.given.HasField("logprobs")
     if not has_logprobs:
-        request.sampling_params.logprobs = 0
+        received.given.logprobs = 0
     merged: dict[int, UnreadOutput] = {}
-    async for response in _all(generator, submission, best_of):
+    async for response in _all(generator, received, best_of):
         output = UnreadOutput(response)
         merged[response.index] = merged[response.index].merge(output) if response.index in merged else output
     wholes = [merged[index].read() for index in range(best_of)]

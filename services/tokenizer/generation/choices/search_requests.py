@@ -6,23 +6,23 @@ this service dies begins again, and ends as it would have.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import grpc
 
 from pagewire.config.sampling_params import LENGTH_PENALTY, InvalidRequest, resolve
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.generation.choices.beam_search import BeamSearch, Continuations, Hypothesis
-from pagewire.services.tokenizer.generation.choices.choices import num_outputs
+from pagewire.services.tokenizer.generation.choices.composed import composing
+from pagewire.services.tokenizer.generation.choices.counts import checked_count
 from pagewire.services.tokenizer.generation.text_generator import PreparedRequest, TextGenerator
-from pagewire.services.tokenizer.generation.text_requests import token_submission
 from pagewire.services.tokenizer.output.text_output import TextOutput
-from pagewire.services.tokenizer.pool.affinity import affinity_of
 from pagewire.services.tokenizer.prompts.prompts import Prompt
+from pagewire.services.tokenizer.received import Received
 from pagewire.services.tokenizer.record import Record, Unrecorded
-from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest
+from pagewire.services.tokenizer.scheduler_link import SubmittedRequest
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
-from pagewire.v1.inference_link_pb2 import GenerateSubmission
 from pagewire.wire.rpc import RpcError
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
@@ -31,13 +31,13 @@ STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 _REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
 
 
-async def searched(generator: TextGenerator, submission: GenerateSubmission) -> list[inference_pb2.GenerateResponse]:
-    """The outputs that a request's beam search finds, each in one response, the best first. Raises RpcError."""
-    _check(submission.request)
-    record = Record(submission, generator.served_model_names)
+async def searched(generator: TextGenerator, received: Received) -> list[inference_pb2.GenerateResponse]:
+    """Returns the outputs that a beam search finds, each in one response, the best first. Raises RpcError."""
+    _check(received.request)
+    record = Record(received, generator.served_model_names)
     try:
-        with generator.composing(submission):
-            responses = await _searched(generator, submission, record)
+        with composing(generator.live, received):
+            responses = await _searched(generator, received, record)
     except asyncio.CancelledError:
         record.on_cancelled()
         raise
@@ -52,24 +52,23 @@ async def searched(generator: TextGenerator, submission: GenerateSubmission) -> 
 
 
 async def _searched(
-    generator: TextGenerator, submission: GenerateSubmission, record: Record
+    generator: TextGenerator, received: Received, record: Record
 ) -> list[inference_pb2.GenerateResponse]:
-    request = submission.request
-    prepared = await generator.prepare(submission, record.span)
+    prepared = await generator.prepare(received, record.span)
     info = await generator.link.wait_for_model()
-    search, num_logprobs = _begin(info, request, prepared)
-    steps = _Steps(generator.link, submission, prepared, num_logprobs, record.span.trace)
+    search, num_logprobs = _begin(info, prepared)
+    steps = _Steps(generator, prepared, num_logprobs, record.span.trace)
     record.on_submitted()
     while search.running:
         continuations = await steps.continuations(search.running)
         if len(steps.weights_versions) > 1:  # they were replaced meanwhile: probabilities of both do not compare
             steps.weights_versions.clear()
-            search, _ = _begin(info, request, prepared)
+            search, _ = _begin(info, prepared)
         else:
             search.advance(continuations)
     responses = []
     for index, output in enumerate(search.outputs):
-        response = _response(generator, request, prepared, output)
+        response = _response(generator, prepared, output)
         response.usage.cached_tokens = steps.num_cached_tokens
         response.index = index
         response.weights_version = min(steps.weights_versions, default="")
@@ -96,11 +95,9 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
         raise invalid("beam search finds the best of all outputs; leave out best_of", "best_of")
 
 
-def _begin(
-    info: common_pb2.ModelInfo, request: inference_pb2.GenerateRequest, prepared: PreparedRequest
-) -> tuple[BeamSearch, int]:
-    """The search, and how many log probabilities each of its steps needs. Raises RpcError."""
-    params = prepared.params
+def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamSearch, int]:
+    """Returns the search, and how many log probabilities each of its steps needs. Raises RpcError."""
+    request, params = prepared.received.request, prepared.params
     try:
         resolve(params)
     except InvalidRequest as error:
@@ -112,7 +109,7 @@ def _begin(
         raise invalid("beam search does not go together with images; leave out the one or the other")
     if params.HasField("grammar"):
         raise invalid("beam search does not go together with a grammar, as tools with strict: true have one")
-    width = num_outputs(request)
+    width = checked_count("n", request.n or 1)
     end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)}
     # A prompt that leaves no room is the scheduler's to refuse.
     room = max(1, info.max_model_len - len(prepared.prompt.token_ids))
@@ -137,20 +134,18 @@ class _Steps:
 
     def __init__(
         self,
-        link: SchedulerLink,
-        submission: GenerateSubmission,
+        generator: TextGenerator,
         prepared: PreparedRequest,
         num_logprobs: int,
         trace: Trace,
     ) -> None:
-        self._link = link
-        self._submission = submission
+        self._generator = generator
+        self._prepared = prepared
         self._prompt_token_ids = list(prepared.prompt.token_ids)
         self._params = common_pb2.SamplingParams(
             temperature=1, max_tokens=1, seed=0, logprobs=num_logprobs, priority=prepared.params.priority
         )
         self._trace = trace
-        self._affinity = affinity_of(submission) if len(link.peers) > 1 else None
         self.num_cached_tokens = 0  # of the prompt, when it was first seen
         self.weights_versions: set[str] = set()  # of the weights that have answered
         self._has_begun = False
@@ -159,19 +154,18 @@ class _Steps:
         """Of each. Raises RpcError."""
         asked = [_NextToken() for _ in hypotheses]
         submitted: list[SubmittedRequest] = []
+        # The search was admitted with its first token.
+        received = self._prepared.received
+        received = replace(received, resubmitted=received.resubmitted or self._has_begun)
         try:
             for hypothesis, next_token in zip(hypotheses, asked, strict=True):
                 prompt = Prompt(self._prompt_token_ids + hypothesis.token_ids)
-                message = token_submission(self._submission, prompt, self._params, self._trace)
-                # The search was let in with its first token.
-                message.resubmitted = message.resubmitted or self._has_begun
-                one = SubmittedRequest(message, next_token, self._affinity)
-                self._link.submit(one)
-                submitted.append(one)
+                prepared = replace(self._prepared, received=received, params=self._params, prompt=prompt)
+                submitted.append(self._generator.submit(prepared, next_token, self._trace))
             answers = await asyncio.gather(*(next_token.answer for next_token in asked))
         except BaseException:
             for one in submitted:
-                self._link.abort(one)
+                self._generator.link.abort(one)
             raise
         self.weights_versions |= {next_token.weights_version for next_token in asked}
         if not self._has_begun:
@@ -220,13 +214,12 @@ class _NextToken:
 
 def _response(
     generator: TextGenerator,
-    request: inference_pb2.GenerateRequest,
     prepared: PreparedRequest,
     output: Hypothesis,
 ) -> inference_pb2.GenerateResponse:
     """As if a request had sampled it."""
     said: list[TextOutput] = []
-    stream = generator.make_stream(request, prepared, said.append, Unrecorded())
+    stream = generator.open(prepared, said.append, Unrecorded())
     params, last = prepared.params, output.token_id
     info = generator.link.model_info
     ends = last in params.stop_token_ids or (not params.ignore_eos and info is not None and last in info.eos_token_ids)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 
 
 class ListedCallReader(JsonCallReader):

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
 from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, listed, tag
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 
 _LIST = re.compile(r"\s{0,99}\[")
 _LIST_BEGINNING = re.compile(r"\s{0,99}")

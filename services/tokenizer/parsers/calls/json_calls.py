@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
 from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 
 # Each pattern beside one of what may still become it.
 _BEGIN = re.compile(r"\s{0,99}\{")

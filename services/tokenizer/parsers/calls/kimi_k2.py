@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import HeadedCallReader, check_names
 from pagewire.services.tokenizer.parsers.shared.formats import (
     CallableTool,
@@ -13,7 +14,6 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
     tag,
     text_of,
 )
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"

@@ -4,6 +4,7 @@ and 4."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
 from pagewire.services.tokenizer.parsers.shared.formats import (
     CallableTool,
@@ -18,7 +19,7 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
     text_of,
 )
 from pagewire.services.tokenizer.parsers.shared.keywords import definitions_of
-from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE
 
 
 class Llama3JsonReader(JsonCallReader):

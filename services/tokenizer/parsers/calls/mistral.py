@@ -5,10 +5,10 @@ import secrets
 import string
 from collections.abc import Sequence
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
 from pagewire.services.tokenizer.parsers.calls.tool_calls import NAME, check_names
 from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, listed, tag
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 
 _HEADER = re.compile(rf"\s*({NAME})(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
 _LIST = re.compile(r"\s{0,99}\[")

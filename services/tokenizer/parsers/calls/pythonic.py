@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
 from pagewire.services.tokenizer.parsers.shared.formats import (
     CallableTool,
@@ -26,7 +27,6 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
 from pagewire.services.tokenizer.parsers.shared.keywords import Parameter, in_order, parameters_of
 from pagewire.services.tokenizer.parsers.shared.nesting import ValueEnd
 from pagewire.services.tokenizer.parsers.shared.python_values import to_json, unescaped
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 
 _BEGIN = re.compile(r"\s{0,99}\[\s{0,99}(?=[A-Za-z_])")
 _BEGIN_BEGINNING = re.compile(r"\s{0,99}(?:\[\s{0,99})?")

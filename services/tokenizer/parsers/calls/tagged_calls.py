@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import MAX_HEADER, ToolCallReader, check_names
 from pagewire.services.tokenizer.parsers.shared.formats import (
     ANY_TEXT,
@@ -21,7 +22,7 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
     text_of,
 )
 from pagewire.services.tokenizer.parsers.shared.keywords import Parameter, in_order, parameters_of
-from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed, len_of_beginning
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, len_of_beginning
 from pagewire.services.tokenizer.parsers.shared.untyped_values import is_text, to_json, value_format
 
 

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.shared.formats import (
     CallableTool,
     Format,
@@ -18,7 +19,7 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
     one_of,
 )
 from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
-from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed, Reader, len_of_space
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
 # Characters from a call's mark to its arguments; what is longer is no call.

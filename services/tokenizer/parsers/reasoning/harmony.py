@@ -5,7 +5,8 @@ A message to a tool stays as it is, with its header in the form that the parser 
 
 import re
 
-from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed, ReasoningReader, len_of_beginning
+from pagewire.services.tokenizer.output.reading import Parsed
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, ReasoningReader, len_of_beginning
 
 MAX_HEADER = 512
 

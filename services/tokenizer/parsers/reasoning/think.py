@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Parsed, ReasoningReader, len_of_space
+from pagewire.services.tokenizer.output.reading import Parsed
+from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, ReasoningReader, len_of_space
 
 
 class ThinkReader(ReasoningReader):

@@ -2,28 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pagewire.v1.inference_pb2 import ToolCallDelta
+from pagewire.services.tokenizer.output.reading import Parsed
 
 # White space that may belong to a mark, in characters. A model may write nothing else for as long as it runs; what is
 # held is read anew at every token.
 MAX_SPACE = 255
-
-
-@dataclass(slots=True)
-class Parsed:
-    """What output says."""
-
-    reasoning: str = ""
-    text: str = ""
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
-
-    @property
-    def is_text(self) -> bool:
-        """And nothing else."""
-        return not self.reasoning and not self.tool_calls
 
 
 class Reader(ABC):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.config import TokenizerConfig
+from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.forced import ArgumentsReader, ListedCallReader
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
 from pagewire.services.tokenizer.parsers.output_parser import OutputParser
@@ -19,7 +20,6 @@ from pagewire.services.tokenizer.parsers.registry import (
     detect_reasoning_parser,
     detect_tool_call_parser,
 )
-from pagewire.services.tokenizer.parsers.shared.reader import Parsed
 from pagewire.v1.inference_pb2 import OutputParsing
 from tests.services.tokenizer.chat_templates import FAMILIES
 from tests.services.tokenizer.parsers.outputs import (

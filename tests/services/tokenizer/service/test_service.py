@@ -17,6 +17,7 @@ from pagewire.services.tokenizer.output import text_output
 from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import encoder
+from pagewire.services.tokenizer.received import Received
 from pagewire.telemetry import spans as telemetry
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.common_pb2 import RequestContext
@@ -660,7 +661,7 @@ async def test_a_prompt_that_nobody_waits_for_is_not_encoded(make_line, pool, mo
     async with make_line().running(pool=pool) as line:
         gateway = Gateway(line)
         await gateway.send({n: inference_pb2.GenerateRequest(text=1000 * "x") for n in (1, 2)})
-        await line.scheduler.until(lambda: line.generator.num_starting == 2)
+        await line.scheduler.until(lambda: line.generator.live.num_preparing == 2)
         await gateway.send(aborts=[1, 2])
         await asyncio.wait_for(cancelled.wait(), 10)
 
@@ -696,15 +697,15 @@ async def test_drained_once_no_prompt_is_encoded_and_no_request_live(make_line, 
     monkeypatch.setattr(pool, "encode_text", slow_encode)
     line = make_line(auto=False)
     async with line.running(pool=pool):
-        await asyncio.wait_for(line.generator.drained(), 10)
+        await asyncio.wait_for(line.generator.live.drained(), 10)
         task = asyncio.create_task(line.generate(text=1000 * "x"))
-        await line.scheduler.until(lambda: line.generator.num_starting == 1)
-        drained = asyncio.create_task(line.generator.drained())
+        await line.scheduler.until(lambda: line.generator.live.num_preparing == 1)
+        drained = asyncio.create_task(line.generator.live.drained())
         await asyncio.sleep(0.05)
         assert not drained.done()
         may_encode.set()
         await line.scheduler.until(lambda: line.scheduler.num_running == 1)
-        assert line.generator.num_starting == 0
+        assert line.generator.live.num_preparing == 0
         await asyncio.sleep(0.05)
         assert not drained.done()
         line.scheduler.auto = True
@@ -722,9 +723,9 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
         while line.link.model_info is None:
             await line.link.changed.wait()
         for _ in range(5):
-            line.generator.start(resumed, lambda output: None)
+            line.generator.start(Received.of_link(resumed), lambda output: None)
         num_turns = 0
-        while line.generator.num_starting:
+        while line.generator.live.num_preparing:
             num_turns += 1
             await asyncio.sleep(0)
     assert num_turns >= 5 * len(given) / text_generator.REPLAY_PIECE

@@ -163,7 +163,7 @@ async def test_a_cancelled_search_leaves_nothing(line: TokenizerLine, pool: Toke
         await line.scheduler.until(lambda: line.scheduler.num_running == 3)
         task.cancel()
         await line.scheduler.until(lambda: line.scheduler.num_running == 0)
-        await asyncio.wait_for(line.generator.drained(), 10)
+        await asyncio.wait_for(line.generator.live.drained(), 10)
 
 
 async def test_a_search_is_ended_by_its_id(line: TokenizerLine, pool: TokenizerPool) -> None:

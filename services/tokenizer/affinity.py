@@ -8,7 +8,7 @@ begins. Every tokenizer service comes to the same hashes.
 import hashlib
 from itertools import takewhile
 
-from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.services.tokenizer.received import Received
 from pagewire.wire.streams import Affinity
 
 _TEXT_CHARACTERS = 1024
@@ -16,10 +16,11 @@ _TOKENS = 256
 _MESSAGE_BYTES = 64 * 1024  # images make messages long
 
 
-def affinity_of(submission: GenerateSubmission) -> Affinity:
-    request = submission.request
+def affinity_of(received: Received) -> Affinity:
+    """Returns the hashes of a request."""
+    request = received.request
     key = hashlib.blake2b(digest_size=16)
-    for part in (submission.context.tenant, request.cache_salt):
+    for part in (received.context.tenant, request.cache_salt):
         key.update(part.encode())
         key.update(b"\0")
     kind, beginning = request.WhichOneof("prompt"), b""

@@ -1,0 +1,44 @@
+"""A request for text as it arrived, over a gateway's link or as a call of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagewire.v1.common_pb2 import RequestContext, SamplingParams
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.v1.inference_pb2 import GenerateRequest
+from pagewire.wire.rpc import deadline_of
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request for one output. All choices of a request share its message, which is never copied or changed."""
+
+    request: GenerateRequest
+    context: RequestContext
+    # The sampling parameters that the client gave, for this output.
+    given: SamplingParams
+    # In time.monotonic(); None: none.
+    deadline: float | None
+    # Tokens that an earlier attempt at this request has delivered, and the version of the weights that made them.
+    resume_token_ids: Sequence[int] = ()
+    weights_version: str = ""
+    # An earlier attempt at this request was admitted: it is not refused because too many wait.
+    resubmitted: bool = False
+
+    @classmethod
+    def of_call(cls, request: GenerateRequest, context: RequestContext) -> "Received":
+        """Returns a request that arrives now as a call of its own."""
+        return cls(request, context, request.sampling_params, deadline_of(context))
+
+    @classmethod
+    def of_link(cls, submission: GenerateSubmission) -> "Received":
+        """Returns a request that arrives now over a gateway's link."""
+        return cls(
+            submission.request,
+            submission.context,
+            submission.request.sampling_params,
+            deadline_of(submission.context),
+            submission.resume_token_ids,
+            submission.weights_version,
+            submission.resubmitted,
+        )
