@@ -61,7 +61,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint
-	! grep -nE '^.{121,}' kernels/cpu/csrc/*
+	! grep -rnE '^.{121,}' kernels/cpu/csrc
 
 docs: $(READY)
 	$(BIN)/python -m pagewire.gateway.core.api_table > docs/api.md

@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.curve_output import CurveOutput
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
-from pagewire.kernels.cpu import library
 from pagewire.kernels.cpu.recording import Memory, Recorded, record
+from pagewire.kernels.cpu.runtime import library
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.graphs.recorded_steps import MOST_TOKENS
 from pagewire.services.executor.layers.kv_spec import CacheSpec, StateSpec

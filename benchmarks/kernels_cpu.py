@@ -19,7 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import native, packed_linear
+from pagewire.kernels.cpu import attention
+from pagewire.kernels.cpu.inputs import step_inputs
+from pagewire.kernels.cpu.products import packed_linear
+from pagewire.kernels.cpu.products.linear import linear
 
 COLD_BYTES = 100_000_000  # more than the caches hold
 MOST_WORK = 1_000_000_000  # multiply-adds of a round, unless that were fewer than two calls
@@ -87,14 +90,14 @@ def linear_contenders(packed: list[Tensor], weights: list[Tensor], num_tokens: i
     x = torch.randn(num_tokens, in_features).bfloat16()
     reordered = [torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens) for weight in weights]
     contenders = {
-        "ours": for_each(packed, lambda weight: native.packed_linear(x, weight, None, out_features)),
+        "ours": for_each(packed, lambda weight: packed_linear.packed_linear(x, weight, None, out_features)),
         "F.linear": for_each(weights, lambda weight: F.linear(x, weight)),
         "prepacked": for_each(
             reordered, lambda weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
         ),
     }
     if num_tokens <= 32:
-        contenders["ours, direct"] = for_each(weights, lambda weight: native.linear(x, weight, None))
+        contenders["ours, direct"] = for_each(weights, lambda weight: linear(x, weight, None))
     return contenders
 
 
@@ -106,7 +109,7 @@ def bench_linear_fp32() -> None:
             x = torch.randn(num_tokens, in_features)
             calls = max(1, min(8, MOST_WORK // (num_tokens * in_features * out_features)))
             contenders = {
-                "ours": for_each(weights[:calls], partial(native.linear, x, bias=None)),
+                "ours": for_each(weights[:calls], partial(linear, x, bias=None)),
                 "F.linear": for_each(weights[:calls], partial(F.linear, x)),
             }
             times = best_times(contenders, calls)
@@ -138,13 +141,13 @@ def decode_contenders(num_reqs: int, seq_len: int, copies: int) -> tuple[dict[st
 
     def ours() -> None:
         for kv_cache in caches:
-            native.paged_attention(
+            attention.paged_attention(
                 query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, None, None, 0, None
             )
 
     def fp8() -> None:
         for kv_cache in fp8_caches:
-            native.paged_attention(
+            attention.paged_attention(
                 query, kv_cache, block_table, starts, seq_lens, 1, 1, SCALE, 0, 0.0, kv_scales, None, 0, None
             )
 
@@ -177,7 +180,7 @@ def prefill_contenders(query_len: int, seq_len: int, dtype: torch.dtype) -> dict
     mask = None if query_len == seq_len else reference.visible(query_len, seq_len, 0, query.device)
 
     def ours() -> None:
-        native.paged_attention(
+        attention.paged_attention(
             query, kv_cache, block_table, starts, seq_lens, query_len, query_len, SCALE, 0, 0.0, None, None, 0, None
         )
 
@@ -208,8 +211,8 @@ def rotary_contenders(num_tokens: int, norm: bool, calls: int) -> dict[str, Call
     weight = torch.ones(HEAD_DIM).bfloat16() if norm else None
     inputs, norms = (positions, qkv, cos_sin), (weight, weight, 1e-5)
     return {
-        "ours": repeated(lambda: native.rotary_store_kv(*inputs, cache, slots, *norms, None), calls),
-        "ours, fp8": repeated(lambda: native.rotary_store_kv(*inputs, fp8_cache, slots, *norms, kv_scales), calls),
+        "ours": repeated(lambda: attention.rotary_store_kv(*inputs, cache, slots, *norms, None), calls),
+        "ours, fp8": repeated(lambda: attention.rotary_store_kv(*inputs, fp8_cache, slots, *norms, kv_scales), calls),
         "torch": repeated(lambda: reference.rotary_store_kv(*inputs, cache, slots, *norms, None), calls),
     }
 
@@ -234,9 +237,9 @@ def step_contenders(num_reqs: int, calls: int) -> dict[str, Callable[[], None]]:
     seq_lens = torch.zeros(num_reqs, dtype=torch.int32)
     read = (rows, starts, num_blocks, no_blocks, no_blocks[:0], token_ids, num_computed, tables[0])
 
-    def contender(step_inputs: Callable[..., None]) -> Callable[[], None]:
+    def contender(implementation: Callable[..., None]) -> Callable[[], None]:
         def step() -> None:
-            step_inputs(*read, *per_token, seq_lens, tables[1], BLOCK_SIZE)
+            implementation(*read, *per_token, seq_lens, tables[1], BLOCK_SIZE)
 
         def run() -> None:
             num_computed.fill_(seq_len)  # the rows move on
@@ -244,7 +247,7 @@ def step_contenders(num_reqs: int, calls: int) -> dict[str, Callable[[], None]]:
 
         return run
 
-    return {"ours": contender(native.step_inputs), "torch": contender(reference.step_inputs)}
+    return {"ours": contender(step_inputs), "torch": contender(reference.step_inputs)}
 
 
 def main() -> None:

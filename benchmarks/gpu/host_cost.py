@@ -10,7 +10,6 @@ medians; eager and graphs in turns. Kernels are compiled first, which takes a mi
 from __future__ import annotations
 
 import argparse
-import importlib
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -31,8 +30,8 @@ from triton.backends.compiler import GPUTarget
 
 from benchmarks.gpu.engine.models import MODELS, BenchModel
 from benchmarks.gpu.engine.steps import Driver
-from pagewire.kernels import cpu, tuning
-from pagewire.kernels.ops import DEFINITIONS
+from pagewire.kernels import backends, tuning
+from pagewire.kernels.ops import DEFINITIONS, definition
 from pagewire.services.executor.device import host_memory
 from pagewire.services.executor.graphs.capture_sizes import prompt_sizes
 from pagewire.services.executor.graphs.cuda_graphs import Function
@@ -96,17 +95,16 @@ class _Graph:
 def standing_in(device: Device) -> Iterator[None]:
     """Tensors on the CPU are taken for a GPU's. Triton keeps the device for good."""
 
-    def implementation(name: str) -> Callable[..., Any]:
+    def implementation(name: str, backend: str | None = None) -> Callable[..., Any]:
         if name == "linear":
             return _no_product
-        module = importlib.import_module(f"pagewire.kernels.triton.{DEFINITIONS[name].cuda}")
-        return cast(Callable[..., Any], getattr(module, name))
+        return backends.find("cuda", DEFINITIONS[name].group, name)
 
     triton.runtime.driver.set_active(device)
     with ExitStack() as patches:
         for module, attribute, value in (
-            (cpu, "backend", lambda: "triton"),
-            (cpu, "implementation", implementation),
+            (backends, "chosen", lambda: "triton"),
+            (definition, "implementation", implementation),
             (tuning, "capability_of", lambda device: CAPABILITY),
             (host_memory, "is_shared", lambda device: False),
         ):

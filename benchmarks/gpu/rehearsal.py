@@ -27,7 +27,7 @@ from benchmarks.gpu.cases.case import OURS, Case
 from benchmarks.gpu.cases.product_inputs import Fp8, Grouped, Int8
 from benchmarks.gpu.kernels import GROUPS
 from benchmarks.gpu.table import first_line
-from pagewire.kernels.triton import launch
+from pagewire.kernels.triton.common import launch
 
 _CPU = torch.device("cpu")
 # Contestants that are ours, too.

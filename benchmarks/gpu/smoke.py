@@ -75,9 +75,9 @@ def _replay(call: object, times: int) -> None:
 
 
 def _counted() -> int:
-    from pagewire.kernels.triton.attention import split_kv
+    from pagewire.kernels.triton.common import arrivals
 
-    return sum(int(buffer.count_nonzero()) for buffers in split_kv._counters.values() for buffer in buffers)
+    return sum(int(buffer.count_nonzero()) for buffers in arrivals._counters.values() for buffer in buffers)
 
 
 def executor_faults(device: torch.device) -> Iterator[str]:

@@ -14,20 +14,16 @@ from benchmarks.kernels.grouped_products import grouped_products
 from benchmarks.kernels.scaled_products import scaled_products
 from benchmarks.kernels.skinny_forms import skinny_forms
 from pagewire.kernels import tuning
-from pagewire.kernels.triton import launch, step_inputs
-from pagewire.kernels.triton.attention import (
-    decode_attention,
-    encoder_attention,
-    kv_cache,
-    latent,
-    latent_attention,
-    prefill_attention,
-    rotary,
-    rotate,
-    split_plan,
-)
+from pagewire.kernels.triton import inputs as step_inputs
+from pagewire.kernels.triton.attention import decode_attention, kv_cache, prefill_attention, rotary, split_plan
+from pagewire.kernels.triton.common import launch
+from pagewire.kernels.triton.drafts import accept_tokens as drafts
+from pagewire.kernels.triton.drafts import look_up_drafts as lookup
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
-from pagewire.kernels.triton.sampling import drafts, logprobs, lookup, penalties, sampling, token_groups, token_masks
+from pagewire.kernels.triton.encoder import encoder_attention, rotate
+from pagewire.kernels.triton.latent import latent_attention
+from pagewire.kernels.triton.latent import rotary_store_latent as latent
+from pagewire.kernels.triton.sampling import logprobs, penalties, sampling, token_groups, token_masks
 from pagewire.kernels.triton.state_space import conv, gated_norm, scan
 
 # Head sizes between those that the tables list, and pages of other sizes than 16.

@@ -123,7 +123,7 @@ def _begun(
     if not journal.has_done(kernel):
         table = tuning.load_table(kernel, tuning.table_architecture(kernel, capability))
         return {_key(kernel, entry.shape): entry for entry in table}, {}
-    rows = json.loads((out / f"{kernel}.sm_{capability}.json").read_text())["entries"]
+    rows = json.loads(tuning.table_path(out, kernel, capability).read_text())["entries"]
     entries = {_key(kernel, row["shape"]): Entry(row["shape"], row["config"]) for row in rows}
     return entries, {_key(kernel, row["shape"]): row["microseconds"] * 1e-6 for row in rows if "microseconds" in row}
 
@@ -174,4 +174,6 @@ def _write(
     head = {"kernel": kernel, "architecture": f"sm_{capability}", "provenance": provenance}
     text = json.dumps(head, indent=2)[:-2] + ',\n  "entries": [\n' + ",\n".join(rows) + "\n  ]\n}\n"
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{kernel}.sm_{capability}.json").write_text(text)
+    path = tuning.table_path(out, kernel, capability)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import FLOAT8, F, I, L, P, bind, dtype_code, norm_weight, threads_for
+from pagewire.kernels.cpu.runtime.library import FLOAT8, F, I, L, P, bind, dtype_code, norm_weight, threads_for
 from pagewire.kernels.ops import MAX_HEAD_DIM
 
 __all__ = ["paged_attention", "rotary_store_kv", "store_kv"]

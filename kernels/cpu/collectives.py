@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.channel import SLOT_BYTES, channel_bytes
-from pagewire.kernels.cpu.library import I, L, P, bind, dtype_code, threads_for
+from pagewire.kernels.cpu.runtime.library import I, L, P, bind, dtype_code, threads_for
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import F, I, L, P, bind, dtype_code, threads_for
+from pagewire.kernels.cpu.runtime.library import F, I, L, P, bind, dtype_code, threads_for
 from pagewire.kernels.ops import MAX_HEAD_DIM
 
 __all__ = ["encoder_attention", "rotate"]

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu.elementwise import silu_and_mul
-from pagewire.kernels.cpu.grouped import KINDS, check_codes
-from pagewire.kernels.cpu.grouped_layout import TILE
-from pagewire.kernels.cpu.library import F, I, L, P, bind, dtype_code, threads_for
-from pagewire.kernels.cpu.packed_layout import packed_shape
+from pagewire.kernels.cpu.layouts.grouped_layout import TILE
+from pagewire.kernels.cpu.layouts.packed_layout import packed_shape
+from pagewire.kernels.cpu.products.grouped import KINDS, check_codes
+from pagewire.kernels.cpu.runtime.library import F, I, L, P, bind, dtype_code, threads_for
 
 __all__ = [
     "combine_experts",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import F, I, L, P, bind, dtype_code, threads_for
-from pagewire.kernels.cpu.library import norm_weight as norm_address
+from pagewire.kernels.cpu.runtime.library import F, I, L, P, bind, dtype_code, threads_for
+from pagewire.kernels.cpu.runtime.library import norm_weight as norm_address
 from pagewire.kernels.ops import MAX_LATENT_DIM
 
 __all__ = ["head_linear", "latent_attention", "rotary_store_latent"]

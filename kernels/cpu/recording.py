@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pagewire.kernels.cpu import implementation, library
+from pagewire.kernels.cpu.runtime import library
+from pagewire.kernels.ops.definition import implementation
 
 __all__ = ["Memory", "NotRecorded", "Recorded", "Replay", "record"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
+from pagewire.kernels.cpu.runtime.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
 from pagewire.kernels.ops import MAX_CONV_WIDTH, MAX_STATE_SIZE
 
 __all__ = ["causal_conv", "gated_rms_norm", "state_scan"]

@@ -16,7 +16,7 @@ MAX_HEAD_DIM = 256  # of every implementation; head_dim is a multiple of 8
 SHORT_QUERY = 16
 
 
-@op(cuda="attention.paged_attention")
+@op()
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -59,7 +59,7 @@ def paged_attention(
     return query.new_empty(query.shape)
 
 
-@op(cuda="attention.kv_cache", mutates=("kv_cache",))
+@op(mutates=("kv_cache",))
 def store_kv(
     key: Tensor,
     value: Tensor,
@@ -75,7 +75,7 @@ def store_kv(
     """
 
 
-@op(cuda="attention.rotary", mutates=("qkv", "kv_cache"))
+@op(mutates=("qkv", "kv_cache"))
 def rotary_store_kv(
     positions: Tensor,
     qkv: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor
 from pagewire.kernels.ops.definition import op
 
 
-@op(cuda=None, mutates=("x", "channel"))
+@op(mutates=("x", "channel"), cuda=False)
 def all_reduce(x: Tensor, channel: Tensor, rank: int, size: int) -> None:
     """x: that of rank 0 + that of rank 1 + ..., in fp32 and rounded once, in this order: the same bits on every rank.
 
@@ -20,7 +20,7 @@ def all_reduce(x: Tensor, channel: Tensor, rank: int, size: int) -> None:
     """
 
 
-@op(cuda=None, mutates=("channel",))
+@op(mutates=("channel",), cuda=False)
 def all_gather(x: Tensor, channel: Tensor, rank: int, size: int) -> Tensor:
     """[n, size * k]: the columns of x [n, k] of rank 0, then those of rank 1, ...
 
@@ -30,7 +30,7 @@ def all_gather(x: Tensor, channel: Tensor, rank: int, size: int) -> Tensor:
     return x.new_empty(x.shape[0], size * x.shape[1])
 
 
-@op(cuda=None, mutates=("x", "channel"))
+@op(mutates=("x", "channel"), cuda=False)
 def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: int, size: int) -> None:
     """Row rows[i] of x goes from rank s to the same row of rank d, for i in [starts[d * size + s], the next start).
 
@@ -43,7 +43,7 @@ def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: i
     """
 
 
-@op(cuda=None, mutates=("x", "channel"))
+@op(mutates=("x", "channel"), cuda=False)
 def broadcast(x: Tensor, root: int, channel: Tensor, rank: int, size: int) -> None:
     """x: that of rank `root`.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from pagewire.kernels.ops.definition import op
 
 
-@op(cuda="elementwise.norm", mutates=("residual",))
+@op(mutates=("residual",))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual += x in place; returns residual / sqrt(mean(residual²) + eps) * weight over the last dimension.
 
@@ -17,7 +17,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return x.new_empty(x.shape)
 
 
-@op(cuda="elementwise.norm", mutates=("residual",))
+@op(mutates=("residual",))
 def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `add_rms_norm`, of x normalised first: residual += x / sqrt(mean(x²) + eps) * x_weight.
 
@@ -26,7 +26,7 @@ def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Ten
     return x.new_empty(x.shape)
 
 
-@op(cuda="elementwise.norm", mutates=("x",))
+@op(mutates=("x",))
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     """x / sqrt(mean(x²) + eps) * weight over the last dimension, in place.
 
@@ -34,7 +34,7 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     """
 
 
-@op(cuda="elementwise.layer_norm")
+@op()
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension.
 
@@ -43,25 +43,25 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return x.new_empty(x.shape)
 
 
-@op(cuda="elementwise.layer_norm", mutates=("residual",))
+@op(mutates=("residual",))
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """residual += x in place; returns layer_norm(residual). x and residual [num_tokens, size]."""
     return x.new_empty(x.shape)
 
 
-@op(cuda="elementwise.activation")
+@op()
 def silu_and_mul(x: Tensor) -> Tensor:
     """x [num_tokens, 2 * size] -> silu(x[:, :size]) * x[:, size:]."""
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@op(cuda="elementwise.activation")
+@op()
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:]."""
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@op(cuda="elementwise.activation")
+@op()
 def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
     """x [num_tokens, 2 * size] -> gate * sigmoid(alpha * gate) * (up + 1), as GPT-OSS has it.
 
@@ -70,13 +70,13 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@op(cuda="elementwise.activation")
+@op()
 def gelu(x: Tensor) -> Tensor:
     """x [num_tokens, size] -> x * Phi(x), Phi the normal distribution's cumulative function."""
     return x.new_empty(x.shape)
 
 
-@op(cuda="elementwise.activation")
+@op()
 def gelu_tanh(x: Tensor) -> Tensor:
     """x [num_tokens, size] -> gelu(x), tanh approximation."""
     return x.new_empty(x.shape)

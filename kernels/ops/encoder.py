@@ -7,7 +7,7 @@ from torch import Tensor
 from pagewire.kernels.ops.definition import op
 
 
-@op(cuda="attention.encoder_attention")
+@op()
 def encoder_attention(
     query: Tensor,
     key: Tensor,
@@ -29,7 +29,7 @@ def encoder_attention(
     return query.new_empty(query.shape)
 
 
-@op(cuda="attention.rotate", mutates=("heads",))
+@op(mutates=("heads",))
 def rotate(positions: Tensor, heads: Tensor, cos_sin_cache: Tensor) -> None:
     """Rotary embedding in place; element i of a head pairs with i + rotary_dim / 2.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pagewire.kernels.ops.definition import op
 
 
-@op(cuda="experts.route")
+@op()
 def route_experts(
     logits: Tensor,
     correction_bias: Tensor | None,
@@ -42,7 +42,7 @@ def route_experts(
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
 
 
-@op(cuda="experts.sort")
+@op()
 def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """ids int32 [T, k] -> order int32 [P], starts int32 [E + 1].
 
@@ -54,7 +54,7 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 # In all products: x [T, K], a token's row for each of its pairs, or [P, K], a row per pair; the result [P, N] in x's
 # dtype. Pair p with expert e: x[p * len(x) // P] @ weight[e * N : (e + 1) * N].T + bias[e * N : (e + 1) * N]; gated:
 # `silu_and_mul` of that, [P, N / 2], which a device may round once.
-@op(cuda="experts.linear")
+@op()
 def experts_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
@@ -62,7 +62,7 @@ def experts_linear(
     return _of_pairs(x, order, starts, weight.shape[0], gated)
 
 
-@op(cuda=None)
+@op(cuda=False)
 def packed_experts_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int, gated: bool
 ) -> Tensor:
@@ -71,7 +71,7 @@ def packed_experts_linear(
 
 
 # codes .. codebook and bits .. zero_point are those of a `quantized.PackedGrouped`.
-@op(cuda="experts.grouped_linear")
+@op()
 def grouped_experts_linear(
     x: Tensor,
     codes: Tensor,
@@ -91,7 +91,7 @@ def grouped_experts_linear(
     return _of_pairs(x, order, starts, out_features, gated)
 
 
-@op(cuda="experts.linear")
+@op()
 def fp8_experts_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
@@ -102,7 +102,7 @@ def fp8_experts_linear(
     return _of_pairs(x, order, starts, weight.shape[0], gated)
 
 
-@op(cuda="experts.combine")
+@op()
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
     """y [P, N], weights fp32 [T, k] -> [T, N]: the sum of each token's pairs, weighted; summed up in fp32.
 

@@ -8,7 +8,6 @@ from pagewire.kernels.ops.definition import op
 
 
 @op(
-    cuda="step_inputs",
     mutates=(
         *("num_computed_tokens", "row_block_table"),
         *("input_ids", "positions", "slot_mapping", "seq_lens", "block_table"),

@@ -16,7 +16,7 @@ from pagewire.kernels.ops.definition import op
 MAX_LATENT_DIM = 640  # latent and rotary part together; both are multiples of 8
 
 
-@op(cuda="attention.latent_attention")
+@op()
 def latent_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -38,7 +38,7 @@ def latent_attention(
     return query.new_empty((*query.shape[:-1], latent_dim))
 
 
-@op(cuda="attention.latent", mutates=("query", "kv_cache"))
+@op(mutates=("query", "kv_cache"))
 def rotary_store_latent(
     positions: Tensor,
     q: Tensor,
@@ -64,7 +64,7 @@ def rotary_store_latent(
     """
 
 
-@op(cuda="attention.latent", mutates=("out",))
+@op(mutates=("out",))
 def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """out[:, h] = x[:, h] @ weight[h].T for every head h.
 

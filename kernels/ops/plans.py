@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pagewire.kernels import backends
 from pagewire.kernels.ops.attention import SHORT_QUERY
 
 
@@ -24,8 +25,7 @@ def plan_attention(
     """For `paged_attention` of tensors of these shapes and dtypes, with this query_start_loc and these seq_lens."""
     if min_query_len > SHORT_QUERY or not _is_planned(seq_lens):
         return None
-    from pagewire.kernels.triton.attention.paged_attention import plan
-
+    plan = backends.find("triton", "attention", "plan_attention")
     return plan(query, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, sliding_window, split_size)
 
 
@@ -42,14 +42,11 @@ def plan_latent_attention(
     """For `latent_attention`, as `plan_attention`."""
     if min_query_len > SHORT_QUERY or not _is_planned(seq_lens):
         return None
-    from pagewire.kernels.triton.attention.latent_attention import plan
-
+    plan = backends.find("triton", "latent", "plan_latent_attention")
     return plan(query, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, split_size)
 
 
 def _is_planned(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu":
         return tensor.device.type == "cuda"
-    from pagewire.kernels import cpu
-
-    return cpu.backend() == "triton"
+    return backends.cpu_backend() == "triton"

@@ -11,13 +11,13 @@ from torch import Tensor
 from pagewire.kernels.ops.definition import op
 
 
-@op(cuda="products.linear")
+@op()
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias."""
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@op(cuda="products.normed_linear", mutates=("updated",))
+@op(mutates=("updated",))
 def normed_linear(
     x: Tensor,
     residual: Tensor,
@@ -37,20 +37,20 @@ def normed_linear(
     return x.new_empty((*x.shape[:-1], weight.shape[0] // 2 if gated else weight.shape[0]))
 
 
-@op(cuda=None)
+@op(cuda=False)
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
     """As `linear`, of a bf16 weight in a CPU's layout (`cpu.packed_layout`)."""
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@op(cuda=None)
+@op(cuda=False)
 def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
     """token_ids int64, any shape -> rows [*shape, row_size] of a weight [num_rows, row_size] as `packed_linear` has."""
     return weight.new_empty((*token_ids.shape, row_size))
 
 
 # codes .. permutation and bits .. zero_point are those of a `quantized.PackedGrouped`, which makes these calls.
-@op(cuda="products.grouped_linear")
+@op()
 def grouped_linear(
     x: Tensor,
     codes: Tensor,
@@ -68,7 +68,7 @@ def grouped_linear(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@op(cuda="products.normed_linear", mutates=("updated",))
+@op(mutates=("updated",))
 def normed_grouped_linear(
     x: Tensor,
     residual: Tensor,
@@ -91,7 +91,7 @@ def normed_grouped_linear(
     return x.new_empty((*x.shape[:-1], out_features // 2 if gated else out_features))
 
 
-@op(cuda=None)
+@op(cuda=False)
 def rough_grouped_linear(
     x: Tensor,
     codes: Tensor,
@@ -109,7 +109,7 @@ def rough_grouped_linear(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@op(cuda="products.grouped_linear")
+@op()
 def grouped_embedding(
     token_ids: Tensor,
     codes: Tensor,
@@ -127,7 +127,7 @@ def grouped_embedding(
     return token_ids.new_empty((*token_ids.shape, row_size), dtype=dtype)
 
 
-@op(cuda="products.int8_linear")
+@op()
 def int8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
 ) -> Tensor:
@@ -138,7 +138,7 @@ def int8_linear(
     return x.new_empty((*x.shape[:-1], weight.shape[0] // 2 if gated else weight.shape[0]))
 
 
-@op(cuda="products.fp8_linear")
+@op()
 def fp8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
 ) -> Tensor:

@@ -22,7 +22,7 @@ MAX_STATE_SIZE = 256  # of a channel; and a power of two, of 16 at least
 MAX_STATE_HEAD_DIM = 256  # a power of two
 
 
-@op(cuda="state_space.conv", mutates=("state",))
+@op(mutates=("state",))
 def causal_conv(
     x: Tensor,
     weight: Tensor,
@@ -45,7 +45,7 @@ def causal_conv(
     return x.new_empty(x.shape)
 
 
-@op(cuda="state_space.scan", mutates=("state",))
+@op(mutates=("state",))
 def state_scan(
     x: Tensor,
     dt: Tensor,
@@ -79,7 +79,7 @@ def state_scan(
     return x.new_empty(x.shape)
 
 
-@op(cuda="state_space.gated_norm")
+@op()
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int) -> Tensor:
     """The RMS norm of x * silu(gate), of every group_size elements by themselves; the product is not rounded before.
 

@@ -16,7 +16,10 @@ from pagewire.kernels import ops
 from pagewire.kernels.quantized.weights import ByteWeight, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight
 
 # layout -> module with pack(GroupedWeight) -> PackedGrouped and unpack(PackedGrouped) -> GroupedWeight
-LAYOUTS = {"cpu": "pagewire.kernels.cpu.grouped_layout", "cuda": "pagewire.kernels.triton.products.grouped_layout"}
+LAYOUTS = {
+    "cpu": "pagewire.kernels.cpu.layouts.grouped_layout",
+    "cuda": "pagewire.kernels.triton.products.grouped_layout",
+}
 # layout -> outputs that it keeps together
 TILES = {"cpu": 16, "cuda": 64}
 

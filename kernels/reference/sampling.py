@@ -65,53 +65,6 @@ def sample_tokens(
     return sampled
 
 
-def accept_tokens(
-    sampled: Tensor,
-    rows: Tensor,
-    sample_start_loc: Tensor,
-    token_ids: Tensor,
-    num_tokens: Tensor,
-    num_computed_tokens: Tensor,
-    num_gained: Tensor,
-) -> None:
-    starts = sample_start_loc.tolist()
-    for b, row in enumerate(rows.tolist()):
-        tokens = sampled[starts[b] : starts[b + 1]]
-        if row < 0 or not len(tokens):
-            num_gained[b] = 0
-            continue
-        known = int(num_tokens[row])
-        is_right = token_ids[row, known : known + len(tokens) - 1] == tokens[:-1]
-        gained = int(is_right.long().cumprod(0).sum()) + 1
-        token_ids[row, known : known + gained] = tokens[:gained].int().clamp(min=0)
-        num_tokens[row] += gained
-        num_computed_tokens[row] -= len(tokens) - gained
-        num_gained[b] = gained
-
-
-def look_up_drafts(
-    rows: Tensor,
-    num_wanted: Tensor,
-    token_ids: Tensor,
-    num_tokens: Tensor,
-    num_found: Tensor,
-    longest: int,
-    shortest: int,
-) -> None:
-    for b, row in enumerate(rows.tolist()):
-        known, wanted = int(num_tokens[row]), int(num_wanted[b])
-        text = token_ids[row, :known].tolist()
-        start, found = known - 1, 0  # of what is repeated
-        for length in range(min(longest, known - 1), shortest - 1, -1):
-            places = [at for at in range(known - length) if text[at : at + length] == text[known - length :]]
-            if places:
-                start, found = places[-1] + length, min(wanted, 2 * length)
-                break
-        for index in range(wanted):
-            token_ids[row, known + index] = text[start + index % (known - start)]
-        num_found[b] = found
-
-
 def _draw(scaled: Tensor, top_k: int, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     """A token id for the scaled logits [vocab_size] of one request."""
     keep = scaled >= scaled.max() + min_p.log()

@@ -1,6 +1,6 @@
 """Launch configurations of the Triton kernels: looked up in tables, never searched for while serving.
 
-A table is a file `kernels/tuning/<kernel>.sm_<capability>.json`, written by `python -m benchmarks.kernels tune`:
+A table is a file `kernels/tuning/sm_<capability>/<kernel>.json`, written by `python -m benchmarks.kernels tune`:
 
     {"kernel": ..., "architecture": "sm_90", "provenance": {"measured": null or {...}, ...},
      "entries": [{"shape": {"head_dim": 128, ...}, "config": {"block_n": 64, ...}}, ...]}
@@ -21,7 +21,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["KERNELS", "Entry", "Keys", "capability_of", "load_table", "lookup", "nearest", "table_architecture"]
+__all__ = [
+    "KERNELS",
+    "Entry",
+    "Keys",
+    "capability_of",
+    "load_table",
+    "lookup",
+    "nearest",
+    "table_architecture",
+    "table_path",
+]
 
 DIRECTORY = Path(__file__).parent
 # What the interpreter pretends to be: the architecture with the largest tiles.
@@ -153,7 +163,7 @@ def nearest(keys: Keys, entries: Sequence[Entry], shape: Mapping[str, int]) -> E
 @cache
 def table_architecture(kernel: str, capability: int) -> int:
     """The architecture whose table serves a device: its own, or the nearest one that asks no more of a device."""
-    tables = sorted(int(path.stem.rpartition("_")[2]) for path in DIRECTORY.glob(f"{kernel}.sm_*.json"))
+    tables = sorted(int(path.parent.name.removeprefix("sm_")) for path in DIRECTORY.glob(f"sm_*/{kernel}.json"))
     wanted = 89 if capability in _AS_SM_89 and capability not in tables else capability
     found = [architecture for architecture in tables if architecture <= wanted]
     if not found:
@@ -161,10 +171,15 @@ def table_architecture(kernel: str, capability: int) -> int:
     return found[-1]
 
 
+def table_path(directory: Path, kernel: str, architecture: int) -> Path:
+    """Returns where the table of a kernel for an architecture lies."""
+    return directory / f"sm_{architecture}" / f"{kernel}.json"
+
+
 @cache
 def load_table(kernel: str, architecture: int) -> tuple[Entry, ...]:
     """The entries of a table, checked. ValueError names the file and what to do."""
-    path = DIRECTORY / f"{kernel}.sm_{architecture}.json"
+    path = table_path(DIRECTORY, kernel, architecture)
     try:
         return _parse(kernel, architecture, json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -58,7 +58,7 @@ def test_the_fastest_is_written_and_others_keep_theirs(tables: Path, monkeypatch
     assert look_up(tables, monkeypatch) == best
     for other in ({"query_len": 64, "batch": 8}, {"head_dim": 80, "query_len": 64, "batch": 8}, {"head_dim": 128}):
         assert look_up(tables, monkeypatch, **other) == tuning.lookup(PREFILL, 90, **SHAPE | other)
-    table = json.loads((tables / f"{PREFILL}.sm_90.json").read_text())
+    table = json.loads((tables / "sm_90" / f"{PREFILL}.json").read_text())
     assert table["provenance"]["measured"].keys() == {"device", "date", "command", "torch", "triton"}
     assert [entry["microseconds"] for entry in table["entries"] if "microseconds" in entry] == [0.5]
 
@@ -145,7 +145,7 @@ def test_a_run_that_is_begun_again_keeps_what_was_measured(tables: Path, monkeyp
     runs: list[list[tune.Shape]] = [[SHAPE], [other]]
     for shapes in runs:
         assert tune.tune(PREFILL, shapes, CPU, tables, Budget(60), "python -m ...", journal) == []
-    rows = json.loads((tables / f"{PREFILL}.sm_90.json").read_text())["entries"]
+    rows = json.loads((tables / "sm_90" / f"{PREFILL}.json").read_text())["entries"]
     assert [row["shape"] for row in rows if "microseconds" in row] == [other, SHAPE]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.kernels.cpu.build import cache_dir
+from pagewire.kernels.cpu.runtime.build import cache_dir
 from tests.deploy.stack_files import CONFIGURATIONS, DOCKERFILE, ROOT, targets
 
 SERVICES = sorted(CONFIGURATIONS)

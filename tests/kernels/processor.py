@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.packed_linear import set_bf16_form
+from pagewire.kernels.cpu.products.packed_linear import set_bf16_form
 
 __all__ = ["CPU", "bf16_multiplied_as", "fixed_point_error"]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import native
 from tests.kernels.batches import Batch, make_batch
+from tests.kernels.implementations import native
 
 TOLERANCE = 2e-2  # of bf16
 # Decoding, the verification of drafted tokens, the longest query of few rows, prompts and chunks of them: most lengths

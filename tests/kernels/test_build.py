@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.kernels import cpu
-from pagewire.kernels.cpu import build
+from pagewire.kernels import backends
+from pagewire.kernels.cpu.runtime import build
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,16 @@ def use_kernels(cache: Path, **environment: str) -> str:
 )
 def test_every_processor_has_kernels_that_compile(flags: str) -> None:
     """Portable stands for what is no x86, and knows none of its instructions."""
-    command = [*build._compiler(), *build._FLAGS, *shlex.split(f"-march={flags}"), "-O0", "-c", "-o", os.devnull]
+    command = [
+        *build._compiler(),
+        *build._FLAGS,
+        build._INCLUDE,
+        *shlex.split(f"-march={flags}"),
+        "-O0",
+        "-c",
+        "-o",
+        os.devnull,
+    ]
 
     def check(source: Path) -> str:
         finished = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
@@ -166,7 +175,7 @@ def test_a_failing_link_is_quoted(tmp_path: Path) -> None:
 
 def test_torch_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "torch")
-    assert cpu.choose() == "torch"
+    assert backends.choose() == "torch"
     assert "slower" in caplog.text
 
 
@@ -182,13 +191,13 @@ def test_the_triton_kernels_need_the_interpreter(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="set TRITON_INTERPRET=1"):
-        cpu.choose()
+        backends.choose()
 
 
 def test_unknown_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "cuda")
     with pytest.raises(ValueError, match="PAGEWIRE_CPU_KERNELS='cuda' is unknown"):
-        cpu.choose()
+        backends.choose()
 
 
 def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.kernels.channel import channel_bytes, channel_ended, channel_turns, channel_waited, end_channel
-from pagewire.kernels.cpu import fallback, native
 from pagewire.kernels.cpu.recording import Memory, record
+from tests.kernels.implementations import fallback, native
 from tests.kernels.routes import Routes
 
 implementations = pytest.mark.parametrize("cpu", [native, fallback], ids=["native", "fallback"])

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import fallback, native, packed_layout
+from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
+from tests.kernels.implementations import fallback, native
 
 cpu = pytest.mark.parametrize("cpu", [native, fallback], ids=["cpp", "torch"])
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

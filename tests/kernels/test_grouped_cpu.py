@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import fallback, grouped_layout, native
-from pagewire.kernels.cpu.packed_linear import in_fixed_point
+from pagewire.kernels.cpu.layouts import grouped_layout
+from pagewire.kernels.cpu.products.packed_linear import in_fixed_point
 from pagewire.kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int8Weight, PackedGrouped, pack
 from pagewire.kernels.quantized.packed import pack_grouped, unpack_grouped
 from tests.kernels.grouped_weights import FORMS, grouped_weight
+from tests.kernels.implementations import fallback, native
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.

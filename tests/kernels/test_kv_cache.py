@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import fallback, native
 from tests.kernels.batches import LAYER, far_into_a_group, make_heads, one_layer_of_a_group
+from tests.kernels.implementations import fallback, native
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

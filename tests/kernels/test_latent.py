@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import fallback, native
 from tests.kernels.batches import LatentBatch, make_latent_batch, make_latents
+from tests.kernels.implementations import fallback, native
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCES)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from pagewire.kernels import ops, reference
 from pagewire.kernels.channel import channel_bytes
-from pagewire.kernels.cpu import fallback, native, packed_layout
+from pagewire.kernels.cpu.layouts import packed_layout
+from pagewire.kernels.ops import definition
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
 from tests.kernels.batches import (
@@ -28,6 +31,7 @@ from tests.kernels.batches import (
     make_latents,
     make_step,
 )
+from tests.kernels.implementations import fallback, native
 from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, lookup_args, random_logits, suffix_args
 from tests.kernels.state_batches import StateBatch
 
@@ -320,13 +324,35 @@ WITHOUT_REFERENCE = {
 
 
 def implementations(name: str) -> dict[str, Callable[..., Any]]:
-    """By module."""
-    modules = ["cpu.native", "cpu.fallback"]
-    if name not in WITHOUT_REFERENCE:
-        modules.append("reference")
-    if (cuda := ops.DEFINITIONS[name].cuda) is not None and importlib.util.find_spec("triton"):
-        modules.append(f"triton.{cuda}")
-    return {module: getattr(importlib.import_module(f"pagewire.kernels.{module}"), name) for module in modules}
+    """Those of an op, by backend."""
+    backends = ["cpp", "torch"]
+    if ops.DEFINITIONS[name].cuda and importlib.util.find_spec("triton"):
+        backends.append("cuda")
+    found = {backend: definition.implementation(name, backend) for backend in backends}
+    return found if name in WITHOUT_REFERENCE else found | {"reference": getattr(reference, name)}
+
+
+def test_an_op_without_an_implementation_says_where_to_define_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def linear_of_tomorrow(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    linear_of_tomorrow.__module__ = "pagewire.kernels.ops.products"
+    monkeypatch.setattr(definition, "DEFINITIONS", dict(ops.DEFINITIONS))
+    definition.op()(linear_of_tomorrow)
+    with pytest.raises(NotImplementedError, match=r"define linear_of_tomorrow\(\) in kernels/reference/products"):
+        torch.ops.pagewire.linear_of_tomorrow(torch.ones(1))
+    with pytest.raises(
+        NotImplementedError, match=r"no implementation for 'cuda': define .* in kernels/triton/products"
+    ):
+        definition.implementation("linear_of_tomorrow", "cuda")
+
+
+@pytest.mark.parametrize("package", [ops, reference])
+def test_every_group_is_exported(package: ModuleType) -> None:
+    for module in pkgutil.iter_modules(package.__path__):
+        found = importlib.import_module(f"{package.__name__}.{module.name}")
+        defined = {name for name, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__}
+        assert module.name == "definition" or all(name.startswith("_") or hasattr(package, name) for name in defined)
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, str, object]]:
@@ -344,7 +370,7 @@ def test_implementations_have_the_parameters_of_the_definition(name: str) -> Non
     # Torch hands on no argument that equals a default, so an implementation would have to know it, too.
     assert all(default is inspect.Parameter.empty for _, _, default in defined)
     for module, function in implementations(name).items():
-        assert parameters(function) == defined, f"{module}.{name} differs from pagewire.kernels.ops"
+        assert parameters(function) == defined, f"{name} of {module} differs from pagewire.kernels.ops"
 
 
 def without_nan(x: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from pagewire.kernels.cpu import fallback, native, packed_layout, packed_linear
-from pagewire.kernels.cpu.packed_linear import in_fixed_point
+from pagewire.kernels.cpu.layouts import packed_layout
+from pagewire.kernels.cpu.products import packed_linear
+from pagewire.kernels.cpu.products.packed_linear import in_fixed_point
+from tests.kernels.implementations import fallback, native
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, and of a result.

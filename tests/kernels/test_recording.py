@@ -18,8 +18,8 @@ from pagewire.kernels import ops
 if ops.cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
-from pagewire.kernels.cpu import library
 from pagewire.kernels.cpu.recording import Memory, NotRecorded, record
+from pagewire.kernels.cpu.runtime import library
 from tests.kernels.batches import make_batch, one_layer_of_a_group
 from tests.kernels.sampling_batches import Row, SamplingBatch
 

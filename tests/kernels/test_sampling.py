@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import fallback, native
 from pagewire.kernels.ops import NOT_A_NUMBER
 from pagewire.kernels.reference.sampling import GROUP_SIZE, gumbel_noise
+from tests.kernels.implementations import fallback, native
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
     Row,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import fallback, native
+from tests.kernels.implementations import fallback, native
 from tests.kernels.state_batches import StateBatch
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import native
 from tests.kernels.batches import StepRows, make_step
+from tests.kernels.implementations import native
 
 BLOCK_SIZE, MAX_NUM_SEQS = StepRows.BLOCK_SIZE, StepRows.MAX_NUM_SEQS
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels import reference
-from pagewire.kernels.cpu import native
-from pagewire.kernels.reference.suffix import places, vote
+from pagewire.kernels.reference.drafts import places, vote
+from tests.kernels.implementations import native
 from tests.kernels.sampling_batches import suffix_args
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=40)

@@ -53,8 +53,10 @@ def entry(block_n: int = 32, **shape: int) -> dict[str, Any]:
     return {"shape": SHAPE | shape, "config": config}
 
 
-def write(directory: Path, content: object, name: str = "prefill_attention.sm_90.json") -> None:
-    (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
+def write(directory: Path, content: object, name: str = "sm_90/prefill_attention.json") -> None:
+    path = directory / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
 @given(st.sampled_from(TABLES), st.data())
@@ -152,7 +154,7 @@ def test_wrong_questions(kernel: str, shape: dict[str, int], message: str) -> No
 )
 def test_a_corrupt_table_names_its_file_and_the_remedy(directory: Path, content: object) -> None:
     write(directory, content)
-    with pytest.raises(ValueError, match=r"prefill_attention\.sm_90\.json cannot be used") as error:
+    with pytest.raises(ValueError, match=r"sm_90/prefill_attention\.json cannot be used") as error:
         lookup("prefill_attention", 90, **SHAPE)
     assert "python -m benchmarks.kernels tune --kernel prefill_attention" in str(error.value)
 
@@ -160,7 +162,7 @@ def test_a_corrupt_table_names_its_file_and_the_remedy(directory: Path, content:
 @pytest.mark.parametrize(("kernel", "architecture"), TABLES)
 def test_shipped_tables(kernel: str, architecture: int) -> None:
     """Each says where it comes from and holds what its kernel can run."""
-    path = tuning.DIRECTORY / f"{kernel}.sm_{architecture}.json"
+    path = tuning.table_path(tuning.DIRECTORY, kernel, architecture)
     provenance = json.loads(path.read_text())["provenance"]
     measured = provenance["measured"]
     assert provenance["note"] if measured is None else {"device", "date", "command", "triton"} <= measured.keys()

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import reference
-from pagewire.kernels.triton.attention import decode_attention, paged_attention, split_kv
+from pagewire.kernels.triton.attention import decode_attention, paged_attention
+from pagewire.kernels.triton.common import arrivals
 from tests.kernels.batches import Batch, make_batch, one_layer_of_a_group
 from tests.kernels.interpreted import run_cases
 
@@ -35,7 +36,7 @@ def check(actual: Tensor, batch: Batch, features: tuple[int, float] = (0, 0.0)) 
     alive = (batch.seq_lens > 0).repeat_interleave(query_lens)
     tolerance = TOLERANCES[batch.query.dtype]
     torch.testing.assert_close(actual.float()[alive], expected[alive], atol=tolerance, rtol=tolerance)
-    for buffers in split_kv._counters.values():
+    for buffers in arrivals._counters.values():
         assert not any(buffer.any() for buffer in buffers), "arrival counters are not back at zero"
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.triton.attention import kv_cache, rotary
+from pagewire.kernels.triton.common import fp8
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
-from pagewire.kernels.triton.products import fp8
 from tests.kernels.interpreted import run_cases
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pagewire.kernels import reference
-from pagewire.kernels.triton.attention import encoder_attention, rotate
+from pagewire.kernels.triton.encoder import encoder_attention, rotate
 from tests.kernels.batches import EncoderBatch
 from tests.kernels.interpreted import run_cases
 

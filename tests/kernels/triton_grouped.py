@@ -22,7 +22,7 @@ from torch import Tensor
 from pagewire.kernels import reference, tuning
 from pagewire.kernels.quantized.packed import PackedGrouped
 from pagewire.kernels.quantized.weights import BITS
-from pagewire.kernels.triton.attention import split_kv
+from pagewire.kernels.triton.common import arrivals
 from pagewire.kernels.triton.products import grouped_gemm, grouped_layout, grouped_linear
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.interpreted import run_cases
@@ -74,7 +74,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     assert actual.dtype == expected.dtype
     tolerance = TOLERANCES[expected.dtype]
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
-    for counters in split_kv._counters.values():
+    for counters in arrivals._counters.values():
         assert not counters[-1].any(), "a program that arrived is still counted"
 
 

@@ -9,7 +9,9 @@ from functools import partial
 import torch
 
 from pagewire.kernels import reference
-from pagewire.kernels.triton.attention import latent, latent_attention, split_kv
+from pagewire.kernels.triton.common import arrivals
+from pagewire.kernels.triton.latent import latent_attention
+from pagewire.kernels.triton.latent import rotary_store_latent as latent
 from tests.kernels.batches import make_latent_batch, make_latents
 from tests.kernels.interpreted import run_cases
 
@@ -33,7 +35,7 @@ def attention(
     expected = reference.latent_attention(*batch.exact().args())
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(actual.float(), expected, atol=tolerance, rtol=tolerance)
-    for buffers in split_kv._counters.values():
+    for buffers in arrivals._counters.values():
         assert not any(buffer.any() for buffer in buffers), "arrival counters are not back at zero"
 
 

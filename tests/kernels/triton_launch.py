@@ -1,4 +1,4 @@
-"""What the PTX of kernels shows of how they begin before the one before them has ended (`kernels/triton/launch.py`).
+"""Checks the PTX of kernels that begin before the previous kernel has ended (`kernels/triton/common/launch.py`).
 
 Run by test_triton.py as `python -m tests.kernels.triton_launch` in a process of its own (not the interpreter's). Prints
 a line per kernel and architecture; the exit status tells whether all is right.

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.ops import NOT_A_NUMBER
-from pagewire.kernels.triton.sampling import drafts, logprobs, lookup, penalties, sampling, token_masks
+from pagewire.kernels.triton.drafts import accept_tokens as drafts
+from pagewire.kernels.triton.drafts import look_up_drafts as lookup
+from pagewire.kernels.triton.sampling import logprobs, penalties, sampling, token_masks
 from tests.kernels.interpreted import run_cases
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,

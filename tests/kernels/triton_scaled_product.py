@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels import reference, tuning
-from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.common.arrivals import arrival_counters
 from pagewire.kernels.triton.products import fp8_linear, int8_linear, scaled_product
 from tests.kernels.interpreted import run_cases
 from tests.kernels.triton_quantize_input import F16, F32, FP8, INT8, NAN, fp8_weight, tokens_of

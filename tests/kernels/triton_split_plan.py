@@ -15,9 +15,9 @@ import torch
 from triton.runtime.interpreter import GridExecutor
 
 from benchmarks.kernels.slots import Item, plan
-from pagewire.kernels.triton import launch
 from pagewire.kernels.triton.attention.split_cut import cut
 from pagewire.kernels.triton.attention.split_plan import split_plan
+from pagewire.kernels.triton.common import launch
 from tests.kernels.interpreted import run_cases
 
 TABLE_STRIDE = 1000

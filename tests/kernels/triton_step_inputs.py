@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pagewire.kernels import reference
-from pagewire.kernels.triton import step_inputs
+from pagewire.kernels.triton import inputs as step_inputs
 from tests.kernels.interpreted import run_cases
 
 # Stands where nothing may write; no token or block id of these tests.

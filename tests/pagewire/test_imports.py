@@ -41,6 +41,7 @@ FENCES = {
     "quantize": ["gateway", "services.scheduler"],
     "kernels": ["gateway", "services", "quantize", "v1", "grpc"],
     "kernels/reference": ["kernels.ops", "kernels.triton", "kernels.cpu", "triton"],
+    "kernels/fallback": ["kernels.ops", "kernels.triton", "triton"],
     "kernels/triton": ["kernels.cpu"],
     "kernels/cpu": ["triton"],
 }
@@ -117,7 +118,7 @@ def edges(folder: str) -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize(
-    "folder", ["pagewire", "quantize", "services/executor", "services/scheduler", "services/tokenizer"]
+    "folder", ["kernels", "pagewire", "quantize", "services/executor", "services/scheduler", "services/tokenizer"]
 )
 def test_nothing_imports_what_imports_it(folder: str) -> None:
     """Neither a file, nor the folder that a file lies in."""

@@ -95,7 +95,7 @@ def _weights(
 
 def _in_turn(call: Call) -> object:
     """Kernels begin when those before them have ended."""
-    from pagewire.kernels.triton import launch
+    from pagewire.kernels.triton.common import launch
 
     launch.enabled = False
     try:

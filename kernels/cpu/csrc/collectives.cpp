@@ -11,9 +11,9 @@
 #include <chrono>
 #include <ctime>
 
-#include "parallel.h"
-#include "registers.h"
-#include "replay.h"
+#include "common/parallel.h"
+#include "common/registers.h"
+#include "common/replay.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 
 #include <type_traits>
 
-#include "replay.h"
-#include "rows.h"
+#include "common/replay.h"
+#include "common/rows.h"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "parallel.h"
-#include "replay.h"
-#include "rows.h"
+#include "common/parallel.h"
+#include "common/replay.h"
+#include "common/rows.h"
 
 extern "C" {
 void pagewire_linear(int dtype, const void* x, const void* weight, const void* bias, void* out, int64_t tokens,

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "replay.h"
-#include "rows.h"
+#include "common/replay.h"
+#include "common/rows.h"
 
 namespace {
 

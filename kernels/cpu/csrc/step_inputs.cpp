@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "replay.h"
+#include "common/replay.h"
 
 extern "C" void pagewire_step_inputs(const int32_t* rows, const int32_t* query_start, const int32_t* num_blocks,
                                      const int32_t* new_block_start, const int32_t* new_block_ids,

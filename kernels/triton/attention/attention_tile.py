@@ -21,8 +21,6 @@ would return a dozen values.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ import triton
 import triton.language as tl
 from pagewire.kernels import ops
 from pagewire.kernels.triton.attention.pages import page_offsets, page_pointers
-from pagewire.kernels.triton.products import fp8
+from pagewire.kernels.triton.common import fp8
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Queries of up to this many tokens are the decode kernel's, longer ones the prefill kernel's.
@@ -39,16 +37,6 @@ SHORT_QUERY = tl.constexpr(ops.SHORT_QUERY)
 NO_KEY = tl.constexpr(-1e30)
 
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
-class Specialization(NamedTuple):
-    """What one kernel is compiled for: enough to compile it without a GPU, in the terms of triton's ASTSource."""
-
-    kernel: Any  # the @triton.jit function
-    types: dict[str, str]  # argument -> Triton type, in the kernel's order; "constexpr" for an absent pointer
-    constants: dict[str, Any]  # constexpr -> value
-    num_warps: int
-    num_stages: int
 
 
 def argument_types(
@@ -76,16 +64,8 @@ def head_parts(head_dim: int, fp8_cache: bool, latent_dim: int) -> tuple[int, in
     return (whole, 0) if fp8_cache or first + rest >= whole else (first, rest)
 
 
-def requests_padded(num_reqs: int) -> int:
-    """REQS: few different values, because each one is another compilation; at 128 a thread holds one request."""
-    padded = 128
-    while padded < num_reqs:
-        padded *= 4
-    return padded
-
-
 def as_stored(kv_cache: Tensor) -> Tensor:
-    """The cache as kernels see it: fp8 as bytes (see `pagewire.kernels.triton.products.fp8`)."""
+    """The cache as kernels see it: fp8 as bytes (see `pagewire.kernels.triton.common.fp8`)."""
     return kv_cache.view(torch.uint8) if kv_cache.dtype == torch.float8_e4m3fn else kv_cache
 
 

@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import (
     NO_KEY,
-    Specialization,
     argument_types,
     attend,
     head_parts,
@@ -34,11 +33,13 @@ from pagewire.kernels.triton.attention.attention_tile import (
 )
 from pagewire.kernels.triton.attention.pages import load_blocks, load_whole_tile_blocks, prefetch_pages
 from pagewire.kernels.triton.attention.split_cut import cut_for, query_tile
-from pagewire.kernels.triton.attention.split_kv import STATISTICS, arrival_counters, finish_rows
+from pagewire.kernels.triton.attention.split_kv import STATISTICS, finish_rows
 from pagewire.kernels.triton.attention.split_plan import plan_for
 from pagewire.kernels.triton.attention.work_item import WORDS, load_item
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
-from pagewire.kernels.triton.products import fp8
+from pagewire.kernels.triton.common import fp8
+from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 
 # fp32 numbers of partials that a thread holds while it merges.
 _MERGED_SUMS = 32

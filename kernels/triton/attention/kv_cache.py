@@ -10,8 +10,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
-from pagewire.kernels.triton.products.fp8 import e4m3_from_fp32, has_native_encode
+from pagewire.kernels.triton.common.fp8 import e4m3_from_fp32, has_native_encode
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # Elements of one program. From MANY_TOKENS on there are programs enough to fill a GPU with larger ones.
 TILE_ELEMENTS = 4096

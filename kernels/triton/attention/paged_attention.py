@@ -69,7 +69,7 @@ def paged_attention(
     return out
 
 
-def plan(
+def plan_attention(
     query: Tensor,
     kv_cache: Tensor,
     block_table: Tensor,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import prefetch
+from pagewire.kernels.triton.common.launch import prefetch
 
 
 @triton.jit

@@ -20,13 +20,11 @@ from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.attention_tile import (
     NO_KEY,
     SHORT_QUERY,
-    Specialization,
     argument_types,
     attend,
     head_parts,
     in_order,
     load_query,
-    requests_padded,
     store_rows,
     with_sinks,
     zero_parts,
@@ -39,7 +37,9 @@ from pagewire.kernels.triton.attention.page_descriptors import (
     descriptor_type,
 )
 from pagewire.kernels.triton.attention.pages import load_blocks
-from pagewire.kernels.triton.products import fp8
+from pagewire.kernels.triton.common import fp8
+from pagewire.kernels.triton.common.request_tiles import requests_padded
+from pagewire.kernels.triton.common.specialization import Specialization
 
 
 @triton.jit(do_not_specialize=["num_reqs", "table_stride"])

@@ -22,8 +22,8 @@ from pagewire.kernels.triton.attention.kv_cache import (
     tile_tokens,
     to_cache,
 )
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
-from pagewire.kernels.triton.products.fp8 import has_native_encode
+from pagewire.kernels.triton.common.fp8 import has_native_encode
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 
 @triton.jit

@@ -31,7 +31,7 @@ import triton.language as tl
 from pagewire.kernels.triton.attention.attention_tile import SHORT_QUERY
 from pagewire.kernels.triton.attention.split_cut import MOST_SPLITS, Cut, cut_for
 from pagewire.kernels.triton.attention.work_item import WORDS, store_item
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, settle, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, settle, wait_for_inputs
 
 # In the time of a tile: what a program costs by itself, and what it costs to merge a split.
 PROGRAM_COST = tl.constexpr(0.5)

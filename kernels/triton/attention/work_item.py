@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import load_four
+from pagewire.kernels.triton.common.launch import load_four
 
 WORDS = tl.constexpr(8)
 # Splits of a request that fit into half a word.

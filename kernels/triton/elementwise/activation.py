@@ -9,7 +9,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # One 16-byte load of gate and one of up per thread of 4 warps, for 2-byte elements.
 MAX_TILE = 1024

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.elementwise.norm import MANY_ROWS, MAX_SIZE, row_constants
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 
 @triton.jit

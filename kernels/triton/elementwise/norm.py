@@ -10,7 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 # Below this, rows do not fill a GPU: each gets as many threads as can load 16 bytes, for the shortest time of one.
 # Above, fewer threads with more loads each let more rows be in flight between the reductions' barriers.

@@ -6,8 +6,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 
 _TILE = 1024  # columns
 

@@ -14,10 +14,10 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
 from pagewire.kernels.triton.experts.linear import experts_linear
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
 from pagewire.kernels.triton.products.grouped_gemm import has_words, weight_constants

@@ -20,10 +20,10 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.attention.attention_tile import Specialization
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.elementwise.activation import silu_and_mul as silu_and_mul_rows
 from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8_linear import multiplies_fp8
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
 from pagewire.kernels.triton.products.gated import of_rows, silu_and_mul, tile_rows

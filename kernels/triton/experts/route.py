@@ -10,9 +10,9 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
-from pagewire.kernels.triton.sampling.token_groups import from_ordered, to_ordered
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.ordered import from_ordered, to_ordered
+from pagewire.kernels.triton.common.specialization import Specialization
 
 _SCORING = ("softmax", "sigmoid", "softmax_of_chosen")
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = (tl.constexpr(i) for i in range(3))

@@ -7,8 +7,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 
 # Pairs that a program reads at a time: of a decode step, and of longer ones. (elements, warps)
 _TILES = ((256, 2), (2048, 8))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.products.fp8 import e4m3_to_fp16
+from pagewire.kernels.triton.common.fp8 import e4m3_to_fp16
+from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes
 
 # Of a program of dequantize: rows, and columns.

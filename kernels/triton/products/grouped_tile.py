@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import prefetch
+from pagewire.kernels.triton.common.launch import prefetch
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
 from pagewire.kernels.triton.products.stream import normed_inputs
 

@@ -16,9 +16,9 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.quantized import FP8_BLOCK
-from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
-from pagewire.kernels.triton.products.fp8 import e4m3_from_fp32, has_native_encode
+from pagewire.kernels.triton.common.fp8 import e4m3_from_fp32, has_native_encode
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 
 GROUP = FP8_BLOCK  # inputs that share a scale where weights have scales per block
 # Elements of a program. Longer rows are read twice, the second time from the L2 cache.
@@ -171,7 +171,7 @@ def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_bytes(codes: Tensor) -> Tensor:
-    """As kernels see them: fp8 as uint8 (see `pagewire.kernels.triton.products.fp8`)."""
+    """As kernels see them: fp8 as uint8 (see `pagewire.kernels.triton.common.fp8`)."""
     return codes.view(torch.uint8) if codes.dtype == torch.float8_e4m3fn else codes
 
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.attention.split_kv import arrival_counters
+from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.elementwise.activation import silu_and_mul as silu_and_mul_rows
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.products.fp8_weights import decode_weights
 from pagewire.kernels.triton.products.gated import of_rows, silu_and_mul, tile_rows
 from pagewire.kernels.triton.products.quantize_input import GROUP, as_bytes

@@ -19,9 +19,9 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import Specialization
-from pagewire.kernels.triton.attention.split_kv import arrival_counters
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, prefetch, wait_for_inputs
+from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, prefetch, wait_for_inputs
+from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows
 from pagewire.kernels.triton.products.grouped_gemm import tiles_of_split
 from pagewire.kernels.triton.products.stream import (

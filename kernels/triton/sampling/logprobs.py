@@ -14,19 +14,18 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.reference.sampling import GROUP_SIZE
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.ordered import from_ordered, to_ordered
 from pagewire.kernels.triton.sampling.token_groups import (
     ROW_WARPS,
     TRITON_TYPES,
     exp_origin,
-    from_ordered,
     group_statistics,
     list_groups,
     load_listed,
     load_scaled,
     num_groups,
     row_constants,
-    to_ordered,
 )
 
 _GROUP_SIZE = tl.constexpr(GROUP_SIZE)

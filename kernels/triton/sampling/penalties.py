@@ -13,7 +13,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 _WARPS = 4
 _TILE = 512  # tokens that a program looks at at a time

@@ -18,7 +18,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.reference.sampling import GROUP_SIZE
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -77,19 +77,6 @@ def group_statistics_kernel(
     in_row = groups < num_groups
     tl.store(maxima_ptr + batch_index * num_groups + groups, maxima, mask=in_row)
     tl.store(scores_ptr + batch_index * num_groups + groups, scores, mask=in_row)
-
-
-@triton.jit
-def to_ordered(value):
-    """int32 that compares as the floats do (not NaN); both zeros are 0."""
-    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def from_ordered(number):
-    bits = tl.where(number < 0, number ^ 0x7FFFFFFF, number)
-    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

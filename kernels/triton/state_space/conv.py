@@ -10,9 +10,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.attention.attention_tile import requests_padded
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
-from pagewire.kernels.triton.request_tiles import find_tile, most_tiles
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.request_tiles import find_tile, most_tiles, requests_padded
 
 # Of a program: tokens of one request (a decode step has one of each) and channels.
 MAX_TOKENS = 16

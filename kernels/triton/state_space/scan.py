@@ -10,7 +10,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.state_space import tiled_scan
 from pagewire.kernels.triton.state_space.softplus import softplus
 

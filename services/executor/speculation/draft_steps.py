@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.ops.sampling import MAX_DRAFTS
+from pagewire.kernels.ops import MAX_DRAFTS
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import NO_REQUESTS, BatchShape, InputBatch
 from pagewire.services.executor.batch.input_buffers import InputBuffers

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.errors import StartupError
-from pagewire.kernels.cpu import packed_layout
+from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.quantized import GroupedWeight, PackedGrouped, PackedWeight, pack
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, RoughGrouped, unpack
 from pagewire.services.executor.layers.routing import Router

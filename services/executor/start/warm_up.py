@@ -49,7 +49,7 @@ def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
     """(requests, tokens) of dummy runs, in which one request is long, that compile every kernel of serving.
 
     Attention is compiled by how many requests a step has, in powers of four from 128 on
-    (`attention_tile.requests_padded`), and tuned for that and for the longest query (`kernels/tuning`). Products with
+    (`request_tiles.requests_padded`), and tuned for that and for the longest query (`kernels/tuning`). Products with
     quantized weights are tuned for powers of two of tokens, and that of the head for those of requests.
     """
     max_tokens = limits.max_num_batched_tokens

@@ -10,7 +10,7 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
-from pagewire.kernels import cpu
+from pagewire.kernels import backends
 from pagewire.process import cgroup
 from pagewire.services.executor import stats
 from pagewire.services.executor.batch import kv_cache
@@ -159,7 +159,7 @@ def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
 
 @pytest.mark.parametrize("choice", ["tritn", "triton"])
 def test_cpu_kernels_that_cannot_be_had_are_refused_at_once(choice: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu, "backend", cpu.choose)
+    monkeypatch.setattr(backends, "chosen", backends.choose)
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", choice)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(StartupError, match=rf"PAGEWIRE_CPU_KERNELS='{choice}'"):
@@ -168,15 +168,15 @@ def test_cpu_kernels_that_cannot_be_had_are_refused_at_once(choice: str, monkeyp
 
 def test_an_empty_choice_of_cpu_kernels_is_none(directory: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PAGEWIRE_CPU_KERNELS", raising=False)
-    default = cpu.choose()
-    monkeypatch.setattr(cpu, "backend", cpu.choose)
+    default = backends.choose()
+    monkeypatch.setattr(backends, "chosen", backends.choose)
     monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "")
     start(directory)
-    assert cpu.backend() == default
+    assert backends.cpu_backend() == default
 
 
 def test_the_interpreter_is_refused_what_it_computes_wrongly(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu, "backend", lambda: "triton")
+    monkeypatch.setattr(backends, "chosen", lambda: "triton")
     with pytest.raises(StartupError, match=r"bfloat16 wrongly; add --dtype float32"):
         start(directory, dtype="bfloat16")
 

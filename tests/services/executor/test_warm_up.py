@@ -9,13 +9,8 @@ import torch
 
 from pagewire.kernels import tuning
 from pagewire.kernels.ops import SHORT_QUERY
-from pagewire.kernels.triton.attention import (
-    decode_attention,
-    latent_attention,
-    paged_attention,
-    prefill_attention,
-    split_plan,
-)
+from pagewire.kernels.triton.attention import decode_attention, paged_attention, prefill_attention, split_plan
+from pagewire.kernels.triton.latent import latent_attention
 from pagewire.services.executor.start.warm_up import warm_up_steps
 from pagewire.services.executor.step.limits import Limits
 

@@ -9,9 +9,9 @@ them. Prints as JSON how many forms the warm-up takes, and each one that steps o
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from pagewire.kernels import cpu, ops
+from pagewire.kernels import backends
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
 from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.layers.experts import ExpertsLinear
@@ -102,12 +102,9 @@ def main() -> int:
         forms.append(f"{self.fn.__name__} {key}")
         return self.device_caches[device][0].setdefault(key, Form())
 
-    def implementation(name: str) -> Any:
-        return getattr(importlib.import_module(f"pagewire.kernels.triton.{ops.DEFINITIONS[name].cuda}"), name)
-
     triton.runtime.driver.set_active(Device())
     JITFunction._do_compile = compile_nothing
-    cpu.implementation = implementation
+    backends.chosen = cache(lambda: "cuda")
     path = write_tiny_llama(Path(sys.argv[1]), **MODELS[sys.argv[3]])
     model = load_model(path, dtype="float16", device=CPU, load_format="dummy")
     assert isinstance(model, DecoderModel)

@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
-from pagewire.kernels.cpu import implementation
+from pagewire.kernels.ops.definition import implementation
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama

@@ -26,7 +26,7 @@ def pack_dense(model: OwnModel) -> None:
 
 def _packed(part: PackedWeight) -> PackedWeight:
     """Packed unless it is already, or of another dtype than the model's."""
-    from pagewire.kernels.cpu.packed_linear import pack
+    from pagewire.kernels.cpu.products.packed_linear import pack
 
     if isinstance(part, Dense) and part.tensor.dtype is torch.bfloat16:
         return PackedDense(part.shape, pack(part.tensor))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu import packed_layout
+from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.services.executor.layers.weights import Dense, PackedDense, PackedWeight
 from pagewire.services.executor.models.decoder import DecoderModel
 

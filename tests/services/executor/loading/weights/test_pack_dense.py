@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu import packed_linear
+from pagewire.kernels.cpu.products import packed_linear
 from pagewire.services.executor.layers.weights import Dense, PackedDense, PackedGrouped
 from pagewire.services.executor.loading import load_own
 from pagewire.services.executor.loading.loader import load_model

@@ -1,0 +1,93 @@
+"""Implementations of ops, found by name: `pagewire.kernels.<folder>.<group>.<op>`.
+
+An op that is defined in `pagewire.kernels.ops.<group>` is implemented by the function of its name in the group of the
+same name elsewhere: a module, or a folder with a module that defines it. Each backend has folders in which it looks,
+in order; so the reference serves wherever nothing faster is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import pkgutil
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+__all__ = ["FOLDERS", "choose", "chosen", "cpu_backend", "find"]
+
+FOLDERS = {
+    "cuda": ("triton",),
+    "cpp": ("cpu", "fallback", "reference"),
+    "torch": ("fallback", "reference"),
+    "triton": ("triton", "fallback", "reference"),  # on a CPU, in Triton's interpreter
+}
+
+logger = logging.getLogger(__name__)
+
+
+def cpu_backend() -> str:
+    """Returns what computes the CPU's ops: "cpp"; "torch" where no C++ compiler works (slower; logged once); or
+    "triton" on request: the CUDA kernels in Triton's interpreter."""
+    return chosen()
+
+
+def choose() -> str:
+    """Returns what PAGEWIRE_CPU_KERNELS asks for: "cpp" (the default), "torch" or "triton".
+
+    Where the C++ kernels cannot be compiled it is "torch" instead, and the log says why. "triton" runs the CUDA kernels
+    on the CPU, extremely slowly, to test the executor with them; it needs TRITON_INTERPRET=1 from the start
+    of the process, and a model in fp32 or fp16 (the interpreter multiplies bf16 wrongly). Raises ValueError for
+    anything else.
+    """
+    choice = os.environ.get("PAGEWIRE_CPU_KERNELS") or "cpp"  # empty is unset, as with all our variables
+    if choice == "torch":
+        logger.warning("CPU kernels: plain torch, as PAGEWIRE_CPU_KERNELS asks (several times slower than C++)")
+    elif choice == "triton":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError("PAGEWIRE_CPU_KERNELS='triton' runs in Triton's interpreter only: set TRITON_INTERPRET=1")
+        logger.warning("CPU kernels: Triton's interpreter, as PAGEWIRE_CPU_KERNELS asks (for tests: extremely slow)")
+    elif choice == "cpp":
+        from pagewire.kernels.cpu.runtime.build import BuildError
+
+        try:
+            importlib.import_module("pagewire.kernels.cpu.runtime.library")
+        except BuildError as error:
+            logger.warning("CPU kernels: plain torch, several times slower than the C++ ones: %s", error)
+            return "torch"
+    else:
+        raise ValueError(f'PAGEWIRE_CPU_KERNELS={choice!r} is unknown: use "cpp", "torch" or "triton"')
+    return choice
+
+
+chosen = functools.cache(choose)
+
+
+@functools.cache
+def find(backend: str, group: str, op: str) -> Callable[..., Any]:
+    """Returns the implementation of an op for a backend, a key of FOLDERS. Raises NotImplementedError."""
+    for folder in FOLDERS[backend]:
+        for module in _modules(folder, group):
+            function = vars(module).get(op)
+            # A module that only imports the function is passed over.
+            if inspect.isfunction(function) and function.__module__ == module.__name__:
+                return function
+    raise NotImplementedError(
+        f"the op {op!r} has no implementation for {backend!r}: define {op}() in kernels/{FOLDERS[backend][-1]}/{group}"
+    )
+
+
+@functools.cache
+def _modules(folder: str, group: str) -> tuple[ModuleType, ...]:
+    """The module `kernels.<folder>.<group>`, or those of the folder of this name; none if there is neither."""
+    name = f"pagewire.kernels.{folder}.{group}"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    module = importlib.import_module(name)
+    if not hasattr(module, "__path__"):
+        return (module,)
+    return tuple(importlib.import_module(f"{name}.{found.name}") for found in pkgutil.iter_modules(module.__path__))

@@ -1,0 +1,51 @@
+// The products with grouped weights.
+#pragma once
+
+#include "grouped/grouped_input.h"
+
+// The numbers of an integer codebook are made unsigned by this zero point.
+constexpr int TABLE_ZERO_POINT = 128;
+
+struct Output {
+    int dtype;
+    void* data;        // [tokens, out]
+    const void* bias;  // [out] or null
+    int64_t tokens, out;
+
+    void write(int64_t token, int64_t tile, f32x16 sums) const {
+        const int64_t n = tile * TILE;
+        const int count = (int)std::min<int64_t>(TILE, out - n);
+        with_dtype(dtype, [&](auto t) {
+            typedef decltype(t) T;
+            if (bias) sums += load((const T*)bias + n, count);
+            store((T*)data + token * out + n, sums, count);
+        });
+    }
+};
+
+// x [tokens, in] of the output's dtype, quantized to 15 bits per block. The weight has no codebook, or one of at most
+// 4 bits with integers, and then no offsets and the zero point TABLE_ZERO_POINT.
+// rough: to 8 bits; a weight without a codebook.
+void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
+                         int threads, bool rough = false);
+
+// Weights with a codebook of 4 bits or E4M3, as floats or bf16. False: not such a one, or with groups of half a unit,
+// or it would be rounded where it must not be; nothing was done.
+bool grouped_linear_table(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
+                          int threads);
+
+// In fp32 with exact weights.
+void grouped_linear_float(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
+                          int threads);
+
+// In bf16 with the machine's matrix unit. False: it has none, nothing was done.
+bool grouped_linear_amx(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
+                        int threads);
+
+// In fixed point. False, and nothing was done: not bf16; a codebook of other than 4 bits or E4M3; E4M3 with groups of
+// half a unit; or a machine without it.
+bool grouped_linear_fixed_point(const GroupedWeight& weight, const void* x, const int32_t* permutation,
+                                const Output& output, int threads);
+
+// Rows `ids` of the weight, dequantized to dtype. out [count, in]
+void grouped_rows(const GroupedWeight& weight, const int64_t* ids, int64_t count, int dtype, void* out, int threads);

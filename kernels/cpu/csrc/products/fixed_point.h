@@ -1,0 +1,262 @@
+// Products of many tokens in fixed point: inputs and weights become integers of 16 bits with a scale per block of
+// inputs, and pairs of their products are summed in 32 bits (VNNI). An Intel core does twice as many of these as
+// products of floats. A block's inputs are rounded to 13 bits of its largest, weights to 12: with random numbers that
+// moves a result by a tenth of what rounding it to bf16 does, and the default model's probabilities stay as near to
+// those of fp32 as they are (benchmarks/results/2026-11-22-quantized-cpu-avx512.md).
+#pragma once
+
+#include "common/passes.h"
+#include "common/processor.h"
+#include "common/registers.h"
+#include "products/vector_products.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define PAGEWIRE_FIXED_POINT(name) _mm512_##name
+#define PAGEWIRE_DOT_PAIRS _mm512_dpwssd_epi32
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define PAGEWIRE_FIXED_POINT(name) _mm256_##name
+#define PAGEWIRE_DOT_PAIRS _mm256_dpwssd_avx_epi32
+#endif
+
+#if defined(PAGEWIRE_FIXED_POINT)
+
+namespace fixed_point {
+
+using packed::TILE;
+
+constexpr int MAX_BLOCK = 64;                              // inputs that share a scale
+constexpr int GROUP = packed::Floats::GROUP;               // tiles multiplied together
+constexpr int MAX_TOKENS = packed::tokens_with(GROUP);     // likewise
+constexpr int64_t MOST_GROUP = 8;                          // tiles of a piece of work, at most
+constexpr int64_t STAGE_INPUTS = 2048;                     // whose weights are in fixed point at a time
+constexpr int64_t PART_TOKENS = 512;                       // whose inputs are in fixed point at a time
+constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
+// A weight that is the sum of several rounded numbers can be larger by one.
+static_assert((LARGEST_WEIGHT + 1LL) * LARGEST_INPUT * MAX_BLOCK < 1LL << 31);
+
+typedef decltype(PAGEWIRE_FIXED_POINT(set1_epi32)(0)) Integers;
+typedef int16_t i16_register __attribute__((vector_size(sizeof(Integers))));
+typedef uint16_t u16_register __attribute__((vector_size(sizeof(Integers))));
+
+// The nearest integer, in the lowest 16 bits: 1.5 * 2^23 is added, so that floats lie 1 apart.
+inline i32_register integer_bits(f32_register x) { return (i32_register)(x + 12582912.0f); }
+
+inline f32_register magnitude(f32_register x) { return x < 0.0f ? -x : x; }
+
+// The lower halves
+inline void store_halves(char* p, i32_register x) {
+#if defined(__AVX512F__)
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)x);
+#else
+    const __m256i lower = (__m256i)(x & 0xffff), twice = _mm256_packus_epi32(lower, lower);
+    const __m128i halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0x08));
+#endif
+    __builtin_memcpy(p, &halves, sizeof halves);
+}
+
+// Integers of both, in pairs
+inline i16_register pairs_of(f32_register first, f32_register second) {
+    return (i16_register)(((u32_register)integer_bits(first) & 0xffffu) | (u32_register)integer_bits(second) << 16);
+}
+
+// numbers * factor / 2^15, rounded
+inline i16_register scaled(i16_register numbers, i16_register factor) {
+    return (i16_register)PAGEWIRE_FIXED_POINT(mulhrs_epi16)((Integers)numbers, (Integers)factor);
+}
+
+// Inputs as integers, with a scale per block; only the last block may be shorter. Those of a pass lie together: 8 pairs
+// of each token, then the next 8.
+class Inputs {
+   public:
+    static constexpr int PAIRS = LANES / 2;
+
+    Inputs(int64_t tokens, int64_t in, int block)
+        : passes(tokens, MAX_TOKENS), in(in), blocks((in + block - 1) / block), block(block) {
+        static thread_local std::vector<uint32_t> pair_memory;
+        static thread_local std::vector<float> scale_memory;
+        pair_memory.resize(tokens * in / 2);
+        scale_memory.resize(tokens * blocks);
+        pairs_ = pair_memory.data();
+        scales_ = scale_memory.data();
+    }
+
+    template <class Walk>
+    void quantize(int threads, Walk&& walk) {
+        parallel::for_each(passes.tokens * in < SERIAL_INPUTS ? 1 : threads, passes.number(), [&](int64_t pass) {
+            const int64_t first = pass * passes.per_pass, end = first + passes.count(first);
+            for (int64_t token = first; token < end; token++) quantize_token(token, walk(token));
+        });
+    }
+
+    int vectors_of(int64_t index) const { return (int)std::min<int64_t>(block, in - index * block) / LANES; }
+    const uint32_t* pairs(int64_t first, int64_t index) const {  // of a pass, from a block on
+        return pairs_ + (first * in + index * block * passes.count(first)) / 2;
+    }
+    const float* scales(int64_t token) const { return scales_ + token * blocks; }
+
+    const Passes passes;
+    const int64_t in, blocks;
+    const int block;
+
+   private:
+    template <class Next>
+    void quantize_token(int64_t token, Next&& next) {
+        const int64_t first = passes.first(token), count = passes.count(first);
+        uint32_t* pairs = pairs_ + first * in / 2 + (token - first) * PAIRS;
+        float* const scales = scales_ + token * blocks;
+        f32_register poison = {};  // becomes NaN where an input is, or is infinite: they must show in the result
+        for (int64_t index = 0; index < blocks; index++) {
+            const int vectors = vectors_of(index);
+            float x[MAX_BLOCK];
+            for (int v = 0; v < vectors; v++) store(x + v * LANES, next());
+            f32_register largest = {};
+            for (int i = 0; i < vectors * LANES; i += REGISTER_LANES) {
+                const f32_register numbers = load_register(x + i);
+                largest = max(largest, magnitude(numbers));
+                poison += numbers * 0.0f;
+            }
+            const float peak = max(largest), factor = peak > SMALLEST_PEAK ? LARGEST_INPUT / peak : 0.0f;
+            for (int v = 0; v < vectors; v++, pairs += count * PAIRS)
+                for (int lane = 0; lane < LANES; lane += REGISTER_LANES)
+                    store_halves((char*)pairs + lane * sizeof(int16_t),
+                                 integer_bits(load_register(x + v * LANES + lane) * factor));
+            scales[index] = peak / LARGEST_INPUT;
+        }
+        scales[0] += sum(poison);
+    }
+
+    uint32_t* pairs_;
+    float* scales_;  // [tokens, blocks]
+};
+
+// Weights of GROUP tiles over some blocks.
+struct Stage {
+    uint32_t* pairs;  // [GROUP, blocks * rows, TILE]: a row has the integers of a pair of inputs for each output
+    float* scales;    // [GROUP, blocks, TILE]
+    int64_t blocks, rows;
+
+    uint32_t* pairs_at(int n, int64_t block) const { return pairs + (n * blocks + block) * rows * TILE; }
+    float* scales_at(int n, int64_t block) const { return scales + (n * blocks + block) * TILE; }
+};
+
+// sums [TOKENS, GROUP] += products of a pass of tokens, from block `begin` on
+template <int TOKENS>
+void multiply(const Inputs& x, int64_t token, int64_t begin, const Stage& w, f32x16* sums) {
+    constexpr int PAIRS = Inputs::PAIRS;
+    const uint32_t* tiles[GROUP];
+    for (int n = 0; n < GROUP; n++) tiles[n] = w.pairs_at(n, 0);
+    const uint32_t* pairs = x.pairs(token, begin);
+    for (int64_t block = 0; block < w.blocks; block++) {
+        i32_register acc[TOKENS][GROUP * REGISTERS] = {};
+        for (int v = x.vectors_of(begin + block); v > 0; v--, pairs += TOKENS * PAIRS)
+            for (int row = 0; row < PAIRS; row++) {
+                i32_register weights[GROUP * REGISTERS];
+#pragma GCC unroll 2
+                for (int n = 0; n < GROUP * REGISTERS; n++)
+                    weights[n] = load_raw<i32_register>(tiles[n / REGISTERS] + n % REGISTERS * REGISTER_LANES);
+#pragma GCC unroll 2
+                for (int n = 0; n < GROUP; n++) tiles[n] += TILE;
+#pragma GCC unroll 12
+                for (int t = 0; t < TOKENS; t++) {
+                    const Integers input = PAGEWIRE_FIXED_POINT(set1_epi32)((int)pairs[t * PAIRS + row]);
+#pragma GCC unroll 2
+                    for (int n = 0; n < GROUP * REGISTERS; n++)
+                        acc[t][n] = (i32_register)PAGEWIRE_DOT_PAIRS((Integers)acc[t][n], (Integers)weights[n], input);
+                }
+            }
+        const float* const scales = x.scales(token) + begin + block;
+#pragma GCC unroll 2
+        for (int n = 0; n < GROUP * REGISTERS; n++) {
+            const int lane = n % REGISTERS * REGISTER_LANES;
+            const f32_register scale = load_register(w.scales_at(n / REGISTERS, block) + lane);
+#pragma GCC unroll 12
+            for (int t = 0; t < TOKENS; t++) {
+                f32_register* const sum = (f32_register*)(sums + t * GROUP) + n;
+                *sum += __builtin_convertvector(acc[t][n], f32_register) * (scale * scales[t * x.blocks]);
+            }
+        }
+    }
+}
+
+using Multiply = void (*)(const Inputs&, int64_t, int64_t, const Stage&, f32x16*);
+
+template <int... COUNTS>
+Multiply multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
+    static constexpr Multiply products[] = {multiply<COUNTS + 1>...};
+    return products[tokens - 1];
+}
+inline Multiply multiply_of(int64_t tokens) {
+    return multiply_of(tokens, std::make_integer_sequence<int, MAX_TOKENS>{});
+}
+
+// Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are put into
+// fixed point and multiplied with all the piece's tokens; in the end write(first_token + token, tile, sums).
+template <class Make, class Write>
+void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int threads, Make&& make, Write&& write) {
+    const packed::Pieces pieces(threads, tiles, x.passes.tokens, GROUP, MOST_GROUP, x.passes.per_pass,
+                                packed::MAX_PART);
+    const int64_t stage_blocks = std::min(STAGE_INPUTS / x.block, x.blocks), rows = x.block / 2;
+    pieces.for_each(threads, [&](int64_t begin, int64_t end, int64_t first, int64_t tokens_end) {
+        static thread_local std::vector<uint32_t> pair_memory;
+        static thread_local std::vector<float> scale_memory;
+        static thread_local std::vector<f32x16> sum_memory;
+        scale_memory.resize(GROUP * stage_blocks * TILE);
+        uint32_t* const pairs = aligned_memory(pair_memory, GROUP * stage_blocks * rows * TILE);
+        std::vector<decltype(make())> weights;
+        for (int n = 0; n < GROUP; n++) weights.push_back(make());
+        for (int64_t tile = begin; tile < end; tile += GROUP) {
+            sum_memory.assign((tokens_end - first) * GROUP, f32x16{});
+            for (int n = 0; n < GROUP; n++) weights[n].start(std::min(tile + n, tiles - 1));
+            for (int64_t block = 0; block < x.blocks; block += stage_blocks) {
+                const Stage stage = {pairs, scale_memory.data(), std::min(stage_blocks, x.blocks - block), rows};
+                for (int n = 0; n < GROUP; n++)
+                    for (int64_t b = 0; b < stage.blocks; b++)
+                        weights[n].block(block + b, stage.pairs_at(n, b), stage.scales_at(n, b));
+                for (int64_t token = first; token < tokens_end; token += x.passes.per_pass)
+                    multiply_of(x.passes.count(token))(x, token, block, stage,
+                                                       sum_memory.data() + (token - first) * GROUP);
+            }
+            for (int64_t token = first; token < tokens_end; token++)
+                for (int64_t n = tile; n < std::min(end, tile + GROUP); n++)
+                    write(first_token + token, n, sum_memory[(token - first) * GROUP + n - tile]);
+        }
+    });
+}
+
+// The products of tokens of `in` inputs with all tiles: write(token, tile, sums).
+//   walk(token)   returns a function that gives 16 of the token's inputs after the other
+//   make()        returns the weights of a tile, of one after the other: start(tile); block(index, pairs, scales),
+//                 which puts a block of that tile there, [rows, TILE] and [TILE]
+template <class Walk, class Make, class Write>
+void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, Walk&& walk, Make&& make,
+            Write&& write) {
+    for (int64_t first = 0; first < tokens; first += PART_TOKENS) {
+        Inputs inputs(std::min(PART_TOKENS, tokens - first), in, block);
+        inputs.quantize(threads, [&](int64_t token) { return walk(first + token); });
+        multiply_inputs(inputs, first, tiles, threads, make, write);
+    }
+}
+
+// Pairs of bf16 of a tile in fixed point; scales: what an integer stands for, of each output
+inline void to_fixed_point(const uint32_t* rows, int count, uint32_t* out, float* scales) {
+    for (int lane = 0; lane < TILE; lane += REGISTER_LANES) {
+        u16_register largest = {};
+        for (int row = 0; row < count; row++) {
+            largest = max(largest, (u16_register)(load_raw<u32_register>(rows + row * TILE + lane) & 0x7fff7fffu));
+        }
+        const u32_register both = (u32_register)largest;
+        const f32_register peak = (f32_register)max(both << 16, both & 0xffff0000u);
+        const f32_register factor = peak > SMALLEST_PEAK ? LARGEST_WEIGHT / peak : f32_register{};
+        for (int row = 0; row < count; row++) {
+            const u32_register pairs = load_raw<u32_register>(rows + row * TILE + lane);
+            const i16_register integers =
+                pairs_of((f32_register)(pairs << 16) * factor, (f32_register)(pairs & 0xffff0000u) * factor);
+            __builtin_memcpy(out + row * TILE + lane, &integers, sizeof integers);
+        }
+        store_register(scales + lane, peak / LARGEST_WEIGHT);
+    }
+}
+
+}  // namespace fixed_point
+
+#endif

@@ -1,0 +1,73 @@
+// Dense bf16 weights in the layout of `packed_layout.py`, and what all products with them read.
+//
+// Outputs come in tiles of 16. A tile's weights follow each other along the inputs in units of 32 inputs: 16 rows of a
+// pair of inputs for each of the 16 outputs. A unit is what the matrix unit multiplies with at once, a row what
+// AVX512-BF16 does. Inputs and outputs that are missing from the last unit and the last tile are zeros.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "common/parallel.h"
+#include "common/vector.h"
+
+namespace packed {
+
+constexpr int TILE = LANES;             // outputs
+constexpr int UNIT = 32;                // inputs
+constexpr int ROWS = UNIT / 2;          // of a unit
+constexpr int UNIT_PAIRS = ROWS * TILE;
+
+struct Problem {
+    const bf16* x;           // [tokens, stride]
+    const uint32_t* weight;  // [tiles, units, ROWS, TILE] pairs
+    const bf16* bias;        // [out] or null
+    bf16* result;            // [tokens, out]
+    int64_t tokens, in, out;
+    int64_t stride;          // of x: all units of a token can be read
+
+    int64_t units() const { return (in + UNIT - 1) / UNIT; }
+    int64_t tiles() const { return (out + TILE - 1) / TILE; }
+    int64_t tile_pairs() const { return units() * UNIT_PAIRS; }
+    const uint32_t* tile(int64_t index) const { return weight + index * tile_pairs(); }
+    void write(int64_t token, int64_t tile, f32x16 sums) const {
+        const int64_t n = tile * TILE;
+        const int count = (int)std::min<int64_t>(TILE, out - n);
+        if (bias) sums += load(bias + n, count);
+        store(result + token * out + n, sums, count);
+    }
+};
+
+// Work in pieces of some tiles by some tokens, enough of them to keep all threads busy to the end.
+struct Pieces {
+    static constexpr int64_t PER_THREAD = 8;
+    int64_t tiles, tokens;            // in all
+    int64_t group = 1, groups = 1;    // tiles of a piece, a power of two
+    int64_t part = 1, parts = 1;      // tokens of a piece, a multiple of `granule`
+
+    Pieces(int threads, int64_t tiles, int64_t tokens, int64_t least_group, int64_t most_group, int64_t granule,
+           int64_t most_part)
+        : tiles(tiles), tokens(tokens) {
+        const int64_t wanted = PER_THREAD * threads;
+        for (group = least_group; group * 2 <= std::min(most_group, tiles / wanted);) group *= 2;
+        groups = (tiles + group - 1) / group;
+        const int64_t granules = (tokens + granule - 1) / granule;
+        const int64_t few = std::max((tokens + most_part - 1) / most_part, (wanted / 2 + groups - 1) / groups);
+        part = std::max<int64_t>(1, granules / few) * granule;
+        parts = (tokens + part - 1) / part;
+    }
+
+    // f(first tile, end, first token, end); neighbours have tokens in common.
+    template <class F>
+    void for_each(int threads, F&& f) const {
+        parallel::for_each(threads, groups * parts, [&](int64_t piece) {
+            const int64_t tile = piece % groups * group, token = piece / groups * part;
+            f(tile, std::min(tiles, tile + group), token, std::min(tokens, token + part));
+        });
+    }
+};
+
+// With the matrix unit. False: there is none, nothing was done.
+bool linear_amx(const Problem& problem, int threads);
+
+}  // namespace packed

@@ -1,0 +1,1 @@
+"""Drafted tokens: found in texts, and accepted."""

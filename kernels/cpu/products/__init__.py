@@ -1,0 +1,1 @@
+"""Products with weights: dense, packed and grouped."""

@@ -1,0 +1,85 @@
+"""Products with packed bf16 weights and rows of them, in C++. The tensors are those of `packed_layout`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pagewire.kernels.cpu.layouts.packed_layout import packed_shape
+from pagewire.kernels.cpu.runtime.library import I, L, P, bind, check_rows
+
+__all__ = ["in_fixed_point", "pack", "packed_embedding", "packed_linear", "set_bf16_form"]
+
+_packed_linear = bind("packed_linear", *[P] * 4, *[L] * 3, I)
+set_bf16_form = bind("set_bf16_form", I)  # for tests: 0 is the fastest way to multiply, others are in processor.h
+_in_fixed_point = bind("in_fixed_point", L, L, P)
+_packed_embedding = bind("packed_embedding", P, L, P, P, L, I)
+_pack_dense = bind("pack_dense", P, P, L, L, I)
+
+
+def in_fixed_point(num_tokens: int, least: int) -> bool:
+    """For tests: whether products of so many tokens are in fixed point here, which pays from `least` on."""
+    result = torch.zeros(1, dtype=torch.int32)
+    _in_fixed_point(num_tokens, least, result.data_ptr())
+    return bool(result)
+
+
+def pack(weight: Tensor) -> Tensor:
+    """As `packed_layout.pack`, but in the weight's own memory unless its shape has to be padded."""
+    out_features, in_features = weight.shape
+    if weight.dtype is not torch.bfloat16 or not weight.is_contiguous():
+        raise TypeError(f"what is packed must be contiguous and bfloat16, not {weight.dtype}")
+    shape = packed_shape(out_features, in_features)
+    fits = weight.numel() == math.prod(shape)
+    result = weight.view(shape) if fits else torch.empty(shape, dtype=torch.bfloat16)
+    _pack_dense(weight.data_ptr(), result.data_ptr(), in_features, out_features, torch.get_num_threads())
+    return result
+
+
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    num_tokens, in_features = x.shape
+    _check("packed_linear", weight, out_features, in_features)
+    if x.dtype is not torch.bfloat16 or (bias is not None and bias.dtype is not torch.bfloat16):
+        raise TypeError(f"packed_linear: x and bias must be bfloat16, x is {x.dtype}")
+    x = x.contiguous()
+    out = torch.empty((num_tokens, out_features), dtype=torch.bfloat16)
+    _packed_linear(
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        in_features,
+        out_features,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
+    _check("packed_embedding", weight, num_rows, row_size)
+    check_rows("packed_embedding", token_ids, num_rows)
+    token_ids = token_ids.contiguous().long()
+    out = torch.empty((*token_ids.shape, row_size), dtype=torch.bfloat16)
+    _packed_embedding(
+        token_ids.data_ptr(),
+        token_ids.numel(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        row_size,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _check(name: str, weight: Tensor, out_features: int, in_features: int) -> None:
+    if (
+        weight.dtype is not torch.bfloat16
+        or weight.shape != packed_shape(out_features, in_features)
+        or not weight.is_contiguous()
+    ):
+        raise ValueError(
+            f"{name}: {weight.dtype} {tuple(weight.shape)} is not a packed weight [{out_features}, {in_features}]"
+        )

@@ -1,0 +1,1 @@
+"""The C++ library: how it is compiled, loaded and called."""

@@ -1,0 +1,98 @@
+"""Products with packed weights, which are unpacked first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pagewire.kernels.cpu.layouts import grouped_layout, packed_layout
+from pagewire.kernels.reference import add_rms_norm, linear, silu_and_mul
+
+
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    """x [num_tokens, K] @ weight.T + bias [N], with `packed_layout`'s weight of N = out_features outputs."""
+    return linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias)
+
+
+def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
+    """token_ids int64 [num_tokens] -> rows [num_tokens, row_size] of a packed weight of num_rows outputs."""
+    return packed_layout.unpack(weight, num_rows, row_size)[token_ids]
+
+
+def grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    shape = (out_features, x.shape[1])
+    weight = grouped_layout.dequantize(
+        codes, scales, offsets, codebook, permutation, shape, bits, group_size, zero_point
+    )
+    return F.linear(x, weight.to(x.dtype), bias)
+
+
+def normed_grouped_linear(
+    x: Tensor,
+    residual: Tensor,
+    updated: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    gated: bool,
+) -> Tensor:
+    normed = add_rms_norm(x, updated.copy_(residual), norm_weight, eps)
+    weight = (codes, scales, offsets, codebook, permutation)
+    product = grouped_linear(normed, *weight, bias, out_features, bits, group_size, zero_point)
+    return silu_and_mul(product) if gated else product
+
+
+def rough_grouped_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+) -> Tensor:
+    form = (out_features, bits, group_size, zero_point)
+    return grouped_linear(x, codes, scales, offsets, None, permutation, bias, *form)
+
+
+def grouped_embedding(
+    token_ids: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    num_rows: int,
+    row_size: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    shape = (num_rows, row_size)
+    weight = grouped_layout.dequantize(codes, scales, offsets, codebook, None, shape, bits, group_size, zero_point)
+    return weight[token_ids].to(dtype)

@@ -1,0 +1,1 @@
+"""What kernels of several rooms use: launches, counters, conversions of numbers."""

@@ -1,0 +1,1 @@
+"""Drafted tokens: found in a row's own text, and accepted."""

@@ -1,0 +1,1 @@
+"""Attention without a cache, in both directions."""

@@ -1,0 +1,1 @@
+"""Attention over latent vectors (MLA), and what writes them to the cache."""
