@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: help setup serve test test-all check chaos lint docs protos clean
+.PHONY: help setup serve test test-all check chaos lint docs options protos clean
 
 help:
 	@echo "make serve       set up and start the whole stack on the built-in model"
@@ -19,6 +19,7 @@ help:
 	@echo "make chaos       failures, fuzzing and a soak over whole stacks, for an hour or so"
 	@echo "make lint        formatting, lint, types, protos"
 	@echo "make docs        generate docs/api.md, docs/models.md and docs/from-vllm.md"
+	@echo "make options     regenerate the Python types of the sampling parameters"
 	@echo "make protos      regenerate the gRPC stubs"
 	@echo "make clean       remove .venv and caches"
 
@@ -67,6 +68,9 @@ docs: $(READY)
 	$(BIN)/python -m pagewire.gateway.core.api_table > docs/api.md
 	$(BIN)/python -m pagewire.services.executor.models.table docs/models.json > docs/models.md
 	$(BIN)/python -m pagewire.flags.from_vllm > docs/from-vllm.md
+
+options: $(READY)
+	$(BIN)/python -m pagewire.config.sampling_code > pagewire/wire/sampling_options.py
 
 protos: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=protos --pyi_out=protos --grpc_python_out=protos protos/pagewire/v1/*.proto

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from benchmarks.curve_output import CurveOutput
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.request import Request

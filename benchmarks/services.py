@@ -18,7 +18,7 @@ from benchmarks.serving import drive, server
 from pagewire import flags
 from pagewire.config import ExecutorConfig, SchedulerConfig, ServeConfig
 from pagewire.config.fields import POSITIVE, flag
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.files.models import resolve_model
 from pagewire.process.process import usable_cores
 from pagewire.services.executor.runner.model_runner import ModelRunner

@@ -1,12 +1,41 @@
-"""Errors meant for the person who started Pagewire."""
+"""Errors for the user who starts Pagewire, and for the client whose request is wrong."""
+
+from collections.abc import Callable, Iterable, Sequence
 
 
 class StartupError(RuntimeError):
-    """What keeps Pagewire from starting lies outside the program: no such model, a port in use, too little memory.
+    """A cause outside the program keeps Pagewire from starting: no such model, a port in use, too little memory.
 
     The message names cause and remedy; the command line prints it without a traceback and ends with exit code 1.
     """
 
 
 class ModelNotFoundError(StartupError):
-    """MODEL names nothing that can be found; the message says what was tried."""
+    """MODEL names nothing that can be found; the message lists the places that were searched."""
+
+
+class InvalidRequest(ValueError):
+    """A request that cannot be served as it is; the message names the field, its value and what is allowed.
+
+    violations: (field, description) of everything that was found, where a field is a path in the request of the
+    scheduler's API ("sampling_params.top_p"). field: the path of the first violation, "" if there is none.
+    """
+
+    def __init__(self, message: str, field: str = "", violations: Sequence[tuple[str, str]] = ()) -> None:
+        """field: the field that is wrong, unless violations name the fields."""
+        super().__init__(message)
+        self.violations = tuple(violations) or (((field, message),) if field else ())
+        self.field = self.violations[0][0] if self.violations else ""
+
+
+def check_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Runs every check, each of which may raise InvalidRequest. Raises one InvalidRequest for all of them."""
+    found: list[InvalidRequest] = []
+    for check in checks:
+        try:
+            check()
+        except InvalidRequest as error:
+            found.append(error)
+    if found:
+        violations = [violation for error in found for violation in error.violations]
+        raise InvalidRequest("; ".join(dict.fromkeys(map(str, found))), violations=violations)

@@ -13,7 +13,7 @@ from benchmarks.fleet.line import Line, Stream
 from benchmarks.fleet.timeline import Timeline
 from benchmarks.fleet.workload import Shape, Turn, Workload
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.core.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.scheduling.simulation import cpu_seconds
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.request import Request

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
 from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.scheduler import Scheduler

@@ -18,14 +18,13 @@ from pagewire.gateway.schema.unsupported import UNSUPPORTED, Refused
 MAX_NEW_TOKENS = 128
 
 _IMAGES = "images are parts of chats; see /v1/chat/completions"
-# What SGLang and OpenAI call the same.
-_SAME = ("temperature", "top_p", "top_k", "min_p", "ignore_eos")
-_SAME_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+# Parameters of the table with another name or place in SGLang's body; all others have the same name in both APIs.
+_NAMED_OTHERWISE = frozenset({"max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "priority"})
 
 _SameSampling = create_model(
     "_SameSampling",
     __base__=Parameters,
-    **{name: value for name, value in sampling_fields().items() if name in _SAME + _SAME_PENALTIES},
+    **{name: value for name, value in sampling_fields().items() if name not in _NAMED_OTHERWISE},
 )
 
 

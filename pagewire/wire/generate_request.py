@@ -8,31 +8,18 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.wire.sampling_options import ParameterOptions
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-class SamplingOptions(TypedDict, total=False):
+class SamplingOptions(ParameterOptions, total=False):
     """Fields of `SamplingParams`, which says what they mean; None leaves one unset."""
 
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
-    seed: int | None
-    max_tokens: int | None
-    min_tokens: int | None
-    ignore_eos: bool
     stop_token_ids: Sequence[int]
     allowed_token_ids: Sequence[int]
-    logprobs: int | None
-    prompt_logprobs: int | None
-    priority: int
     grammar: common_pb2.Grammar | None
 
 

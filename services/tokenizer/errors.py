@@ -2,7 +2,7 @@
 
 import grpc
 
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.wire.rpc import RpcError
 
 

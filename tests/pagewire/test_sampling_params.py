@@ -1,6 +1,9 @@
 """The table of sampling parameters against the message that carries them, and what becomes of a message."""
 
 import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,18 +11,15 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.config.sampling_params import (
-    MIN_TEMPERATURE,
-    PARAMETERS,
-    InvalidRequest,
-    Parameter,
-    check_for_model,
-    resolve,
-    with_defaults,
-)
-from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
+from pagewire.config import sampling_code
+from pagewire.config.sampling_checks import check_for_model, check_num_prompt_logprobs, resolve
+from pagewire.config.sampling_params import MIN_TEMPERATURE, PARAMETERS, Parameter, with_defaults
+from pagewire.errors import InvalidRequest
+from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
+from pagewire.wire import sampling_options
 from tests.sampling_values import a_value, wrong_values
 
+REPOSITORY = Path(__file__).parents[2]
 FIELDS = SamplingParams.DESCRIPTOR.fields_by_name
 TYPES = {
     FieldDescriptor.TYPE_FLOAT: float,
@@ -64,6 +64,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(parameter: Parameter) -> No
         with pytest.raises(InvalidRequest, match=f"^{parameter.name} is .*; it must be ") as error:
             resolve(params)
         assert str(error.value).endswith(parameter.allowed)
+        assert error.value.field == f"sampling_params.{parameter.name}"
 
 
 @given(
@@ -103,15 +104,15 @@ def test_what_belongs_together_is_checked_together() -> None:
     resolve(of(min_tokens=4))
     with pytest.raises(InvalidRequest, match=r"min_tokens is 5; it must be in \[0, max_tokens\]"):
         resolve(of(min_tokens=5, max_tokens=4))
-    with pytest.raises(InvalidRequest, match="logit_bias_ids has 2 entries and logit_bias_values 1"):
+    with pytest.raises(InvalidRequest, match="logit_bias_values has 1 entries, but logit_bias_ids has 2"):
         resolve(of(logit_bias_ids=[1, 2], logit_bias_values=[1.0]))
-    with pytest.raises(InvalidRequest, match=r"logit_bias of token 7 is -101; it must be in \[-100, 100\]"):
+    with pytest.raises(InvalidRequest, match=r"logit_bias_values of token 7 is -101; it must be in \[-100, 100\]"):
         resolve(of(logit_bias_ids=[7], logit_bias_values=[-101.0]))
 
 
 def test_what_the_model_allows() -> None:
     check_for_model(of(logprobs=5, stop_token_ids=[0, 9], logit_bias_ids=[9]), vocab_size=10, max_logprobs=5)
-    with pytest.raises(InvalidRequest, match="logprobs is 6, but this model gives at most 5"):
+    with pytest.raises(InvalidRequest, match="logprobs is 6, but this model returns at most 5"):
         check_for_model(of(logprobs=6), vocab_size=10, max_logprobs=5)
     with pytest.raises(InvalidRequest, match="stop_token_ids contains -1; the vocabulary is 0 to 9"):
         check_for_model(of(stop_token_ids=[3, -1]), vocab_size=10, max_logprobs=5)
@@ -132,9 +133,56 @@ def bad_words(*words: list[int]) -> list[TokenSequence]:
     [
         ({"bad_words": bad_words([1], [])}, r"bad_words\[1\] has 0 tokens; 1 to 64 are possible"),
         ({"bad_words": bad_words([1] * 65)}, r"bad_words\[0\] has 65 tokens"),
-        ({"bad_words": bad_words(*[[1]] * 1025)}, "bad_words are 1025 sequences"),
+        ({"bad_words": bad_words(*[[1]] * 1025)}, "bad_words has 1025 sequences"),
     ],
 )
 def test_restrictions_that_cannot_be_followed_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         resolve(SamplingParams(**fields))
+
+
+def test_a_description_begins_with_the_name_of_its_field() -> None:
+    """Services that know a field by another name replace the beginning."""
+    wrong = of(
+        **{"top_p": 2.0, "min_tokens": 5, "max_tokens": 4, "logit_bias_ids": [1], "logit_bias_values": [200.0]},
+        grammar=Grammar(regex="a", whitespace_pattern=" "),
+        thinking=Thinking(budget=-1),
+        allowed_token_ids=[1],
+        bad_words=bad_words([]),
+    )
+    violations = list(violations_of(lambda: resolve(wrong)))
+    of_model = of(logprobs=9, prompt_logprobs=9, stop_token_ids=[99], bad_words=bad_words([99]))
+    violations += violations_of(lambda: check_for_model(of_model, vocab_size=10, max_logprobs=5))
+    violations += violations_of(lambda: check_num_prompt_logprobs(of(prompt_logprobs=9), 10**6))
+    assert len(violations) == 11
+    for field, description in violations:
+        assert description.startswith(f"{field.removeprefix('sampling_params.')} "), field
+
+
+def violations_of(check: Callable[[], object]) -> Sequence[tuple[str, str]]:
+    with pytest.raises(InvalidRequest) as error:
+        check()
+    return error.value.violations
+
+
+def test_the_python_types_are_in_step_with_the_table() -> None:
+    assert sampling_code.code() == Path(sampling_options.__file__).read_text(), "run `make options`"
+
+
+# Folders in which a parameter that kernels read has to occur: an implementation that lacks it ignores it silently.
+KERNELS = ("kernels/ops", "kernels/reference", "kernels/triton/sampling", "kernels/cpu", "tests/kernels")
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
+def test_a_row_of_the_table_has_reached_every_place(parameter: Parameter) -> None:
+    """Everything else is made from the table. tests/services/executor has a test of processed log probabilities."""
+    if parameter.column is not None:
+        missing = [folder for folder in KERNELS if not is_named_in(folder, parameter.name)]
+    else:
+        missing = [] if is_named_in(f"services/{parameter.service}", parameter.name) else [parameter.service]
+    assert not missing, f"{parameter.name} is not used in: {', '.join(missing)}"
+
+
+def is_named_in(folder: str, name: str) -> bool:
+    word = re.compile(rf"(?<![a-z]){name.removesuffix('_penalty')}", re.IGNORECASE)
+    return any(word.search(path.read_text()) for path in (REPOSITORY / folder).rglob("*.py"))

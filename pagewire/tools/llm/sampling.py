@@ -5,10 +5,11 @@ from dataclasses import dataclass, fields
 
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.wire.generate_request import GenerateOptions
+from pagewire.wire.sampling_options import ParameterFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(ParameterFields):
     """Names and meanings are vLLM's; docs/usage.md describes the parameters.
 
     What is None has the default of the model's generation_config.json, else OpenAI's. max_tokens: 16 as in vLLM;
@@ -17,24 +18,13 @@ class SamplingParams:
 
     n: int = 1
     best_of: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
-    seed: int | None = None
     max_tokens: int | None = 16
-    min_tokens: int | None = None
-    ignore_eos: bool = False
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] = ()
-    logprobs: int | None = None
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     grammar: Grammar | None = None

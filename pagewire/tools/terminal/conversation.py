@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pagewire.config.sampling_params import BY_NAME, InvalidRequest, Parameter, check_value
+from pagewire.config.sampling_checks import check_value
+from pagewire.config.sampling_params import BY_NAME, Parameter
+from pagewire.errors import InvalidRequest
 from pagewire.v1.inference_pb2 import Model
 
 Message = dict[str, Any]
@@ -22,10 +24,8 @@ HELP = """\
 Ctrl-C stops an answer. Alt-Enter begins a new line, as a \\ at the end of one does;
 \"\"\" begins and ends several lines."""
 
-_SETTINGS = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("seed", "max_tokens", "min_tokens"),
-)
+# Sampling parameters that make sense in a chat: log probabilities are not shown, and an answer has to end.
+_SETTINGS = tuple(name for name in BY_NAME if name not in ("ignore_eos", "logprobs", "prompt_logprobs", "priority"))
 # Where neither the user nor the model says anything: at temperature 1 small models lose the thread, and without a
 # penalty they go round in circles.
 _READS_WELL = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import grpc
 
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, Admission, Forecast, WaitTooLong, load_of
 from pagewire.services.scheduler.admission.token_budgets import TokenBudgets
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.v1.common_pb2 import PromptImage
 
 # Bytes of images that may enter the executor with one step before no further request does: with the largest request on

@@ -1,7 +1,7 @@
 """What fits into a step."""
 
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo
 from pagewire.services.scheduler.core.request import Request
 

@@ -3,13 +3,8 @@
 import enum
 from functools import partial
 
-from pagewire.config.sampling_params import (
-    InvalidRequest,
-    check_all,
-    check_for_model,
-    check_num_prompt_logprobs,
-    check_token_ids,
-)
+from pagewire.config.sampling_checks import check_for_model, check_num_prompt_logprobs, check_token_ids
+from pagewire.errors import InvalidRequest, check_all
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo
 from pagewire.services.scheduler.core.fairness import NO_ACCOUNT
 from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages

@@ -13,7 +13,7 @@ Feature code does not belong here: who of several replicas is to take a request 
 from collections.abc import Iterable, Iterator
 
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo
 from pagewire.services.scheduler.core.fairness import Account, Ledger
 from pagewire.services.scheduler.core.loss import Loss

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from pagewire.config.sampling_params import MAX_CACHE_SALT, InvalidRequest, resolve
+from pagewire.config.sampling_checks import resolve
+from pagewire.config.sampling_params import MAX_CACHE_SALT
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup, Weights
 from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.core.request import Request

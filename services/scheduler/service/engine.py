@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, WaitTooLong
 from pagewire.services.scheduler.admission.entrance import Entrance, condemned, expired
 from pagewire.services.scheduler.admission.expiry import Expiry

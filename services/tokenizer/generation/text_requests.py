@@ -4,7 +4,9 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 
-from pagewire.config.sampling_params import MAX_BAD_WORDS, InvalidRequest, check_all, resolve
+from pagewire.config.sampling_checks import resolve
+from pagewire.config.sampling_params import MAX_BAD_WORDS
+from pagewire.errors import InvalidRequest, check_all
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.output.text_stream import OutputOptions
 from pagewire.services.tokenizer.prompts.prompts import Prompt

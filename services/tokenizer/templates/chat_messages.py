@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.templates.chat import Chat
 from pagewire.v1 import inference_pb2

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config import TokenizerConfig
-from pagewire.config.sampling_params import BY_NAME, InvalidRequest, check_value
-from pagewire.errors import StartupError
+from pagewire.config.sampling_checks import check_value
+from pagewire.config.sampling_params import BY_NAME
+from pagewire.errors import InvalidRequest, StartupError
 from pagewire.v1.common_pb2 import SamplingParams
 
 logger = logging.getLogger(__name__)

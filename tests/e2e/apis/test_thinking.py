@@ -178,5 +178,5 @@ async def test_marks_that_are_none_are_refused(stub: Stub) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match=message) as raised:
             await generate(stub, thinking)
         assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    with pytest.raises(grpc.aio.AioRpcError, match="allowed_token_ids excludes thinking"):
+    with pytest.raises(grpc.aio.AioRpcError, match="allowed_token_ids cannot be combined with thinking"):
         await generate(stub, begun(3), allowed_token_ids=[5, 6])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device.memory import OutOfMemoryError
 from pagewire.services.executor.loading.loader import load_model

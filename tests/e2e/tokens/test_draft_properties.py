@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher

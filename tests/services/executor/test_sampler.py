@@ -420,6 +420,20 @@ def test_raw_ones_are_the_models_whatever_is_drawn(dtype: torch.dtype):
     torch.testing.assert_close(logprobs.logprobs, logits.float().log_softmax(-1).gather(1, logprobs.token_ids))
 
 
+@pytest.mark.parametrize("name", [one.name for one in PARAMETERS if one.column is not None and one.name != "seed"])
+def test_processed_log_probabilities_depend_on_every_parameter_that_kernels_read(name: str):
+    """Without naming one of them here: a new parameter must be applied in `logprobs.py`, too."""
+    logits = random_logits(1, seed=6)
+    logits[0, 1] = logits.max() + 1
+    value = a_value(next(parameter for parameter in PARAMETERS if parameter.name == name))
+    processed = []
+    for params in (sampling_params(seed=1, logprobs=20), sampling_params(seed=1, logprobs=20, **{name: value})):
+        sampled = sample_rows(logits, [params], [[1, 1]], [1], LogprobsMode.PROCESSED_LOGPROBS)
+        assert sampled.logprobs is not None
+        processed.append(sampled.logprobs.logprobs[0, 1:])
+    assert not torch.equal(*processed), f"{name} changes what is sampled, but not the processed log probabilities"
+
+
 def test_greedy_rows_are_told_what_was_compared():
     """The logits with everything that changes them, and none left out."""
     logits = random_logits(2, seed=5)

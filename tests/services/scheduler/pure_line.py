@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import InvalidRequest, resolve
+from pagewire.config.sampling_checks import resolve
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.core.loss import Loss

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.executor_info import KVGroup
 from pagewire.services.scheduler.core.images import MAX_REQUEST_IMAGE_BYTES, MAX_STEP_IMAGE_BYTES, PromptImages
 from pagewire.services.scheduler.core.request import FinishReason, Request

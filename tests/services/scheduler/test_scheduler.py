@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.config.sampling_params import InvalidRequest
+from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.core.scheduler import QueueFull
 from pagewire.services.scheduler.core.step import InvalidResult, ScheduledStep, StepResult

@@ -142,10 +142,10 @@ async def test_prompt_logprobs_are_told_once_whoever_dies(tmp_path: Path) -> Non
 async def test_more_log_probabilities_of_a_prompt_than_fit_into_a_message_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.config.sampling_params.MAX_PROMPT_LOGPROBS", 60)
+    monkeypatch.setattr("pagewire.config.sampling_checks.MAX_PROMPT_LOGPROBS", 60)
     async with make_line(tmp_path).running() as line:
         assert await collect(line, generate_request(prompt_of(1), max_tokens=1, prompt_logprobs=2))
-        with pytest.raises(grpc.aio.AioRpcError, match="20 tokens of the prompt make that 80") as error:
+        with pytest.raises(grpc.aio.AioRpcError, match="20 tokens of the prompt, that makes 80") as error:
             await collect(line, generate_request(prompt_of(1), max_tokens=1, prompt_logprobs=3))
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -168,7 +168,7 @@ async def test_more_log_probabilities_of_a_prompt_than_fit_into_a_message_are_re
         ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
         ({"stop_token_ids": [1000]}, "stop_token_ids contains 1000"),
         ({"logit_bias_ids": [5000], "logit_bias_values": [1.0]}, "logit_bias_ids contains 5000"),
-        ({"logit_bias_ids": [5], "logit_bias_values": [101.0]}, "logit_bias of token 5 is 101"),
+        ({"logit_bias_ids": [5], "logit_bias_values": [101.0]}, "logit_bias_values of token 5 is 101"),
         ({"logit_bias_ids": [5]}, "logit_bias_ids has 1 entries"),
     ],
 )

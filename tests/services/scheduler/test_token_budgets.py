@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.admission.admission import WaitTooLong
 from pagewire.services.scheduler.admission.token_budgets import TokenBudgets
 from pagewire.services.scheduler.core.request import Request

@@ -8,7 +8,7 @@ from benchmarks.fleet.devices import DEVICES
 from benchmarks.fleet.simulation import Case, Fleet
 from benchmarks.scheduler_step import result_of
 from pagewire.config import SchedulerConfig
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.scheduler import Scheduler

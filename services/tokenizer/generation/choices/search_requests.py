@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import grpc
 
-from pagewire.config.sampling_params import LENGTH_PENALTY, InvalidRequest, resolve
+from pagewire.config.sampling_checks import resolve
+from pagewire.config.sampling_params import LENGTH_PENALTY
+from pagewire.errors import InvalidRequest
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.generation.choices.beam_search import BeamSearch, Continuations, Hypothesis
 from pagewire.services.tokenizer.generation.choices.composed import composing
@@ -123,7 +125,7 @@ def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamS
     if search.num_continuations > info.max_logprobs:
         raise invalid(
             f"beam search over n = {width} outputs with {len(end_token_ids)} end tokens needs the "
-            f"{search.num_continuations} most probable tokens, and this model gives at most {info.max_logprobs}: "
+            f"{search.num_continuations} most probable tokens, and this model returns at most {info.max_logprobs}: "
             "lower n, or raise the executor's --max-logprobs"
         )
     return search, max(search.num_continuations, params.logprobs)

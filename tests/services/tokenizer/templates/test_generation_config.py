@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagewire.config import TokenizerConfig
-from pagewire.config.sampling_params import resolve
+from pagewire.config.sampling_checks import resolve
 from pagewire.errors import StartupError
 from pagewire.services.tokenizer.templates.generation_config import read_generation_defaults
 from pagewire.v1 import common_pb2

@@ -197,7 +197,7 @@ FORCED = inference_pb2.OutputParsing(named="f")
         ({"output_parsing": FORCED}, "tool_choice"),
         ({"best_of": 5}, "leave out best_of"),
         ({"n": 130}, "within 1..128"),
-        ({"n": 20}, "21 most probable tokens, and this model gives at most 20: lower n"),
+        ({"n": 20}, "21 most probable tokens, and this model returns at most 20: lower n"),
         ({"beam_search": inference_pb2.BeamSearch(length_penalty=20)}, "length_penalty is 20"),
         ({"beam_search": inference_pb2.BeamSearch(length_penalty=float("nan"))}, "length_penalty is nan"),
     ],
