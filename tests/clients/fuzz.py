@@ -55,9 +55,9 @@ REASONS = re.compile(
         (
             # Two parameters that exclude or need each other.
             "give either", "give one", "give text_1", "give request_ids", "exactly one form", "are the same",
-            r"\bneeds?\b", "excludes", "not available with", "less than n", "greater than max_tokens",
-            "are for json_schema", "is for use_beam_search", "nothing to answer", "the prompt is empty",
-            "at least one message", "message is required", "or echo true", "says where to cut",
+            r"\bneeds?\b", "excludes", "cannot be combined", "not available with", "less than n",
+            "greater than max_tokens", "are for json_schema", "is for use_beam_search", "nothing to answer",
+            "the prompt is empty", "at least one message", "message is required", "or echo true", "says where to cut",
             r"content\[\d+\] is", "not among the (tools|functions)", "of a 'function' message",
             "no function_call before",
             # The model, its vocabulary and its template, and the server's flags.

@@ -169,7 +169,7 @@ async def test_more_log_probabilities_of_a_prompt_than_fit_into_a_message_are_re
         ({"stop_token_ids": [1000]}, "stop_token_ids contains 1000"),
         ({"logit_bias_ids": [5000], "logit_bias_values": [1.0]}, "logit_bias_ids contains 5000"),
         ({"logit_bias_ids": [5], "logit_bias_values": [101.0]}, "logit_bias_values of token 5 is 101"),
-        ({"logit_bias_ids": [5]}, "logit_bias_ids has 1 entries"),
+        ({"logit_bias_ids": [5]}, "logit_bias_values has 0 entries"),
     ],
 )
 async def test_invalid_parameters_are_named(tmp_path: Path, fields: dict, message: str) -> None:
