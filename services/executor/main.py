@@ -19,16 +19,18 @@ from pagewire.config.speculation import older_flags
 from pagewire.errors import StartupError
 from pagewire.files.models import find_model
 from pagewire.process.watchdog import Watchdog, end_process
+from pagewire.services.executor.device.errors import DeviceError
+from pagewire.services.executor.grammar.grammars import Grammars
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.ranks.follower import follow
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.start import LeadersStart
-from pagewire.services.executor.service.grammars import Grammars
-from pagewire.services.executor.service.replacement import load_weights
+from pagewire.services.executor.service.convert import first_weights
+from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.servicer import ExecutorServicer
-from pagewire.services.executor.service.session import DeviceError
-from pagewire.services.executor.service.work import NOBODY_ASKS
+from pagewire.services.executor.service.work import NO_OBSERVER
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.startup import ExecutorInfo, resolve_device, start_runner
+from pagewire.services.executor.start.startup import resolve_device, start_runner
 from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
@@ -87,16 +89,16 @@ async def serve(config: ExecutorConfig) -> None:
         lambda: start(str(find_model(config)), progress),
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
-        order=NOBODY_ASKS if ranks is None else ranks.order,
+        observer=NO_OBSERVER if ranks is None else ranks.observer,
     )
     listen = config.listen.split(",")
     tls = ServiceTls(config, [*listen, config.leader] if config.leader else listen)
     server = rpc.Server(listen, config.shutdown_timeout, credentials=tls.of_services())
+    load = partial(load_weights, config) if ranks is None else ranks.weights
     servicer = ExecutorServicer(
         worker,
         lambda info: make_grammars(config, info),
-        partial(load_weights, config) if ranks is None else ranks.weights,
-        config.revision or "",
+        lambda info: Replacements(worker, load, first_weights(info, config.revision or "")),
     )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     if leader is None:

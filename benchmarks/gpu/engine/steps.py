@@ -18,10 +18,10 @@ from pagewire.config.sampling_params import with_defaults
 from pagewire.services.executor.graphs.capture_sizes import prompt_sizes
 from pagewire.services.executor.graphs.cuda_graphs import Graph
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.speculation.draft_steps import Target
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Blocks, NewRequest, Step, StepOutput
@@ -100,7 +100,7 @@ class Driver:
         limits = Limits(len(prompts), max(8192, len(prompts)), self._max_len, BLOCK_SIZE)
         target = Target(model, limits, order.size + 1, device)
         proposer = make_proposer(target) if make_proposer is not None else None
-        self.runner = ModelRunner(
+        self.runner = assemble(
             model, limits, target.num_blocks, device, proposer=proposer, logprobs_mode=LogprobsMode.RAW_LOGITS
         )
         self._step_id = 0

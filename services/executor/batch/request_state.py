@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.sampling.constraints import UNRESTRICTED, Constraints
 from pagewire.services.executor.sampling.row_columns import RowColumns
 from pagewire.services.executor.sampling.sampling_state import SamplingState, column_values
 from pagewire.services.executor.step.step import DraftedStep, InvalidStep, NewRequest
@@ -35,6 +36,7 @@ class RequestState:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
+        constraints: Constraints = UNRESTRICTED,
     ) -> None:
         self.max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
@@ -51,7 +53,7 @@ class RequestState:
         self._admissions = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], requests that a row has had
         self._drafted: deque[DraftedStep] = deque()  # in flight, or their results not yet counted
         self._last: DraftedStep | None = None  # the last step, if it had drafts
-        self.sampling = SamplingState(max_num_seqs, vocab_size, eos_token_ids)
+        self.sampling = SamplingState(max_num_seqs, vocab_size, eos_token_ids, constraints)
         self._row_of: dict[int, int] = {}  # request_id -> row
         self.reset()
 

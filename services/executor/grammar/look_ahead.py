@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewire.services.executor.grammar.matcher import Matcher
+from pagewire.services.executor.step.matcher import Matcher
 
 
 def fitting(matcher: Matcher, proposed: Sequence[int], most: int) -> list[int]:

@@ -1,9 +1,9 @@
-"""What may follow in an output."""
+"""Which tokens may follow in the output of a request with a grammar."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,43 +11,6 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-
-class Matcher(Protocol):
-    """Says which tokens may follow in one output. Used by one thread at a time."""
-
-    @property
-    def error(self) -> str:
-        """Why the output cannot go on, for the client; "" if it can."""
-
-    @property
-    def num_free(self) -> int:
-        """While the output has fewer tokens than this, any may follow. Constant."""
-
-    @property
-    def is_over(self) -> bool:
-        """From now on any token may follow."""
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """The output has these tokens more."""
-
-    def fill_mask(self, mask: np.ndarray) -> None:
-        """Sets bit t % 32 of mask[t // 32], int32 [ceil(vocab_size / 32)], for each token t that may follow.
-
-        Where nothing is known, because the output has ended or there is an error, any may.
-        """
-
-    def allows(self, token_id: int) -> bool:
-        """Whether the output can go on with it. That the mask has it is likely, not certain."""
-
-    def forced(self) -> Sequence[int]:
-        """Tokens that have to follow, as far as it is quickly known; most often none."""
-
-    def place(self) -> Any:
-        """Where the output is now, for `go_back`."""
-
-    def go_back(self, place: Any) -> None:
-        """The tokens since then are none of the output."""
 
 
 class TokenBits:

@@ -17,10 +17,11 @@ from torch import Tensor
 from pagewire.kernels.cpu.recording import Memory, NotRecorded, Recorded, record
 from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.graphs.cuda_graphs import Function
+from pagewire.services.executor.step.limits import LARGE_STEP
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 512
+MOST_TOKENS = LARGE_STEP
 # Tokens of a step with prompts. Beyond the last, Python's part of the step is small; the steps between are such that
 # padding costs less than Python. Products compute 8 or 16 tokens at once.
 TOKENS = (*range(8, 64, 8), *range(64, 256, 16), *range(256, MOST_TOKENS + 1, 32))

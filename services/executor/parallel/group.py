@@ -7,9 +7,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import grpc
 import torch
 
 from pagewire.errors import StartupError
+from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.pipe import NO_PIPES, Pipes
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
@@ -20,12 +22,12 @@ LEADER = 0  # the rank that samples, and answers the scheduler
 REASON_S = 2.0
 
 
-class RankLost(RuntimeError):
+class RankLost(DeviceError):
     """A process of the group has ended, hangs or failed: the others cannot go on without it."""
 
     def __init__(self, reason: str, in_a_step: bool = False) -> None:
-        """in_a_step: it has said so itself, of what it was told to do."""
-        super().__init__(reason)
+        """in_a_step: the rank itself reported that it failed in a step, which a request may have caused."""
+        super().__init__(reason, grpc.StatusCode.INTERNAL if in_a_step else grpc.StatusCode.UNAVAILABLE)
         self.in_a_step = in_a_step
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pagewire.services.executor.parallel.group import RankLost
 from pagewire.services.executor.ranks.leader import Leader
-from pagewire.services.executor.service import convert
+from pagewire.services.executor.ranks.step_message import step_to_proto
 from pagewire.services.executor.service.session import Session
 from pagewire.services.executor.service.work import Called, Closed, Item, Opened, Submitted
 from pagewire.v1.rank_link_pb2 import RankCommand
@@ -52,7 +52,7 @@ class Ahead:
                 self._session = item.session
                 self._leader.send(RankCommand(reset=True))
             elif isinstance(item, Submitted) and item.session is self._session:
-                self._leader.send(RankCommand(step=convert.step_to_proto(item.step)))
+                self._leader.send(RankCommand(step=step_to_proto(item.step)))
             elif isinstance(item, Closed) and item.session is self._session:
                 self._session = None
                 self._leader.send(RankCommand(reset=True))

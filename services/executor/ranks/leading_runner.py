@@ -15,8 +15,8 @@ from pagewire.services.executor.parallel.group import REASON_S, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.outcomes import MOST_PENDING, num_unknown
+from pagewire.services.executor.ranks.step_message import step_to_proto
 from pagewire.services.executor.runner.runner import Begun, Runner
-from pagewire.services.executor.service import convert
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1.rank_link_pb2 import RankCommand
@@ -37,7 +37,7 @@ class LeadingRunner:
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         if self._tells:
             unknown = num_unknown(self._outputs)
-            self._leader.send(RankCommand(step=convert.step_to_proto(step), num_unknown=unknown))
+            self._leader.send(RankCommand(step=step_to_proto(step), num_unknown=unknown))
         begun = Begun(launching)
         try:
             output = self._runner.execute(step, begun)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.ranks.ahead import Ahead
@@ -12,8 +13,8 @@ from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.leading_runner import LeadingRunner
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
-from pagewire.services.executor.service.work import NOBODY_ASKS, Order
-from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.service.work import NO_OBSERVER, WorkObserver
+from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1.executor_pb2 import Weights
 
 
@@ -23,7 +24,7 @@ class LeadersStart:
     def __init__(self, config: ExecutorConfig, leader: Leader) -> None:
         self._config, self._leader = config, leader
         self._group = Group()
-        self.order: Order = Ahead(leader) if config.pipeline_parallel_size > 1 else NOBODY_ASKS
+        self.observer: WorkObserver = Ahead(leader) if config.pipeline_parallel_size > 1 else NO_OBSERVER
 
     def runner(self, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
         """As `start_runner`."""
@@ -34,7 +35,7 @@ class LeadersStart:
             self._leader.check_start()  # another rank may be the cause
             raise
         self._leader.wait_ready()
-        return LeadingRunner(runner, self._leader, self._group, tells=self.order is NOBODY_ASKS), info
+        return LeadingRunner(runner, self._leader, self._group, tells=self.observer is NO_OBSERVER), info
 
     def weights(self, runner: Runner, wanted: Weights) -> LoadedWeights:
         """As `load_weights`."""

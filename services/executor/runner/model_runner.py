@@ -24,14 +24,14 @@ from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
-from pagewire.services.executor.runner.constrained import constrained
-from pagewire.services.executor.runner.image_inputs import ImageInputs
-from pagewire.services.executor.runner.pipeline import ONE_STAGE, OneStage
-from pagewire.services.executor.runner.prompt_logprobs import PromptLogprobs
-from pagewire.services.executor.runner.proposer import NOBODY_DRAFTS, Proposer
+from pagewire.services.executor.runner.images import NO_IMAGES, Images
+from pagewire.services.executor.runner.prompt_scores import NO_PROMPT_SCORES, PromptScores
+from pagewire.services.executor.runner.proposer import NO_DRAFTS, Proposer
+from pagewire.services.executor.runner.stage import NO_EXCHANGE, StageExchange
+from pagewire.services.executor.sampling.constraints import UNRESTRICTED, Constraints
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample
+from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.step.dummy_step import DUMMY_SAMPLING, NO_STEP, dummy_step
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.limits import Limits
@@ -53,20 +53,20 @@ class ModelRunner:
         *,
         attention_split_size: int = 0,
         graphs: Steps | None = None,
-        proposer: Proposer | None = None,
         pooling: Pooling = LAST_STATE,
-        image_cache_bytes: int = 0,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        proposer: Proposer = NO_DRAFTS,
         tokens: Tokens = OWN_TOKENS,
-        stage: OneStage = ONE_STAGE,
+        stage: StageExchange = NO_EXCHANGE,
+        constraints: Constraints = UNRESTRICTED,
+        images: Images = NO_IMAGES,
+        prompt_scores: PromptScores = NO_PROMPT_SCORES,
     ) -> None:
         """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
 
-        attention_split_size: see the reference of `paged_attention`. pooling: what requests for vectors get.
-
-        graphs: how steps are launched; by default eagerly, until `use_graphs`. proposer: who drafts tokens; without
-        one, no step may have drafts. image_cache_bytes: see `ImageInputs`. tokens: who draws them, of several ranks.
-        stage: how its part of the model works together with the others'.
+        attention_split_size: see the reference of `paged_attention`. graphs: how steps are launched; by default
+        eagerly, until `use_graphs`. pooling: how vectors are made. What follows fills the seams (`start.assembly`); by
+        default each is empty.
         """
         self.limits = limits
         self._model = model
@@ -78,20 +78,19 @@ class ModelRunner:
         self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device, limits.state_tokens)
         config, max_blocks = model.config, -(-limits.max_model_len // limits.block_size)
         self._state = RequestState(
-            limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device
+            limits.max_num_seqs, limits.max_model_len, config.vocab_size, config.eos_token_ids, device, constraints
         )
         block_tokens = [group.block_tokens(limits) for group in self.kv_groups]
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
-        self.drafter = proposer or NOBODY_DRAFTS
-        self.kv_caches += self.drafter.kv_caches
-        self._proposer = constrained(proposer, device, is_alone=tokens is OWN_TOKENS and stage is ONE_STAGE)
+        self.proposer = proposer
+        self.kv_caches += proposer.kv_caches
         kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
-        self._images = ImageInputs(model, device, image_cache_bytes)
+        self._images = images
         self._logprobs_mode = logprobs_mode
         self._tokens = tokens
         self._stage = stage
-        self._prompt_logprobs = PromptLogprobs(model, device, logprobs_mode)
+        self._prompt_scores = prompt_scores
         self._inputs = InputBuffers(
             limits.max_num_seqs, limits.max_num_batched_tokens, self._block_tables, device, self.max_draft_tokens
         )
@@ -102,14 +101,14 @@ class ModelRunner:
         """Forgets all requests. What the KV cache holds is nobody's any more."""
         self._state.reset()
         self._images.reset()
-        self._prompt_logprobs.reset()
-        self._proposer.reset()
+        self._prompt_scores.reset()
+        self.proposer.reset()
 
     def on_other_weights(self) -> None:
         """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
         self.reset()
-        self._images.forget_embeddings()
-        self._proposer.on_other_weights()
+        self._images.on_other_weights()
+        self.proposer.on_other_weights()
 
     @property
     def model(self) -> Model:
@@ -122,7 +121,7 @@ class ModelRunner:
     @property
     def max_draft_tokens(self) -> int:
         """Most drafts of a request in one step."""
-        return self._proposer.max_draft_tokens
+        return self.proposer.max_draft_tokens
 
     @property
     def smallest_image(self) -> int:
@@ -132,7 +131,7 @@ class ModelRunner:
     @property
     def max_prompt_lines(self) -> int:
         """Most tokens of prompts whose log probabilities are computed at once."""
-        return self._prompt_logprobs.max_lines
+        return self._prompt_scores.max_lines
 
     @property
     def num_requests(self) -> int:
@@ -149,7 +148,7 @@ class ModelRunner:
         self._stage.begin(step, self._state)
         self._state.settle()
         step = self._images.update(step)
-        self._prompt_logprobs.update(step)
+        self._prompt_scores.update(step)
         self._remove_finished(step)
         self._add_new(step)
         if not step.request_ids:
@@ -165,9 +164,9 @@ class ModelRunner:
         if not self._stage.is_last:
             return self._pass_on(step, batch)
         sampled = self._sample(hidden, batch, shape, graphs) if len(batch.sampled) else None
-        self._stage.tell(None if sampled is None else sampled.token_ids)
+        self._stage.end(None if sampled is None else sampled.token_ids)
         results = self._results(hidden, batch, sampled)
-        prompt_parts, lines = self._prompt_logprobs.compute(hidden, batch, step, self._state)
+        prompt_parts, lines = self._prompt_scores.compute(hidden, batch, step, self._state)
         stats.GRAPH_STEPS.labels(graphs.mode(shape), stats.step_kind(step)).inc()
         return self._output(step, batch, results | lines, prompt_parts)
 
@@ -187,7 +186,7 @@ class ModelRunner:
         num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
         limits = num_slots, self.limits.max_num_batched_tokens, self.max_draft_tokens
         batch = make_batch(step, rows, self._state, *limits)
-        drafted = step.drafting(self._proposer.propose(step, batch, self._state, self._block_tables))
+        drafted = step.drafting(self.proposer.propose(step, batch, self._state, self._block_tables))
         return drafted, batch if drafted is step else make_batch(drafted, rows, self._state, *limits)
 
     def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
@@ -212,7 +211,7 @@ class ModelRunner:
         offsets = self._inputs.offsets(num_sampled) if has_drafts else None
         columns, token_ids = self._state.columns, self._state.token_ids
         sampled = sample(logits, rows, columns, token_ids, extras, offsets, self._logprobs_mode)
-        self._tokens.tell(sampled.token_ids, shape.num_sampled)
+        self._tokens.announce(sampled.token_ids, shape.num_sampled)
         if has_drafts:
             self._inputs.accept(sampled.token_ids, shape, self._state)
         return sampled
@@ -285,8 +284,8 @@ class ModelRunner:
     def record_missing(self) -> bool:
         """Runs a step of nobody, so that the next of its shape finds it recorded; between steps, whoever has a row.
         False: there is none to be recorded. Other stages would have to take part."""
-        if self._stage is not ONE_STAGE or (shape := self._graphs.missing()) is None:
-            return self.drafter.record_missing()
+        if self._stage is not NO_EXCHANGE or (shape := self._graphs.missing()) is None:
+            return self.proposer.record_missing()
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))
         if shape.is_uniform or shape.has_drafts_only:

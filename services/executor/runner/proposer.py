@@ -64,11 +64,11 @@ class Proposer:
         """After the first step with drafts; without one, there is nothing to capture."""
 
 
-class _NobodyDrafts(Proposer):
+class _NoDrafts(Proposer):
     max_draft_tokens = 0
 
     def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
         return None
 
 
-NOBODY_DRAFTS: Proposer = _NobodyDrafts()
+NO_DRAFTS: Proposer = _NoDrafts()

@@ -1,225 +1,58 @@
-"""Rows whose tokens are restricted, by a grammar or a thinking budget, and the masks that say how.
-
-A mask depends on the token before, which is on the device only while the next step is launched. So a thread waits for
-the tokens of each step, advances the matchers and fills the next masks, while the device runs the forward pass that
-follows; only sampling waits for it. Nobody else does, and a step without such a row costs nothing more. Behind drafts,
-the thread fills a mask for each of them in that time, and takes the matcher back. Who chooses drafts by what may follow
-waits for the matchers to be advanced, so masks are left until then (`fill_masks`).
-"""
+"""The seam for restricted output: masks of the tokens that may follow in each row."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from pagewire.services.executor import stats
-from pagewire.services.executor.grammar.look_ahead import fill_masks, fitting
-from pagewire.services.executor.grammar.matcher import Matcher
-from pagewire.services.executor.grammar.threads import grammar_thread
-from pagewire.services.executor.step.step import StepOutput
-
-logger = logging.getLogger(__name__)
+from pagewire.services.executor.step.matcher import Matcher
+from pagewire.services.executor.step.step import InvalidStep, StepOutput
 
 
-@dataclass(eq=False)
-class _Restricted:
-    """A request with a matcher. The thread alone uses that, and tells the device thread of it by the rest."""
-
-    matcher: Matcher
-    mask: np.ndarray  # int32 [ceil(vocab_size / 32)], behind its last token
-    first: int  # tokens of the sequence from which on it is restricted
-    is_stale: bool = True  # the mask is
-    is_over: bool = False
-    error: str = ""
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        def advance() -> None:
-            self.matcher.advance(token_ids)
-            self.is_stale, self.is_over = True, self.matcher.is_over
-
-        self._guarded(advance)
-
-    def fill_mask(self) -> None:
-        def fill() -> None:
-            self.matcher.fill_mask(self.mask)
-            self.is_stale, self.error = False, self.matcher.error
-
-        if self.is_stale:
-            self._guarded(fill)
-
-    def fitting(self, proposed: Sequence[int], most: int) -> list[int]:
-        drafts = list[int]()
-        self._guarded(lambda: drafts.extend(fitting(self.matcher, proposed, most)))
-        return drafts
-
-    def fill_masks(self, drafts: Sequence[int], masks: np.ndarray) -> None:
-        masks.fill(-1)
-        self._guarded(lambda: fill_masks(self.matcher, drafts, masks))
-
-    def _guarded(self, use_matcher: Callable[[], None]) -> None:
-        """What a matcher raises ends its own request."""
-        if self.error:
-            return
-        try:
-            use_matcher()
-        except Exception as error:
-            logger.exception("a grammar failed")
-            self.error = f"the grammar cannot be followed any further: {type(error).__name__}: {error}"
-            self.mask.fill(-1)
-
-
-class Constraints:
-    """By row [max_num_seqs]. All calls come from the device thread."""
-
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
-        self._shape = (max_num_seqs, -(-vocab_size // 32))
-        self._masks = np.empty((0, 0), dtype=np.int32)  # of the shape, from the first grammar on
-        self._restricted: dict[int, _Restricted] = {}  # by row
-        # By row: of the step that is launched, [its drafts, ceil(vocab_size / 32)]. The thread fills them.
-        self._behind_drafts: dict[int, np.ndarray] = {}
-        self._are_filled_late = False  # masks, so that nobody who asks for drafts waits for them
-        self._thread: ThreadPoolExecutor | None = None
-        self._last: Future[None] | None = None  # what the thread was last given
+class Constraints(Protocol):
+    """Rows whose next tokens are restricted, [max_num_seqs]. All calls come from the device thread."""
 
     def fill(self, row: int, matcher: Matcher, num_prompt_tokens: int) -> None:
-        """A request with a matcher has the row."""
-        if self._thread is None:
-            self._thread = grammar_thread("masks")
-            self._masks = np.empty(self._shape, dtype=np.int32)
-        request = _Restricted(matcher, self._masks[row], num_prompt_tokens + matcher.num_free)
-        self._restricted[row] = request
-        stats.CONSTRAINED_REQUESTS.set(len(self._restricted))
-        if not self._are_filled_late:
-            self._submit(request.fill_mask)
+        """Gives the row to a request with a matcher."""
 
     def clear(self, row: int) -> None:
-        if self._restricted.pop(row, None) is not None:
-            if not self._restricted:
-                self._last = None  # whatever it raises is nobody's
-            stats.CONSTRAINED_REQUESTS.set(len(self._restricted))
-
-    def are_restricted(self, rows: np.ndarray, num_tokens: np.ndarray | None = None) -> list[int]:
-        """Indices into rows of those in which not any token may follow. num_tokens [n]: of their sequences; None: that
-        is not known."""
-        if not self._restricted:
-            return []
-        counts = None if num_tokens is None else num_tokens.tolist()
-        found = ((index, self._restricted.get(row)) for index, row in enumerate(rows.tolist()))
-        return [
-            index
-            for index, request in found
-            if request is not None and not request.is_over and (counts is None or counts[index] >= request.first)
-        ]
-
-    def fitting(self, rows: Sequence[int], proposed: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
-        """Drafts for these rows [n], which are restricted: what has to follow, and of what is proposed what may; for
-        each at most as many as `most` [n] says. Waits for the tokens of all steps launched; of now on nobody fills a
-        mask before `fill_masks` is called."""
-        self._are_filled_late = True
-        requests = [self._restricted[row] for row in rows]
-        drafts = list[list[int]]()
-
-        def find() -> None:
-            drafts.extend(map(_Restricted.fitting, requests, proposed, most))
-
-        self._submit(find).result()
-        return drafts
-
-    def fill_masks(self) -> None:
-        """Those behind the last tokens, if it was not done when these came. To be called in each step, once `fitting`
-        has been."""
-        if self._are_filled_late and self._restricted:
-            requests = list(self._restricted.values())
-            self._submit(lambda: _fill_masks(requests))
-
-    def look_ahead(self, rows: Sequence[int], drafts: Callable[[], Sequence[Sequence[int]]], most: int) -> None:
-        """The step that is launched next has drafts in these rows, which are restricted. drafts: returns them, once
-        they are there, for each row at most so many; called on the thread."""
-        requests = [self._restricted[row] for row in rows]
-        masks = np.empty((len(rows), most, self._shape[1]), dtype=np.int32)
-        self._behind_drafts = dict(zip(rows, masks, strict=True))
-
-        def fill() -> None:
-            drafted = drafts()
-            start = time.perf_counter()
-            for request, of_request, of_masks in zip(requests, drafted, masks, strict=True):
-                request.fill_masks(of_request, of_masks[: len(of_request)])
-            stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
-
-        self._submit(fill)
+        """Frees the row, whether it was restricted or not."""
 
     def masks(
         self, rows: np.ndarray, num_tokens: np.ndarray | None, offsets: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """(batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the rows [S] of the positions that are
-        sampled, once the tokens before them are known. None: none is restricted.
+        """Returns (batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the restricted ones among the
+        sampled positions, whose rows are rows [S]; None: no position is restricted. Waits for the tokens before them.
 
-        num_tokens [S]: of their sequences; None: that is not known. offsets int64 [S]: how many of them are drafts,
-        which `look_ahead` was told of; None: none.
+        num_tokens [S]: tokens of their sequences; None: not known. offsets int64 [S]: how many of them are drafts;
+        None: none.
         """
-        indices = self.are_restricted(rows, num_tokens)
-        behind_drafts, self._behind_drafts = self._behind_drafts, {}
-        if not indices:
-            return None
-        if self._last is not None:
-            self._last.result()
-        places = rows[indices]
-        masks = self._masks[places]  # copies, as the thread goes on to fill those of the next step
-        if offsets is not None:
-            for i, (row, offset) in enumerate(zip(places.tolist(), offsets[indices].tolist(), strict=True)):
-                if offset:
-                    masks[i] = behind_drafts[row][offset - 1]
-        return np.array(indices, dtype=np.int32), masks
 
     def errors(self, rows: np.ndarray) -> dict[int, str]:
-        """Index into rows -> why its grammar cannot be followed any further; `masks` was called for them."""
-        if not self._restricted:
-            return {}
-        requests = ((index, self._restricted.get(row)) for index, row in enumerate(rows.tolist()))
-        return {index: request.error for index, request in requests if request is not None and request.error}
+        """Returns, by index into rows, why an output cannot go on. Call it after `masks`."""
 
     def follow(self, output: StepOutput, rows: np.ndarray) -> None:
-        """These rows [R] are sampled in a step that was launched: their matchers get the tokens when they are there."""
-        if not self._restricted:
-            return
-        found = ((index, self._restricted.get(row)) for index, row in enumerate(rows.tolist()))
-        if requests := [(index, request) for index, request in found if request is not None]:
-            fills_masks = not self._are_filled_late
-            self._submit(lambda: self._advance(output, requests, fills_masks))
-
-    def _advance(self, output: StepOutput, requests: list[tuple[int, _Restricted]], fills_masks: bool) -> None:
-        tokens = output.wait()
-        start = time.perf_counter()
-        ends = tokens.num_tokens.cumsum().tolist()
-        token_ids = tokens.token_ids.tolist()
-        for index, request in requests:
-            if output.request_ids[index] not in tokens.failures:
-                request.advance(token_ids[ends[index - 1] if index else 0 : ends[index]])
-                if fills_masks:
-                    request.fill_mask()
-        stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
-
-    def _submit(self, job: Callable[[], None]) -> Future[None]:
-        """Jobs run in order: a failure is raised by `masks`, when nothing later hides it."""
-        assert self._thread is not None
-        previous = self._last
-
-        def run() -> None:
-            if previous is not None:
-                previous.result()
-            job()
-
-        self._last = self._thread.submit(run)
-        return self._last
+        """Gives the tokens of a launched step to the matchers of the sampled rows [R], once these tokens are known."""
 
 
-def _fill_masks(requests: Sequence[_Restricted]) -> None:
-    start = time.perf_counter()
-    for request in requests:
-        request.fill_mask()
-    stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
+class _Unrestricted:
+    """Takes no matcher."""
+
+    def fill(self, row: int, matcher: Matcher, num_prompt_tokens: int) -> None:
+        raise InvalidStep("a new request has a grammar or a thinking budget, which this runner does not support")
+
+    def clear(self, row: int) -> None:
+        pass
+
+    def masks(self, rows: np.ndarray, num_tokens: np.ndarray | None, offsets: np.ndarray | None) -> None:
+        return None
+
+    def errors(self, rows: np.ndarray) -> dict[int, str]:
+        return {}
+
+    def follow(self, output: StepOutput, rows: np.ndarray) -> None:
+        pass
+
+
+UNRESTRICTED: Constraints = _Unrestricted()

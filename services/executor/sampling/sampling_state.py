@@ -10,10 +10,10 @@ import torch
 
 from pagewire.config.sampling_params import PARAMETERS
 from pagewire.services.executor.device.upload import upload
-from pagewire.services.executor.grammar.matcher import Matcher
-from pagewire.services.executor.sampling.constraints import Constraints
+from pagewire.services.executor.sampling.constraints import UNRESTRICTED, Constraints
 from pagewire.services.executor.sampling.logprobs import LogprobsSelection
 from pagewire.services.executor.sampling.sampler import BadWords, LogitBias, Masks, Penalties, SamplingExtras
+from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.step import InvalidStep
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -30,7 +30,13 @@ def column_values(params: SamplingParams, vocab_size: int) -> dict[str, float]:
 class SamplingState:
     """The host's part, by row [max_num_seqs]: who wants what beyond `sample_tokens`."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        constraints: Constraints = UNRESTRICTED,
+    ) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._is_penalized = np.zeros(max_num_seqs, dtype=bool)
@@ -42,7 +48,7 @@ class SamplingState:
         self._allowed: dict[int, np.ndarray] = {}  # row -> int32 [ceil(vocab_size / 32)], a bit per token
         # row -> (int64 [n, P], int64 [n]), see BadWords
         self._bad_words: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.constraints = Constraints(max_num_seqs, vocab_size)
+        self.constraints = constraints
         self._of_rows: tuple[dict[int, Any], ...] = (self._bias, self._end_token_ids, self._allowed, self._bad_words)
         self._with_extras: set[int] = set()  # rows that want any of it; mostly there is none to look for
 

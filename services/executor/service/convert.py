@@ -9,8 +9,7 @@ import grpc
 import numpy as np
 
 from pagewire.config.sampling_params import with_defaults
-from pagewire.services.executor.parallel.tokens import followers_sampling
-from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.prompt_lines import PromptLines
 from pagewire.services.executor.step.step import (
@@ -75,48 +74,6 @@ def _traces(message: executor_pb2.StepRequest) -> Sequence[Trace]:
     if len(parents) != num_new or len(states) != num_new:
         raise InvalidStep(f"step {message.step_id}: traceparents or tracestates are not parallel to new_requests")
     return [Trace(*one) for one in zip(parents, states, strict=True)]
-
-
-def step_to_proto(step: Step) -> executor_pb2.StepRequest:
-    """For other ranks, of a step that is valid: without what only who samples needs to know, and without images of
-    prompts that fail."""
-    drafts = step.num_draft_tokens
-    return executor_pb2.StepRequest(
-        step_id=step.step_id,
-        request_ids=step.request_ids,
-        num_scheduled_tokens=step.num_scheduled_tokens.tolist(),
-        num_new_blocks=step.num_new_blocks.ravel().tolist(),
-        new_block_ids=step.new_block_ids.tolist(),
-        finished_request_ids=step.finished_request_ids,
-        new_requests=[_new_request_to_proto(request) for request in step.new_requests],
-        num_draft_tokens=[] if drafts is None else drafts.tolist(),
-    )
-
-
-def _new_request_to_proto(request: NewRequest) -> executor_pb2.NewRequest:
-    return executor_pb2.NewRequest(
-        request_id=request.request_id,
-        token_ids=request.token_ids.tolist(),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=request.num_computed_tokens,
-        blocks=[executor_pb2.Blocks(first=blocks.first, ids=blocks.ids.tolist()) for blocks in request.blocks],
-        sampling_params=followers_sampling(request.sampling),
-        yields_vector=request.yields_vector,
-        second_text_start=request.second_text_start,
-        draft_domain=request.draft_domain,
-        images=[
-            common_pb2.PromptImage(
-                hash=image.hash,
-                offset=image.offset,
-                num_tokens=image.num_tokens,
-                tensors={
-                    name: common_pb2.Tensor(dtype=str(tensor.dtype), shape=tensor.shape, data=tensor.tobytes())
-                    for name, tensor in image.tensors.items()
-                },
-            )
-            for image in request.images
-        ],
-    )
 
 
 def _new_request(message: executor_pb2.NewRequest, trace: Trace, vocab_size: int) -> NewRequest:

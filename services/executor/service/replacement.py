@@ -29,11 +29,11 @@ from pagewire.services.executor.device import memory
 from pagewire.services.executor.loading.served_model import DUMMY, ServedModel, digest_of, load_served
 from pagewire.services.executor.loading.twins import Differs, Pairs, twins
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
+from pagewire.services.executor.pipeline.trial_stage import trial_stage
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.runner.pipeline import trial_stage
+from pagewire.services.executor.runner.probe import BrokenModel, probe
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.probe import BrokenModel, probe
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.wire.rpc import RpcError
 

@@ -9,15 +9,13 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from pagewire.process.memory_return import LARGE, return_memory_after
-from pagewire.services.executor.grammar.errors import GrammarError
-from pagewire.services.executor.graphs.recorded_steps import MOST_TOKENS
-from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.device.errors import DeviceError
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.grammars import Grammars, is_restricted
-from pagewire.services.executor.service.replacement import Load, LoadedWeights, Replacements
-from pagewire.services.executor.service.session import DeviceError, Session, StepFailed
+from pagewire.services.executor.service.seams import FixedWeights, Grammars, NoGrammars, WeightVersions
+from pagewire.services.executor.service.session import Session, StepFailed
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.step.limits import LARGE_STEP
 from pagewire.services.executor.step.step import InvalidStep
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire.rpc import RpcError, cancel
@@ -35,20 +33,15 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     def __init__(
         self,
         worker: Worker,
-        make_grammars: Callable[[ExecutorInfo], Grammars] | None = None,
-        load_weights: Load | None = None,
-        revision: str = "",
+        make_grammars: Callable[[ExecutorInfo], Grammars] = lambda info: NoGrammars(),
+        make_weights: Callable[[ExecutorInfo], WeightVersions] = lambda info: FixedWeights(convert.first_weights(info)),
     ) -> None:
-        """make_grammars: called once, when the model is loaded. Without it, no request may have a grammar.
-
-        load_weights: reads those that are to replace the present ones. Without it, none can be. revision: of the
-        present ones."""
+        """make_grammars, make_weights: called once each, when the model is loaded."""
         self._worker = worker
         self._make_grammars = make_grammars
         self._grammars: Grammars | None = None
-        self._load_weights = load_weights
-        self._revision = revision
-        self._replacements: Replacements | None = None
+        self._make_weights = make_weights
+        self._weights: WeightVersions | None = None
         self._current: _Results | None = None
         self._term = 0  # of the scheduler that has, or last had, this executor
         self._left_at = 0.0  # when its stream ended, time.monotonic()
@@ -69,24 +62,18 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         info = await self._loaded()
         return convert.describe_response(info, await self._weights_of(info).in_force())
 
-    def _weights_of(self, info: ExecutorInfo) -> Replacements:
-        if self._replacements is None:
-            first = convert.first_weights(info, self._revision)
-            self._replacements = Replacements(self._worker, self._load_weights or _load_none, first)
-        return self._replacements
-
     async def LoadWeights(
         self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.LoadWeightsResponse:
-        replacements = self._weights_of(await self._loaded())
-        return executor_pb2.LoadWeightsResponse(weights=await replacements.load(request.weights))
+        weights = self._weights_of(await self._loaded())
+        return executor_pb2.LoadWeightsResponse(weights=await weights.load(request.weights))
 
     async def InstallWeights(
         self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.InstallWeightsResponse:
-        replacements = self._weights_of(await self._loaded())
+        weights = self._weights_of(await self._loaded())
         self._check_term(request.term)
-        return executor_pb2.InstallWeightsResponse(seconds=await replacements.install(request.weights))
+        return executor_pb2.InstallWeightsResponse(seconds=await weights.install(request.weights))
 
     async def DropWeights(
         self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
@@ -97,26 +84,25 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def CompileGrammar(
         self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.CompileGrammarResponse:
-        grammars = self._grammars_for(await self._loaded())
-        try:
-            await grammars.compile(request.grammar)
-        except GrammarError as error:
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+        await self._grammars_of(await self._loaded()).check(request.grammar)
         return executor_pb2.CompileGrammarResponse()
 
-    def _grammars_for(self, info: ExecutorInfo) -> Grammars:
+    def _weights_of(self, info: ExecutorInfo) -> WeightVersions:
+        if self._weights is None:
+            self._weights = self._make_weights(info)
+        return self._weights
+
+    def _grammars_of(self, info: ExecutorInfo) -> Grammars:
         if self._grammars is None:
-            if self._make_grammars is None:
-                raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "this executor takes no grammars")
             self._grammars = self._make_grammars(info)
         return self._grammars
 
     def close(self) -> None:
-        """No call comes any more."""
+        """Ends what the calls have started. No call may follow."""
         if self._grammars is not None:
             self._grammars.close()
-        if self._replacements is not None:
-            self._replacements.close()
+        if self._weights is not None:
+            self._weights.close()
 
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
@@ -196,9 +182,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             async for request in requests:
                 step = convert.step_from_proto(request, info.vocab_size)
-                if any(is_restricted(new.sampling) for new in step.new_requests):
-                    step = await self._grammars_for(info).attach(step)
-                if step.num_scheduled_tokens.sum() > MOST_TOKENS:
+                if step.new_requests:
+                    step = await self._grammars_of(info).attach(step)
+                if step.num_scheduled_tokens.sum() > LARGE_STEP:
                     large_steps.add(step.step_id)
                 self._worker.submit(session, step)
         except Exception as error:
@@ -206,7 +192,3 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             results.put_nowait(error)
         else:
             self._worker.close(session)
-
-
-def _load_none(runner: Runner, wanted: executor_pb2.Weights) -> LoadedWeights:
-    raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "this executor's weights cannot be replaced")

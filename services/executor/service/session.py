@@ -8,21 +8,12 @@ from dataclasses import dataclass, field
 import grpc
 
 from pagewire.services.executor.device.clock import Clock
-from pagewire.services.executor.start.probe import Doubts
+from pagewire.services.executor.service.failure_watch import FailureWatch
 from pagewire.v1 import executor_pb2
 
 # Called on the worker's threads with each result in step order, then once with how the session ended: an error, or
 # None when it was closed.
 Deliver = Callable[[executor_pb2.StepResult | Exception | None], None]
-
-
-class DeviceError(RuntimeError):
-    """The executor cannot go on: the device is in an unknown state, hangs, or the model is damaged."""
-
-    def __init__(self, message: str, code: grpc.StatusCode = grpc.StatusCode.INTERNAL) -> None:
-        """code: that the stream ends with."""
-        super().__init__(message)
-        self.code = code
 
 
 class StepFailed(RuntimeError):
@@ -38,5 +29,5 @@ class Session:
     deliver: Deliver
     last_step_id: int = 0
     last_clock: Clock | None = None  # of the last step that was returned
-    doubts: Doubts = field(default_factory=Doubts)
-    is_over: bool = False  # nothing more is delivered but its end
+    failures: FailureWatch = field(default_factory=FailureWatch)
+    is_over: bool = False  # only its end is delivered from now on

@@ -1,4 +1,4 @@
-"""What the device thread is given to do, in order, and what it hands on to whoever waits for results."""
+"""What the device thread has to do, in order, and what it hands to the thread that waits for results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Closed:
 
 
 @dataclass(frozen=True)
-class Doubted:
-    """What came of a step cannot be, or cannot be told: the device or the model may be the cause."""
+class Failed:
+    """A step whose results are missing or impossible, because of a request, the model or the device."""
 
     session: Session
     error: Exception
@@ -47,24 +47,25 @@ class Called:
     done: Future[None] = field(default_factory=Future)
 
 
-Item = Opened | Submitted | Closed | Called | Doubted
+Item = Opened | Submitted | Closed | Called | Failed
 
 
-class Order(Protocol):
-    """Who wants to know what the device thread is given to do, and in which order."""
+class WorkObserver(Protocol):
+    """Follows what the device thread has to do, and in which order."""
 
-    is_strict: bool  # nothing is done but what it was told
+    is_strict: bool  # the device thread does nothing but what the observer has seen
 
     def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
-        """Puts the item behind all others. On any thread."""
+        """Puts the item behind all others. Called on any thread."""
 
     def begins(self, item: Item) -> None:
-        """The device thread takes it up."""
+        """The device thread takes the item up."""
 
-    def ended(self, item: Item) -> None: ...
+    def ended(self, item: Item) -> None:
+        """The device thread is done with the item."""
 
 
-class _NobodyAsks:
+class _NoObserver:
     is_strict = False
 
     def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
@@ -75,7 +76,7 @@ class _NobodyAsks:
     def ended(self, item: Item) -> None: ...
 
 
-NOBODY_ASKS: Order = _NobodyAsks()
+NO_OBSERVER: WorkObserver = _NoObserver()
 
 
 @dataclass(frozen=True)

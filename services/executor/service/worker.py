@@ -18,25 +18,26 @@ import grpc
 from pagewire.process.watchdog import Pulse
 from pagewire.services.executor import stats
 from pagewire.services.executor.device.clock import Clock
-from pagewire.services.executor.parallel.group import RankLost
+from pagewire.services.executor.device.errors import DeviceError
+from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.probe import probe
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service import convert
+from pagewire.services.executor.service.failure_watch import OnlyNan
 from pagewire.services.executor.service.idle_recording import QUIET_S, IdleRecording
-from pagewire.services.executor.service.session import Deliver, DeviceError, Session, StepFailed
+from pagewire.services.executor.service.session import Deliver, Session, StepFailed
 from pagewire.services.executor.service.step_watch import IMAGES_S, INSTALL_S, RECORDING_S, StepWatch
 from pagewire.services.executor.service.work import (
-    NOBODY_ASKS,
+    NO_OBSERVER,
     Called,
     Closed,
-    Doubted,
+    Failed,
     Item,
     Launched,
     Opened,
-    Order,
     Submitted,
+    WorkObserver,
 )
-from pagewire.services.executor.start.probe import BrokenModel, NoNumbers, probe
-from pagewire.services.executor.start.startup import ExecutorInfo
 from pagewire.services.executor.step.step import InvalidStep, Step
 
 logger = logging.getLogger(__name__)
@@ -52,12 +53,12 @@ class Worker:
         on_cuda: bool,
         pulse: Pulse | None = None,
         quiet: float = QUIET_S,
-        order: Order = NOBODY_ASKS,
+        observer: WorkObserver = NO_OBSERVER,
     ) -> None:
         """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
-        that is done on. quiet: seconds without a request after which steps are recorded. order: hears of what there is
-        to do."""
-        self._order = order
+        that is done on. quiet: seconds without a request after which steps are recorded. observer: follows what
+        there is to do."""
+        self._observer = observer
         self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
@@ -120,7 +121,7 @@ class Worker:
         return called.done
 
     def _put(self, item: Item) -> None:
-        self._order.arrived(item, self._submitted.put)
+        self._observer.arrived(item, self._submitted.put)
 
     @property
     def runner(self) -> Runner:
@@ -144,9 +145,9 @@ class Worker:
         try:
             while (item := self._next(recording)) is not None:
                 self._watch.begin(_allowance(item, runner))
-                self._order.begins(item)
+                self._observer.begins(item)
                 self._handle(runner, item)
-                self._order.ended(item)
+                self._observer.ended(item)
                 self._watch.end()
         except BaseException as error:
             self.fail(error)
@@ -175,8 +176,8 @@ class Worker:
             self._end_session(None, "stream closed")
             runner.reset()
             self._hand_over(item)
-        elif isinstance(item, Doubted):
-            self._retreat(runner, item.session, item.error)
+        elif isinstance(item, Failed):
+            self._recover(runner, item.session, item.error)
         else:
             self._execute_or_end(runner, item)
 
@@ -201,20 +202,20 @@ class Worker:
             self._end_session(None, str(error))
             runner.reset()
             self._hand_over(Closed(item.session, error))
-        except RankLost:
+        except DeviceError:
             raise
         except Exception as error:
-            self._retreat(runner, item.session, error)
+            self._recover(runner, item.session, error)
 
-    def _retreat(self, runner: Runner, session: Session, error: Exception) -> None:
+    def _recover(self, runner: Runner, session: Session, error: Exception) -> None:
         """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
         cause is the device, or the model."""
         logger.error("a step failed", exc_info=error)
-        if self._order.is_strict:
+        if self._observer.is_strict:
             raise error  # steps that follow are under way
         try:
             probe(runner, self.loaded.result().vocab_size)
-        except BrokenModel:
+        except DeviceError:
             raise
         except Exception as device_error:
             raise error from device_error
@@ -257,14 +258,14 @@ class Worker:
                 try:
                     self._return(launched)
                 except Exception as error:
-                    self._doubt(launched.session, error)
+                    self._report_failure(launched.session, error)
         except BaseException as error:
             self.fail(error)
 
-    def _doubt(self, session: Session, error: Exception) -> None:
-        """Has the device thread find out whose fault it is."""
+    def _report_failure(self, session: Session, error: Exception) -> None:
+        """Makes the device thread find out what failed: a request, the model or the device."""
         session.is_over = True
-        self._submitted.put(Doubted(session, error))
+        self._submitted.put(Failed(session, error))
 
     def _return(self, item: Launched | Closed) -> None:
         """Waits for what was launched and delivers it."""
@@ -282,8 +283,8 @@ class Worker:
         tokens = item.output.wait()
         if session.is_over:
             return
-        if session.doubts.arise(len(item.output.request_ids), {**item.output.failures, **tokens.failures}):
-            self._doubt(session, NoNumbers("no request of the step had numbers (NaN) for its next token"))
+        if session.failures.suspects_model(len(item.output.request_ids), {**item.output.failures, **tokens.failures}):
+            self._report_failure(session, OnlyNan("all requests of the step yielded NaN for their next token"))
             return
         session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
         stats.record_drafts(tokens)
@@ -295,13 +296,12 @@ class Worker:
         if self.is_ending:
             return
         self.is_ending = True
-        logger.critical("fatal error of the device", exc_info=None if isinstance(cause, RankLost) else cause)
-        if isinstance(cause, BrokenModel):
-            error = DeviceError(str(cause), grpc.StatusCode.DATA_LOSS)
-        elif isinstance(cause, RankLost) and not cause.in_a_step:
-            error = DeviceError(str(cause), grpc.StatusCode.UNAVAILABLE)
+        if isinstance(cause, DeviceError) and cause.code is not grpc.StatusCode.INTERNAL:
+            error = cause
         else:
             error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
+        # A DeviceError says it all without a traceback.
+        logger.critical("%s", error, exc_info=None if isinstance(cause, DeviceError) else cause)
         self.tell(error)
         if not self.failed.done():
             self.failed.set_exception(error)

@@ -17,7 +17,7 @@ from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device import host_memory
 from pagewire.services.executor.graphs.capture_sizes import drafter_shapes
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.parallel.tokens import OWN_TOKENS
+from pagewire.services.executor.sampling.tokens import OWN_TOKENS
 from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.draft_cache import Filled
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target, with_blocks_of

@@ -25,8 +25,8 @@ from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, Steps
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.parallel.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.progress import Progress
+from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.step.dummy_step import NO_STEP
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.info import DecodeCosts
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.runner.model_runner import ModelRunner
 
@@ -17,17 +17,6 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 # enough. Of others the fastest of some times counts, as something else may run on the machine.
 _ENOUGH_S, _ENOUGH_AGAIN_S = 0.3, 0.9
 _MOST_TIMES = 5
-
-
-@dataclass(frozen=True)
-class DecodeCosts:
-    """steps: (tokens, seconds), rising in tokens. draft_seconds: of the proposer, for each token of a draft."""
-
-    steps: tuple[tuple[int, float], ...] = ()
-    draft_seconds: float = 0.0
-
-
-NO_COSTS = DecodeCosts()
 
 
 def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time.perf_counter) -> DecodeCosts:

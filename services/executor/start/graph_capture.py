@@ -36,13 +36,13 @@ def capture_graphs(
     with prompts, of these numbers of tokens."""
     record = record or cuda_recorder()
     capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
-    runner.drafter.capture(runner.drafter.graph_shapes(sizes, prompts), progress, record)
+    runner.proposer.capture(runner.proposer.graph_shapes(sizes, prompts), progress, record)
 
 
 def num_graphs(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> int:
     """Shapes that `capture_graphs` captures."""
     shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts)
-    return len(shapes) + len(runner.drafter.graph_shapes(sizes, prompts))
+    return len(shapes) + len(runner.proposer.graph_shapes(sizes, prompts))
 
 
 def capture_shapes(

@@ -22,16 +22,19 @@ from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.vision.vision_model import VisionModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
-from pagewire.services.executor.parallel.tokens import Tokens, tokens_of
+from pagewire.services.executor.parallel.tokens import tokens_of
+from pagewire.services.executor.pipeline.pipeline_stage import stage_in
 from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.runner.pipeline import OneStage, stage_in
+from pagewire.services.executor.runner.stage import StageExchange
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
+from pagewire.services.executor.sampling.tokens import Tokens
 from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.build import can_have_drafts, make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import check_drafters, load_drafter, own_bytes
 from pagewire.services.executor.start import memory_profile
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.fault_injection import FaultyRunner, parse_faults
 from pagewire.services.executor.start.memory_profile import CudaMeter, Meter, cached_or_measured
 from pagewire.services.executor.start.phases import Phases
@@ -92,7 +95,7 @@ class Setup:
         return Target(self.model, limits, num_blocks, self.device, self.config.attention_split_size, steps, tokens)
 
     @cached_property
-    def stage(self) -> OneStage:
+    def stage(self) -> StageExchange:
         """What every runner does as one."""
         most = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         return stage_in(self.group, self.model, self.limits, self.device, most)
@@ -105,7 +108,7 @@ class Setup:
         drafted_for = self._drafted_for(num_blocks, limits, tokens)
         proposer = make_proposer(self.speculation, self.pooling, self.group, drafted_for, self.drafter)
         max_draft_tokens = 0 if proposer is None else proposer.max_draft_tokens
-        return make(
+        return assemble(
             self.model,
             limits,
             num_blocks,
@@ -118,6 +121,7 @@ class Setup:
             tokens=tokens,
             stage=self.stage,
             proposer=proposer,
+            make=make,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process.process import predecessor_failed, release_unused_memory, usable_cores
 from pagewire.services.executor import stats
 from pagewire.services.executor.batch import kv_cache
-from pagewire.services.executor.batch.kv_cache import KVGroup
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.graphs.capture_sizes import capture_sizes, prompt_sizes
+from pagewire.services.executor.info import NO_COSTS, ExecutorInfo
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.loading.served_model import load_served
 from pagewire.services.executor.models.pooling import Pooling
@@ -27,10 +27,10 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.start.decode_costs import NO_COSTS, DecodeCosts, measure
+from pagewire.services.executor.runner.probe import BrokenModel, probe
+from pagewire.services.executor.start.decode_costs import measure
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from pagewire.services.executor.start.phases import Phases
-from pagewire.services.executor.start.probe import BrokenModel, probe
 from pagewire.services.executor.start.runner_setup import Setup, num_blocks
 from pagewire.services.executor.start.warm_up import warm_up
 from pagewire.services.executor.step.limits import Limits
@@ -43,41 +43,6 @@ _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
 _MIN_CUDA_MAJOR = 8  # of the compute capability
 # By default, where a prompt must be in one step: memory for activations grows with it.
 _MAX_WHOLE_PROMPT = 8192
-
-
-@dataclass(frozen=True)
-class ExecutorInfo:
-    """What was found out at start; `Describe` tells it."""
-
-    incarnation: int
-    model: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    kv_groups: tuple[KVGroup, ...]
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    device: str
-    dtype: str
-    weight_bytes: int
-    kv_cache_bytes: int
-    max_draft_tokens: int = 0
-    decode_costs: DecodeCosts = NO_COSTS  # of one that drafts as many as pay
-    draft_bounds: tuple[tuple[int, int], ...] = ()  # of so many requests on that decode -> most drafts of each
-    kind: str = "generate"  # or embed, classify
-    labels: tuple[str, ...] = ()  # of a classifier
-    vector_size: int = 0
-    whole_prompts: bool = False
-    predecessor_failed: bool = False
-    pipeline_stages: int = 1
-    num_ranks: int = 1
-    weights_digest: str = ""  # of those that it starts with
-
-    @property
-    def num_blocks(self) -> int:
-        """Of the largest group."""
-        return max((group.num_blocks for group in self.kv_groups), default=0)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pagewire.errors import StartupError
 
 STATE_TOKENS = 512
+# Tokens. Larger steps are never recorded on a CPU, and each takes memory of its own size.
+LARGE_STEP = 512
 
 
 @dataclass(frozen=True)

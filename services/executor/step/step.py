@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from pagewire.services.executor.device.clock import StageTimes
-from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.step.failures import Failure, find_failures
+from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.prompt_lines import PromptLines, PromptPart, take_lines
 from pagewire.telemetry.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import SamplingParams

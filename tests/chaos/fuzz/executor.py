@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.v1 import common_pb2, executor_pb2
 from pagewire.wire import rpc
 from tests.chaos.fuzz.line import CASE_TIMEOUT_S, Finding
@@ -39,7 +39,7 @@ async def running_executor() -> AsyncIterator[FuzzExecutor]:
     with tempfile.TemporaryDirectory(prefix="pw-") as name:
         model: Model = tiny_llama(Path(name) / "model")
         address = f"unix:{name}/executor.sock"
-        start = lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)  # noqa: E731
+        start = lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)  # noqa: E731
         async with serving(address, start) as service, rpc.channel(address) as channel:
             yield FuzzExecutor(service, channel, alone(model, _PROMPT, _NUM_STEPS))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pagewire.services.executor.grammar.errors import GrammarError
-from pagewire.services.executor.service.grammars import Grammars
+from pagewire.services.executor.grammar.grammars import Grammars
 from pagewire.v1.common_pb2 import Grammar
 from tests.chaos.fuzz.line import Finding
 from tests.chaos.fuzz.mutation import WORDS, Mutator

@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.services.executor.grammar import grammars
 from pagewire.services.executor.grammar.compiler import Compiler
+from pagewire.services.executor.grammar.grammars import Grammars
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.service import grammars
-from pagewire.services.executor.service.grammars import Grammars
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.startup import ExecutorInfo
 from pagewire.v1 import executor_pb2_grpc, scheduler_pb2
 from pagewire.v1.common_pb2 import FinishReason, Grammar, SamplingParams
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.v1 import common_pb2, scheduler_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.e2e.stack.test_scheduler_and_executor import scheduler
@@ -24,7 +24,7 @@ NUM_TOKENS = 20
 async def test_a_bad_image_ends_its_own_request_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = qwen2_5_vl_config()
     reference = save_tiny_vision(tmp_path, config)
-    runner = ModelRunner(load(tmp_path), LIMITS, 64, CPU, image_cache_bytes=1 << 20)
+    runner = assemble(load(tmp_path), LIMITS, 64, CPU, image_cache_bytes=1 << 20)
     info = dataclasses.replace(INFO, vocab_size=120, kv_groups=runner.kv_groups)
     image = tensors(config, 2)
     # One long text first: the image is in its second and third blocks.

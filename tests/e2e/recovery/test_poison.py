@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pagewire.errors import StartupError
+from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.service.session import DeviceError
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.fault_injection import Fault, FaultyRunner, Kind, parse_faults
 from pagewire.services.scheduler.observed import stats
 from pagewire.v1 import common_pb2, scheduler_pb2
@@ -55,8 +58,8 @@ class Supervised:
 async def supervised(model: DecoderModel, address: str) -> AsyncIterator[Supervised]:
     state = Supervised(address)
 
-    def start() -> tuple[FaultyRunner, Any]:
-        return FaultyRunner(FAULTS, model, LIMITS, NUM_BLOCKS, CPU), INFO
+    def start() -> tuple[ModelRunner, Any]:
+        return assemble(model, LIMITS, NUM_BLOCKS, CPU, make=partial(FaultyRunner, FAULTS)), INFO
 
     async def keep() -> None:
         while True:

@@ -15,6 +15,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device.memory import OutOfMemoryError
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.runner.model_runner import ModelRunner
@@ -24,7 +25,7 @@ from pagewire.services.executor.service.convert import (
     result_to_proto,
     step_from_proto,
 )
-from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step
 from pagewire.services.scheduler.core.outcome import Outputs
@@ -131,7 +132,7 @@ def expected(model: ToyModel, token_ids: list[int]) -> list[int]:
 def test_windows_free_blocks_and_nobody_reads_what_is_gone(model: ToyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of up to 70 tokens over six blocks of four for the window, which alone would hold 24."""
     monkeypatch.setattr(kv_cache, "_useful_blocks", lambda window, limits: 6)
-    runner = ModelRunner(model, LIMITS, 40, CPU)
+    runner = assemble(model, LIMITS, 40, CPU)
     assert [(group.num_blocks, group.window) for group in runner.kv_groups] == [(40, 0), (6, WINDOW)]
     for cache in runner.kv_caches:
         cache.fill_(torch.nan)  # reading what was never written shows
@@ -144,7 +145,7 @@ def test_windows_free_blocks_and_nobody_reads_what_is_gone(model: ToyModel, monk
 
 def test_a_prefix_hit_needs_only_the_end_of_a_window(model: ToyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "_useful_blocks", lambda window, limits: 6)
-    line = Line(ModelRunner(model, LIMITS, 40, CPU))
+    line = Line(assemble(model, LIMITS, 40, CPU))
     (answer,) = line.generate([prompt(60)])
     follow_up = prompt(60) + answer + [9, 9, 9]
     assert line.generate([follow_up]) == [expected(model, follow_up)]

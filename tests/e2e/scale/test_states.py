@@ -10,7 +10,7 @@ import torch
 
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.scheduler.core.request import Request
 from tests.e2e.scale.test_kv_groups import Line, expected
@@ -40,7 +40,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def make_line(model: ToyModel, num_blocks: int = 80) -> Line:
     """num_blocks: a quarter of them, or half, are of states, which are for twice as many tokens."""
-    runner = ModelRunner(model, LIMITS, num_blocks, CPU)
+    runner = assemble(model, LIMITS, num_blocks, CPU)
     for cache in runner.kv_caches:
         cache.fill_(torch.nan)  # reading what was never written shows
     return Line(runner)

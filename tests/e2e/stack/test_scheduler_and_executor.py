@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.step import StepOutput
 from pagewire.services.scheduler.main import make_server, report_availability
 from pagewire.services.scheduler.service.engine import Engine
@@ -89,7 +90,7 @@ async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
     expected = {length: alone(model, prompt(length), 60) for length in (9, 12)}
     executor = f"unix:{tmp_path}/executor.sock"
     async with (
-        serving(executor, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
+        serving(executor, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
         scheduler(tmp_path, "earlier", executor) as earlier,
     ):
         started = asyncio.Event()
@@ -142,7 +143,7 @@ async def test_a_replica_takes_over_what_another_began(tmp_path: Path) -> None:
 
     def start(index: int) -> Callable[[], tuple[ModelRunner, ExecutorInfo]]:
         info = dataclasses.replace(INFO, incarnation=index)
-        return lambda: (ModelRunner(models[index], LIMITS, NUM_BLOCKS, CPU), info)
+        return lambda: (assemble(models[index], LIMITS, NUM_BLOCKS, CPU), info)
 
     async with serving(executors[0], start(0)), scheduler(tmp_path, "s", *executors) as stub:
         async with serving(executors[1], start(1)):
@@ -165,7 +166,7 @@ async def test_a_request_yields_the_hidden_state_of_its_prompt(
     executor = f"unix:{tmp_path}/executor.sock"
     token_ids = prompt(9)
     async with (
-        serving(executor, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
+        serving(executor, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
         scheduler(tmp_path, "s", executor) as stub,
     ):
         request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, yields_vector=True)
@@ -190,7 +191,7 @@ async def test_a_vector_comes_with_the_last_token_of_a_prompt_alone(tmp_path: Pa
     executor = f"unix:{tmp_path}/executor.sock"
     token_ids = prompt(41)
     async with (
-        serving(executor, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
+        serving(executor, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)),
         scheduler(tmp_path, "s", executor, max_num_batched_tokens=40) as stub,
     ):
         request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, yields_vector=True)

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from pagewire.config.sampling_checks import resolve
 from pagewire.services.executor.grammar.compiler import Compiler
-from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
+from pagewire.services.executor.grammar.grammars import is_restricted
+from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.service.grammars import is_restricted
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.step import NewRequest, Step
 from pagewire.services.scheduler.core.request import Request
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
@@ -117,8 +119,8 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> Runners:
     save_constrained(path)
     proposer = KnownTexts([], 0.0, 4)
     models = [constrained_runner(path)[0].model for _ in range(2)]
-    plain = ModelRunner(models[0], LIMITS, 400, CPU)
-    drafting = ModelRunner(models[1], LIMITS, NUM_BLOCKS, CPU, proposer=proposer)
+    plain = assemble(models[0], LIMITS, 400, CPU)
+    drafting = assemble(models[1], LIMITS, NUM_BLOCKS, CPU, proposer=proposer)
     return Runners(plain, drafting, proposer, Compiler(path, VOCAB_SIZE, [EOS]))
 
 

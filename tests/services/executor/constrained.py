@@ -10,9 +10,10 @@ import jsonschema
 
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.services.executor.batch.kv_cache import KVGroup
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.proposer import Proposer
-from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.v1.common_pb2 import Grammar
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, tiny_llama
@@ -97,7 +98,7 @@ def constrained_runner(
         kv_cache_bytes=1,
         max_draft_tokens=0 if proposer is None else proposer.max_draft_tokens,
     )
-    return ModelRunner(model, LIMITS, num_blocks, CPU, proposer=proposer), info
+    return assemble(model, LIMITS, num_blocks, CPU, proposer=proposer), info
 
 
 def fits(grammar: Grammar, text: str) -> bool:

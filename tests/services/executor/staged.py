@@ -17,12 +17,14 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Failure, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.parallel.stage import Stage
-from pagewire.services.executor.parallel.tokens import Tokens, tokens_of
+from pagewire.services.executor.parallel.tokens import tokens_of
+from pagewire.services.executor.pipeline.pipeline_stage import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.ranks.formation import group_with_memory, make_memory
 from pagewire.services.executor.ranks.piping import make_ends, pipes_of
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.runner.pipeline import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.sampling.tokens import Tokens
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import HostTokens, Step, StepOutput
 
@@ -69,7 +71,7 @@ def local_runners(
             behind=forward[index] if index < count - 1 else None,
             tokens=[tokens] if index in (0, count - 1) else [],
         )
-        runners.append(ModelRunner(model, limits, num_blocks, CPU, graphs=make_graphs(), stage=stage))
+        runners.append(assemble(model, limits, num_blocks, CPU, graphs=make_graphs(), stage=stage))
     return runners
 
 
@@ -95,7 +97,7 @@ def joined_runners(
             tokens_of(group, limits.max_num_seqs, CPU),
         )
         proposer = make_proposer(group, model, tokens)
-        runners.append(ModelRunner(model, limits, num_blocks, CPU, stage=stage, tokens=tokens, proposer=proposer))
+        runners.append(assemble(model, limits, num_blocks, CPU, stage=stage, tokens=tokens, proposer=proposer))
     return runners
 
 

@@ -12,13 +12,14 @@ import torch
 from pagewire.config.sampling_params import with_defaults
 from pagewire.kernels.quantized import PackedGrouped
 from pagewire.services.executor import stats
-from pagewire.services.executor.grammar.matcher import Matcher
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.step import Blocks, HostTokens, Image, NewRequest, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 
@@ -231,7 +232,7 @@ class Driver:
 def make_driver(
     model: Model, num_blocks: int = 64, limits: Limits = LIMITS, proposer: Proposer | None = None
 ) -> Driver:
-    return Driver(ModelRunner(model, limits, num_blocks, CPU, proposer=proposer), num_blocks)
+    return Driver(assemble(model, limits, num_blocks, CPU, proposer=proposer), num_blocks)
 
 
 def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: SamplingParams = GREEDY) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pagewire.services.executor.info import DecodeCosts, ExecutorInfo
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.convert import (
@@ -13,8 +14,7 @@ from pagewire.services.executor.service.convert import (
     result_to_proto,
     step_from_proto,
 )
-from pagewire.services.executor.start.decode_costs import DecodeCosts
-from pagewire.services.executor.start.startup import ExecutorInfo
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.step import InvalidStep
 from pagewire.services.scheduler.service.convert import to_executor_info
 from pagewire.v1.common_pb2 import SamplingParams
@@ -49,7 +49,7 @@ def new_request(request_id: int, token_ids: list[int], params: SamplingParams | 
 
 def test_a_step_yields_tokens_log_probabilities_and_a_vector(model: DecoderModel) -> None:
     texts = [prompt(length, length) + alone(model, prompt(length, length), 12) for length in (5, 6)]
-    runner = ModelRunner(model, LIMITS, 40, CPU, proposer=KnownTexts(texts, 1.0))
+    runner = assemble(model, LIMITS, 40, CPU, proposer=KnownTexts(texts, 1.0))
     first = run(
         runner,
         StepRequest(
@@ -100,7 +100,7 @@ def test_columns_that_are_not_parallel_are_refused() -> None:
 
 
 def test_describe_tells_how_much_is_drafted(model: DecoderModel) -> None:
-    runner = ModelRunner(model, LIMITS, 8, CPU, proposer=KnownTexts([], 1.0, max_draft_tokens=5))
+    runner = assemble(model, LIMITS, 8, CPU, proposer=KnownTexts([], 1.0, max_draft_tokens=5))
     info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, runner.max_draft_tokens)
     assert describe_response(info, first_weights(info)).max_draft_tokens == 5
 

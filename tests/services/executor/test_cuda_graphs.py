@@ -22,7 +22,7 @@ from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.graphs.capture_sizes import graph_shapes
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Function
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.stepping import (
     CPU,
@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 def graph_driver(model: DecoderModel, prompts: Sequence[int] = ()) -> Driver:
     """The KV cache holds NaN wherever no request has written, after the capture too."""
-    runner = ModelRunner(model, LIMITS, 64, CPU)
+    runner = assemble(model, LIMITS, 64, CPU)
     capture_graphs(runner, SIZES, lambda fraction, text: None, ReplayedFunction, prompts)
     for layer in model.attention_layers:
         layer.kv_cache.fill_(float("nan"))
@@ -206,7 +206,7 @@ class Called(TorchDispatchMode):
 
 def test_a_step_with_prompts_is_one_launch_and_what_samples(model: DecoderModel) -> None:
     """Whatever the model's layers are."""
-    driver = Driver(ModelRunner(model, LIMITS, 64, CPU), 64)
+    driver = Driver(assemble(model, LIMITS, 64, CPU), 64)
     capture_graphs(driver.runner, SIZES, lambda fraction, text: None, Nothing, PROMPTS)
     driver.add(0, prompt(20))
     driver.add(1, prompt(60, seed=1))

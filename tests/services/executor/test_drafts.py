@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from pagewire.services.executor.step.step import InvalidStep, StepOutput
 from tests.services.executor.drafting import KnownTexts
@@ -111,11 +111,11 @@ def recorded_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
 
     limits = LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens
     graphs = RecordedSteps(*limits, max_draft_tokens=proposer.max_draft_tokens)
-    return Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs, proposer=proposer), 64)
+    return Driver(assemble(model, LIMITS, 64, CPU, graphs=graphs, proposer=proposer), 64)
 
 
 def graph_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
-    runner = ModelRunner(model, LIMITS, 64, CPU, proposer=proposer)
+    runner = assemble(model, LIMITS, 64, CPU, proposer=proposer)
     capture_graphs(runner, (1, 2, 4, 7), lambda fraction, text: None, ReplayedFunction, prompts=(8, 24, 64))
     return Driver(runner, 64)
 

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor import stats
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.grammar.matcher import TokenBits
 from pagewire.services.executor.loading import served_model
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.service.session import DeviceError
 from pagewire.services.executor.start import startup
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.failures import Cause, find_failures
 from pagewire.services.executor.step.step import Step
 from pagewire.v1 import executor_pb2
@@ -249,7 +250,7 @@ async def test_results_say_who_has_failed(address: str, model: DecoderModel, run
 async def test_a_model_without_numbers_is_told_from_requests(address: str, tmp_path: Path) -> None:
     """Nobody is blamed when it breaks under them."""
     model = tiny_llama(tmp_path)
-    async with serving(address, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
+    async with serving(address, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
         call = await opened(service)
         for step in (entering(1, 0, prompt(9)), entering(2, 1, prompt(7), 0)):
             await call.write(step)
@@ -278,9 +279,7 @@ async def test_requests_without_numbers_are_told_from_a_model(address: str, mode
         await call.write(both)
         error = await error_of(call)
         assert error.code() is grpc.StatusCode.UNKNOWN
-        assert (
-            error.details() == "a step failed: NoNumbers: no request of the step had numbers (NaN) for its next token"
-        )
+        assert error.details() == "a step failed: OnlyNan: all requests of the step yielded NaN for their next token"
         call = await opened(service)
         for step_id in (1, 2):
             await call.write(entering(step_id, step_id, [NAN, 5]))

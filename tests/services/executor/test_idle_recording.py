@@ -15,10 +15,10 @@ import pytest
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.idle_recording import IdleRecording
 from pagewire.services.executor.service.session import Session
 from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Blocks, NewRequest, Step
 from pagewire.v1 import executor_pb2
@@ -101,7 +101,7 @@ def _blocks(request_id: int) -> Blocks:
 @contextmanager
 def executor(model: Model, quiet: float) -> Iterator[Executor]:
     steps = Steps()
-    worker = Worker(lambda: (ModelRunner(model, LIMITS, 20, CPU, graphs=steps), INFO), on_cuda=False, quiet=quiet)
+    worker = Worker(lambda: (assemble(model, LIMITS, 20, CPU, graphs=steps), INFO), on_cuda=False, quiet=quiet)
     worker.start()
     worker.loaded.result(30)
     try:
@@ -114,7 +114,7 @@ def executor(model: Model, quiet: float) -> Iterator[Executor]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Warm, as after a start."""
     model = tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
-    ModelRunner(model, LIMITS, 20, CPU, graphs=Steps()).dummy_run(1, 1)
+    assemble(model, LIMITS, 20, CPU, graphs=Steps()).dummy_run(1, 1)
     return model
 
 

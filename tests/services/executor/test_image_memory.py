@@ -11,10 +11,10 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.images import image_inputs
 from pagewire.services.executor.loading import served_model
 from pagewire.services.executor.models.vision.vision_language import VisionLanguageModel
-from pagewire.services.executor.runner import image_inputs
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.memory_profile import profile_run
 from pagewire.services.executor.start.phases import Phases
 from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
@@ -66,7 +66,7 @@ def test_the_largest_images_are_profiled(
     monkeypatch.setattr(image_inputs, "MAX_IMAGE_BYTES", max_bytes)
     model = vision_model(tmp_path)
     tower = Tower(model, monkeypatch)
-    profile_run(ModelRunner(model, LIMITS, 1, CPU))
+    profile_run(assemble(model, LIMITS, 1, CPU))
     assert tower.encoded == largest
 
 
@@ -74,7 +74,7 @@ def test_a_model_too_short_for_an_image_is_profiled_without(tmp_path: Path, monk
     save_tiny_vision(tmp_path, llava_config())
     model = vision_model(tmp_path)
     tower = Tower(model, monkeypatch)
-    profile_run(ModelRunner(model, Limits(4, 20, 4, 8), 1, CPU))
+    profile_run(assemble(model, Limits(4, 20, 4, 8), 1, CPU))
     assert not tower.encoded
 
 

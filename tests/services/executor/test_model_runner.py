@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.step import Blocks, InvalidStep, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.stepping import (
@@ -298,7 +298,7 @@ def step_of(scheduled: dict[int, int], *new: NewRequest, blocks: list[int] | Non
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_steps_that_contradict_what_is_known_are_refused(model: DecoderModel, step: Step, message: str):
-    runner = ModelRunner(model, LIMITS, 64, CPU)
+    runner = assemble(model, LIMITS, 64, CPU)
     with pytest.raises(InvalidStep, match=message):
         runner.execute(step)
     runner.reset()

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.graph_capture import capture_graphs
-from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.start.startup import start_runner
 from pagewire.services.executor.step.dummy_step import DUMMY_SAMPLING
 from pagewire.services.executor.step.step import Blocks, NewRequest, Step
 from tests.services.executor.models.test_encoders import inputs, save, texts_and_pairs

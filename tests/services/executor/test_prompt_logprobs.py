@@ -9,9 +9,9 @@ import torch
 from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.runner import prompt_logprobs
-from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.service.convert import result_to_proto
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from pagewire.services.executor.step.prompt_lines import PromptLines
 from pagewire.services.executor.step.step import HostTokens, InvalidStep
@@ -86,13 +86,13 @@ def test_a_thread_may_wait_for_a_later_step_first(model: DecoderModel):
 
 def test_recorded_steps_tell_the_same(model: DecoderModel):
     expected = sampled_lines(model, PROMPT, 3)
-    driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
+    driver = Driver(assemble(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
     for _ in range(2):  # recorded, then replayed
         check_equal(score(driver, PROMPT, [13, 8]), expected)
 
 
 def test_graphs_tell_the_same(model: DecoderModel):
-    runner = ModelRunner(model, LIMITS, 64, CPU)
+    runner = assemble(model, LIMITS, 64, CPU)
     capture_graphs(runner, (1,), lambda fraction, text: None, ReplayedFunction, prompts=(8, 24))
     check_equal(score(Driver(runner, 64), PROMPT, [13, 8]), sampled_lines(model, PROMPT, 3))
 
@@ -100,7 +100,7 @@ def test_graphs_tell_the_same(model: DecoderModel):
 def test_steps_that_look_like_decoding_tell_the_same(model: DecoderModel):
     """One token of the prompt beside one of another request, recorded with its sampling."""
     text, expected = alone(model, prompt(9), 22), sampled_lines(model, PROMPT, 3)
-    driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
+    driver = Driver(assemble(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
     driver.add(1, prompt(9))
     driver.step({1: 9})
     driver.add(0, PROMPT, SCORED)
@@ -193,7 +193,7 @@ def test_cached_tokens_are_refused(model: DecoderModel):
 @pytest.mark.parametrize("mode", LogprobsMode)
 def test_modes_tell_logits_or_log_probabilities_of_what_the_model_says(model: DecoderModel, mode: LogprobsMode):
     """Nothing is processed before a prompt's tokens."""
-    driver = Driver(ModelRunner(model, LIMITS, 64, CPU, logprobs_mode=mode), 64)
+    driver = Driver(assemble(model, LIMITS, 64, CPU, logprobs_mode=mode), 64)
     lines, expected = score(driver, PROMPT, [21], VOCAB_SIZE), sampled_lines(model, PROMPT, VOCAB_SIZE)
     if mode.is_logits:
         assert np.abs(np.exp(lines.logprobs[:, 1:]).sum(1) - 1).min() > 0.1

@@ -20,9 +20,9 @@ from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Function
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Group
-from pagewire.services.executor.parallel.tokens import Tokens
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.sampling.tokens import Tokens
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.speculation.test_exactness import NUM_TOKENS, Follower, generate

@@ -17,7 +17,7 @@ from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.models.tiny import load, save_tiny
@@ -55,7 +55,7 @@ def recorded_steps(limits: Limits = LIMITS, most_tokens: int = MOST_TOKENS) -> R
 
 def recorded_driver(model: Model, limits: Limits = LIMITS, most_tokens: int = MOST_TOKENS) -> Driver:
     """The KV cache holds NaN wherever no request has written."""
-    runner = ModelRunner(model, limits, 64, CPU, graphs=recorded_steps(limits, most_tokens))
+    runner = assemble(model, limits, 64, CPU, graphs=recorded_steps(limits, most_tokens))
     for layer in model.attention_layers:
         layer.kv_cache.fill_(float("nan"))
     return Driver(runner, 64)
@@ -87,7 +87,7 @@ def test_families(tmp_path: Path, family: str) -> None:
     save_tiny(tmp_path, family, **FAMILIES[family], vocab_size=VOCAB_SIZE, max_position_embeddings=96)
     model = load(tmp_path)
     steps = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, requests=(2, 5))
-    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=steps)
+    runner = assemble(model, LIMITS, 64, CPU, graphs=steps)
     for layer in model.attention_layers:
         layer.kv_cache.fill_(float("nan"))
     while runner.record_missing():
@@ -105,7 +105,7 @@ def test_experts_in_every_form(tmp_path: Path, config: dict[str, Any], dtype: st
     model = tiny_llama(tmp_path, dtype=dtype, **config)
     before, tokens = graph_steps("replayed"), []
     for graphs in (None, recorded_steps(most_tokens=0)):
-        driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs), 64)
+        driver = Driver(assemble(model, LIMITS, 64, CPU, graphs=graphs), 64)
         for request_id in range(3):
             driver.add(request_id, prompt(9 + request_id, seed=request_id))
         driver.step({0: 9, 1: 10, 2: 11})
@@ -121,7 +121,7 @@ def test_models_in_transformers_code(tmp_path: Path, family: str) -> None:
     """Nothing in their steps depends on what Python sees, either."""
     save_tiny(tmp_path, family, vocab_size=200, max_position_embeddings=96, head_dim=8)
     model = load(tmp_path, model_impl="transformers")
-    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=recorded_steps(most_tokens=16))
+    runner = assemble(model, LIMITS, 64, CPU, graphs=recorded_steps(most_tokens=16))
     before = graph_steps("replayed")
     check_random_steps(model, Driver(runner, 64), 7)
     assert graph_steps("replayed") > before
@@ -246,7 +246,7 @@ def test_drafts_add_few_recordings() -> None:
 def test_steps_of_many_tokens_run_eagerly(model: DecoderModel) -> None:
     """Those that would be padded beyond what a step may have, too."""
     limits = replace(LIMITS, max_num_batched_tokens=20)
-    driver = Driver(ModelRunner(model, limits, 64, CPU, graphs=recorded_steps(limits)), 64)
+    driver = Driver(assemble(model, limits, 64, CPU, graphs=recorded_steps(limits)), 64)
     driver.add(0, prompt(40))
     before = {mode: graph_steps(mode) for mode in ("captured", "replayed", "eager")}
     driver.step({0: 20})
@@ -281,7 +281,7 @@ def test_steps_of_the_default_model_are_replayed(smollm2_gguf: Path, quantizatio
     model = load_model(smollm2_gguf, dtype="bfloat16", device=CPU, max_model_len=128, quantization=quantization)
     before, tokens = graph_steps("replayed"), []
     for graphs in (None, recorded_steps()):
-        driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs), 64)
+        driver = Driver(assemble(model, LIMITS, 64, CPU, graphs=graphs), 64)
         for request_id in range(3):
             driver.add(request_id, prompt(9 + request_id, seed=request_id))
         driver.step({0: 9, 1: 10, 2: 11})

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.runner import image_inputs
+from pagewire.services.executor.images import image_inputs
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service import convert
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.v1 import common_pb2, executor_pb2
 from tests.services.executor.models.tiny import load
@@ -69,7 +70,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path, config = tmp_path_factory.mktemp(request.param), CONFIGS[request.param]
     reference = save_tiny_vision(path, config)
     good = ImagePrompt(config, [5, 6], tensors(config, 1), [7])
-    runner = ModelRunner(load(path), LIMITS, 64, CPU, image_cache_bytes=1 << 20)
+    runner = assemble(load(path), LIMITS, 64, CPU, image_cache_bytes=1 << 20)
     return Served(config, runner, good, good.expected(reference, 1)[0])
 
 

@@ -17,13 +17,15 @@ from safetensors.torch import load_file, save_file
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.services.executor.device import memory
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.loading.twins import Differs
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.service.replacement import load_weights
+from pagewire.services.executor.runner.probe import BrokenModel
+from pagewire.services.executor.service.convert import first_weights
+from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.probe import BrokenModel
-from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.wire import rpc
@@ -232,7 +234,10 @@ async def test_who_asks_over_grpc_installs_what_was_loaded_and_nothing_else(tmp_
     config, runner, info = started(tmp_path / "a")
     before = generated(runner)
     worker = Worker(lambda: (runner, info), on_cuda=False)
-    servicer = ExecutorServicer(worker, load_weights=partial(load_weights, config))
+    load_weights_of = partial(load_weights, config)
+    servicer = ExecutorServicer(
+        worker, make_weights=lambda info: Replacements(worker, load_weights_of, first_weights(info))
+    )
     server = rpc.Server([sockets], shutdown_timeout=1.0)
     add = executor_pb2_grpc.add_ExecutorServiceServicer_to_server
     server.add(servicer, add, "pagewire.v1.ExecutorService")

@@ -14,12 +14,15 @@ import pytest
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.batch.kv_cache import KVGroup
+from pagewire.services.executor.device.errors import DeviceError
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.servicer import ExecutorServicer
-from pagewire.services.executor.service.session import DeviceError, Session
+from pagewire.services.executor.service.session import Session
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.startup import ExecutorInfo, start_runner
+from pagewire.services.executor.start.assembly import assemble
+from pagewire.services.executor.start.startup import start_runner
 from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.telemetry import metrics
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
@@ -92,7 +95,7 @@ async def serving(
 
 @pytest.fixture
 async def service(socket: str, model: Model) -> AsyncIterator[Service]:
-    async with serving(socket, lambda: (ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
+    async with serving(socket, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
         yield service
 
 
@@ -227,7 +230,7 @@ async def test_results_of_submitted_steps_come_before_the_end(service: Service):
 
 async def test_memory_is_given_back_after_large_steps(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     returned = threading.Event()
-    monkeypatch.setattr("pagewire.services.executor.service.servicer.MOST_TOKENS", 8)
+    monkeypatch.setattr("pagewire.services.executor.service.servicer.LARGE_STEP", 8)
     monkeypatch.setattr("pagewire.process.memory_return.release_unused_memory", returned.set)
     monkeypatch.setattr("pagewire.process.memory_return._QUIET_S", 0.01)
     call = await opened(service)
@@ -337,7 +340,7 @@ async def test_calls_wait_until_the_model_is_loaded(socket: str, model: Model):
 
     def start() -> tuple[ModelRunner, ExecutorInfo]:
         may_load.wait(10)
-        return ModelRunner(model, LIMITS, NUM_BLOCKS, CPU), INFO
+        return assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO
 
     async with serving(socket, start, wait=False) as service:
         impatient, described = (service.stub.Describe(executor_pb2.DescribeRequest()) for _ in range(2))

@@ -16,12 +16,13 @@ from pagewire.services.executor import stats
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.memory import OutOfMemoryError
+from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.phases import Phases
 from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
-from pagewire.services.executor.start.startup import ExecutorInfo, resolve_device, start_runner
+from pagewire.services.executor.start.startup import resolve_device, start_runner
 from pagewire.services.executor.step.limits import Limits
 from tests.services.executor.fake_meter import FakeMeter
 from tests.services.executor.stepping import CPU, Driver, prompt, write_tiny_llama

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.drafting import KnownTexts
@@ -39,7 +39,7 @@ def generate(directory: Path, model: str) -> dict[int, list[int]]:
     """request id -> tokens; model: a key of MODELS"""
     # Most drafts are wrong, whoever computes.
     proposer = KnownTexts([], 0.0, max_draft_tokens=1)
-    runner = ModelRunner(tiny_llama(directory, **MODELS[model]), LIMITS, 32, CPU, proposer=proposer)
+    runner = assemble(tiny_llama(directory, **MODELS[model]), LIMITS, 32, CPU, proposer=proposer)
     with nothing_computed():
         capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction, prompts=(24,))
     driver = Driver(runner, 32)

@@ -28,8 +28,8 @@ from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.speculation.ngram import NgramProposer
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.warm_up import warm_up
 from pagewire.services.executor.step.limits import Limits
 from tests.kernels.grouped_weights import grouped_weight
@@ -110,7 +110,7 @@ def main() -> int:
     assert isinstance(model, DecoderModel)
     quantize(model)
     limits = Limits(int(sys.argv[2]), max_num_batched_tokens=1024, max_model_len=96, block_size=BLOCK_SIZE)
-    runner = ModelRunner(model, limits, 4096, CPU, proposer=NgramProposer(2, 5, 2))
+    runner = assemble(model, limits, 4096, CPU, proposer=NgramProposer(2, 5, 2))
     warm_up(runner, torch.device("cuda"))
     warmed_up = len(forms)
     for num_reqs, length, sampling in product((1, 3, 8, 129), (1, 3, 20), EXTRAS):

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from pagewire.kernels.ops.definition import implementation
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama
 
@@ -78,7 +78,7 @@ class Nodes(TorchDispatchMode):
 
 
 def step_nodes(directory: Path, num_layers: int, num_reqs: int, changes: dict[str, Any]) -> Counter[str]:
-    runner = ModelRunner(tiny_llama(directory, num_hidden_layers=num_layers, **changes), _LIMITS, 32, CPU)
+    runner = assemble(tiny_llama(directory, num_hidden_layers=num_layers, **changes), _LIMITS, 32, CPU)
     driver = Driver(runner, 32)
     for request_id in range(num_reqs):
         driver.add(request_id, prompt(3, seed=request_id))

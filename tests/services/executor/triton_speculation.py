@@ -33,6 +33,7 @@ from pagewire.services.executor.speculation.load_head import load_head
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import SelfDraft
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_shapes
 from pagewire.services.executor.step.step import Step
 from tests.kernels.interpreted import nothing_computed
@@ -98,8 +99,8 @@ def capture_some(runner: ModelRunner) -> None:
     sizes = (3,)
     shapes = graph_shapes(sizes, LIMITS, NUM_DRAFTS)
     capture_shapes(runner, shapes[:1], lambda fraction, text: None, ReplayedFunction)
-    few = [shape for shape in runner.drafter.graph_shapes(sizes) if shape.num_tokens in (3, 16)]
-    runner.drafter.capture(few, lambda fraction, text: None, ReplayedFunction)
+    few = [shape for shape in runner.proposer.graph_shapes(sizes) if shape.num_tokens in (3, 16)]
+    runner.proposer.capture(few, lambda fraction, text: None, ReplayedFunction)
 
 
 def generate(directory: Path, method: str, *, depth: int) -> tuple[list[list[int]], list[list[list[int]]]]:
@@ -107,7 +108,7 @@ def generate(directory: Path, method: str, *, depth: int) -> tuple[list[list[int
     no tensor until it takes a result."""
     model, proposer = make(directory, method)
     watched: Any = Watched(proposer)
-    runner = ModelRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=watched)
+    runner = assemble(model, LIMITS, NUM_BLOCKS, CPU, proposer=watched)
     with nothing_computed():
         capture_some(runner)
     driver = Driver(runner, NUM_BLOCKS)

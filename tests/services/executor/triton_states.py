@@ -16,7 +16,7 @@ import torch
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.models.mamba2 import Mamba2Model
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.kernels.interpreted import nothing_computed
 from tests.services.executor.models.tiny import load
@@ -45,7 +45,7 @@ def generate(directory: Path) -> dict[int, list[int]]:
     for name, target in model.load_targets().items():
         if not name.endswith(("norm.weight", "A_log")):
             target.normal_(0.0, 0.5, generator=generator)
-    runner = ModelRunner(model, LIMITS, 32, CPU)
+    runner = assemble(model, LIMITS, 32, CPU)
     with nothing_computed():
         capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction)
     driver = Driver(runner, 32)

@@ -16,7 +16,7 @@ from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.routing import Router
 from pagewire.services.executor.models.experts.deepseek_v2 import DeepseekModel
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 from tests.services.executor.paged_batch import PagedBatch
 from tests.services.executor.stepping import (
@@ -174,7 +174,7 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def test_steps_are_recorded_and_change_no_token(lite: Model) -> None:
     from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
-    runner = ModelRunner(lite, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64, requests=(2, 5)))
+    runner = assemble(lite, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64, requests=(2, 5)))
     for layer in lite.attention_layers:
         layer.kv_cache.fill_(float("nan"))
     while runner.record_missing():

@@ -54,10 +54,10 @@ def test_linear_biases_are_refused() -> None:
 @pytest.mark.parametrize("family", ["GPTNeoX", "GPT2"])
 def test_recorded_steps_change_no_token(tmp_path: Path, family: str) -> None:
     from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
-    from pagewire.services.executor.runner.model_runner import ModelRunner
+    from pagewire.services.executor.start.assembly import assemble
     from tests.services.executor.stepping import CPU, LIMITS, Driver
 
     save_tiny(tmp_path, family, vocab_size=200, max_position_embeddings=96, n_positions=96)
     model = load(tmp_path)
-    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 32))
+    runner = assemble(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 32))
     check_random_steps(model, Driver(runner, 64), seed=1)

@@ -19,6 +19,7 @@ from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.startup import start_runner
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.loading.quantization.checkpoints import assert_loads_as
@@ -123,7 +124,7 @@ def test_requests_come_and_go_and_each_has_the_tokens_it_has_alone(model: Model)
 def test_steps_are_recorded_and_change_no_token(model: Model) -> None:
     from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
-    runner = ModelRunner(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64, requests=(2, 5)))
+    runner = assemble(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64, requests=(2, 5)))
     make_states_nan(runner)
     while runner.record_missing():
         pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.models.test_deepseek import LATENT
 from tests.services.executor.models.test_mamba2 import SIZES
@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_graphs_change_no_token(tmp_path: Path, family: str) -> None:
     save_tiny(tmp_path, family, vocab_size=VOCAB_SIZE, max_position_embeddings=96, **FAMILIES[family])
     model = load(tmp_path)
-    runner = ModelRunner(model, LIMITS, 64, CPU)
+    runner = assemble(model, LIMITS, 64, CPU)
     capture_graphs(runner, (1, 8), lambda fraction, text: None, ReplayedFunction, prompts=(16, 24, 40))
     for cache in runner.kv_caches:
         cache.fill_(float("nan"))

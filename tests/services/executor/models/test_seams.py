@@ -17,7 +17,7 @@ from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.startup import start_runner
 from tests.services.executor.models.toy import TOY, WINDOW, ToyModel, write_toy
 from tests.services.executor.stepping import CPU, LIMITS, Driver, check_random_steps, make_driver, prompt
@@ -176,7 +176,7 @@ def test_the_executor_starts_with_it(tmp_path: Path, kinds: Sequence[str]) -> No
 def test_a_model_without_a_kv_cache_runs(tmp_path: Path) -> None:
     model = with_telling_weights(load_toy(tmp_path, ("free",)))
     assert kv_cache.allocate(model, [], 4, CPU) == [] and kv_cache.kv_groups(model, 8, LIMITS) == ()
-    driver = Driver(ModelRunner(model, LIMITS, 64, CPU), 64)
+    driver = Driver(assemble(model, LIMITS, 64, CPU), 64)
     driver.add(0, prompt(6))
     driver.step({0: 6})
     assert driver.tokens[0] == [int(model.dense_logits(prompt(6))[-1].argmax())]

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
+from pagewire.services.executor.images.embedding_cache import EmbeddingCache
 from pagewire.services.executor.models.vision.vision_language import VisionLanguageModel
-from pagewire.services.executor.runner.image_inputs import EmbeddingCache
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from tests.services.executor.models.tiny import load
 from tests.services.executor.models.tiny_vision import (
     ImagePrompt,
@@ -41,7 +41,7 @@ CONFIGS = {
 
 def driver_of(path: Path, *, recorded: bool = True, cache_bytes: int = 1 << 20) -> Driver:
     graphs = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens) if recorded else None
-    runner = ModelRunner(load(path), LIMITS, 64, CPU, graphs=graphs, image_cache_bytes=cache_bytes)
+    runner = assemble(load(path), LIMITS, 64, CPU, graphs=graphs, image_cache_bytes=cache_bytes)
     return Driver(runner, 64)
 
 

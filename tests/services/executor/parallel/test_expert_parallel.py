@@ -19,7 +19,7 @@ from pagewire.services.executor.loading.served_model import load_served
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from tests.kernels.test_collectives import on_ranks as on_threads
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.models.test_experts import write_experts
@@ -82,7 +82,7 @@ def test_recorded_steps(tmp_path: Path) -> None:
     def generate(ranks: Communicator) -> dict[int, list[int]]:
         model = load(tmp_path, tensor=ranks, whole_experts=ranks is not ALONE)
         graphs = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
-        driver = Driver(ModelRunner(model, LIMITS, 64, CPU, graphs=graphs), 64)
+        driver = Driver(assemble(model, LIMITS, 64, CPU, graphs=graphs), 64)
         for request_id in range(3):
             driver.add(request_id, prompt(9 + request_id, seed=request_id))
         driver.step({0: 9, 1: 10, 2: 11})

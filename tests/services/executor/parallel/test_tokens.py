@@ -8,7 +8,7 @@ from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 from pagewire.services.executor.parallel.group import LEADER, Group
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
 from pagewire.services.executor.parallel.tokens import tokens_of
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from tests.kernels.test_collectives import on_ranks
 from tests.services.executor.stepping import CPU, GREEDY, LIMITS, Driver, prompt, sampling_params, tiny_llama
 
@@ -25,7 +25,7 @@ def generate(path: Path, group: Group, recorded: bool) -> list[list[int]]:
     """Those without extras first, alone; then all, one with its prompt in two steps; a row is used again."""
     graphs = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens) if recorded else None
     tokens = tokens_of(group, LIMITS.max_num_seqs, CPU)
-    driver = Driver(ModelRunner(tiny_llama(path), LIMITS, NUM_BLOCKS, CPU, graphs=graphs, tokens=tokens), NUM_BLOCKS)
+    driver = Driver(assemble(tiny_llama(path), LIMITS, NUM_BLOCKS, CPU, graphs=graphs, tokens=tokens), NUM_BLOCKS)
     params = WANTED if group.rank == LEADER else [GREEDY] * len(WANTED)
     results = []
     for round in range(2):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from pagewire.services.executor.ranks.step_message import step_to_proto
 from pagewire.services.executor.service import convert
 from pagewire.services.executor.step.step import Blocks, Image, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
@@ -31,7 +32,7 @@ def test_a_step_for_other_ranks_says_what_they_need():
         new_requests=[request],
         num_draft_tokens=np.array([2, 0]),
     )
-    told = convert.step_from_proto(convert.step_to_proto(step))
+    told = convert.step_from_proto(step_to_proto(step))
     (new,) = told.new_requests
     np.testing.assert_equal(vars(told) | {"new_requests": []}, vars(step) | {"new_requests": []})
     assert new.sampling.temperature == 0 and new.sampling.prompt_logprobs == 2 and not new.sampling.bad_words

@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.look_ahead import fill_masks, fitting
-from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
+from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.communicator import ALONE
-from pagewire.services.executor.parallel.tokens import OWN_TOKENS, LeadersTokens, Tokens
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.parallel.tokens import LeadersTokens
 from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.ngram import NgramProposer
+from pagewire.services.executor.start.assembly import assemble
+from pagewire.services.executor.step.matcher import Matcher
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
 from tests.services.executor.constrained import (
     DIGITS,
@@ -87,7 +89,7 @@ class Tiny:
         return grammar
 
     def driver(self, proposer: Proposer | None = None, tokens: Tokens = OWN_TOKENS) -> Driver:
-        return Driver(ModelRunner(self.model, LIMITS, 320, CPU, proposer=proposer, tokens=tokens), 320)
+        return Driver(assemble(self.model, LIMITS, 320, CPU, proposer=proposer, tokens=tokens), 320)
 
     def generate(self, driver: Driver, num_drafts: int, depth: int = 1) -> dict[str, int]:
         """Some tokens of each kind, all at the same time and `depth` steps in flight. By kind, in how many steps."""

@@ -17,11 +17,13 @@ from pagewire.services.executor.batch.input_batch import InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.ranks.step_message import step_to_proto
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.proposer import Proposer
-from pagewire.services.executor.service.convert import step_from_proto, step_to_proto
+from pagewire.services.executor.service.convert import step_from_proto
 from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.speculation.suffix import SuffixProposer
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
@@ -142,7 +144,7 @@ def test_the_distribution_is_the_models(default_model: Model, num_draws: int, mo
     """Of a token in whose place there was a draft, and of the one behind it, where the draft was right."""
     text, draft, num_reqs = [504, 6376, 314], 260, 64  # "The sky is", " the"
     limits = Limits(num_reqs, 4 * num_reqs, 64, 8, 8)
-    runner = ModelRunner(default_model, limits, num_reqs, CPU, proposer=OneToken(draft))
+    runner = assemble(default_model, limits, num_reqs, CPU, proposer=OneToken(draft))
     counts = torch.zeros(2, default_model.config.vocab_size, dtype=torch.int64)
     probabilities = steady_logits(default_model, runner, text, monkeypatch).softmax(-1)
     for start in range(0, num_draws, num_reqs):

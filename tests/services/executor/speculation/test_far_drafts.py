@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.services.executor.graphs.cuda_graphs import Function
-from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.far_memory import far_memory
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt
@@ -50,7 +50,7 @@ def test_all_that_a_drafter_computes_is_replayed(tmp_path: Path, method: str) ->
 
     with far_memory():
         model, proposer = make(tmp_path, method)
-        runner = ModelRunner(model, LIMITS, NUM_BLOCKS, CPU, proposer=proposer)
+        runner = assemble(model, LIMITS, NUM_BLOCKS, CPU, proposer=proposer)
         capture_graphs(runner, (1, 2, 4), lambda fraction, text: None, record, prompts=(24, 40))
         driver = Driver(runner, NUM_BLOCKS)
         for request_id in range(2):

@@ -16,10 +16,11 @@ from pagewire.errors import StartupError
 from pagewire.services.executor.models.pooling import LAST_STATE
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Group
-from pagewire.services.executor.parallel.tokens import Tokens
 from pagewire.services.executor.ranks.outcomes import Outcomes
+from pagewire.services.executor.ranks.step_message import step_to_proto
 from pagewire.services.executor.runner.proposer import Proposer
-from pagewire.services.executor.service.convert import step_from_proto, step_to_proto
+from pagewire.services.executor.sampling.tokens import Tokens
+from pagewire.services.executor.service.convert import step_from_proto
 from pagewire.services.executor.speculation.build import make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter

@@ -19,10 +19,11 @@ from pagewire.config.sampling_params import with_defaults
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.grammar.constrained_drafts import num_equal
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.constrained import num_equal
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.proposer import Proposer
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Blocks, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
@@ -111,7 +112,7 @@ class Texts:
             max_model_len=self._max_len,
         )
         proposer = Known(num_drafts, np.array(prompt + output, dtype=np.int32)) if num_drafts else None
-        runner = ModelRunner(self._model, limits, num_requests * blocks, torch.device("cpu"), proposer=proposer)
+        runner = assemble(self._model, limits, num_requests * blocks, torch.device("cpu"), proposer=proposer)
         is_new, found, known = not output, dict[int, Tensor](), 0
         with captured(self._model) as computed:
             while known < self._num_tokens:

@@ -10,8 +10,7 @@ reads is its sender's fault: the request is computed as text, and the scheduler 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +21,7 @@ from pagewire.services.executor import stats
 from pagewire.services.executor.batch.input_batch import InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.images.embedding_cache import EmbeddingCache
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.vision.image_forms import PIXELS
 from pagewire.services.executor.models.vision.vision_model import RotatesByAxes, VisionModel
@@ -62,8 +62,7 @@ class ImageInputs:
         """Forgets all requests; the embeddings stay."""
         self._prompts.clear()
 
-    def forget_embeddings(self) -> None:
-        """They are of other weights."""
+    def on_other_weights(self) -> None:
         self._cache.clear()
 
     @property
@@ -228,31 +227,3 @@ class _Parts:
             rope_positions=uploaded.get("rope_positions"),
             rope_tokens=uploaded.get("rope_tokens"),
         )
-
-
-class EmbeddingCache:
-    """Embeddings of images by what tells them apart; those longest unused go first."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._entries: OrderedDict[Hashable, Tensor] = OrderedDict()
-
-    def clear(self) -> None:
-        self._entries.clear()
-        self._num_bytes = 0
-
-    def get(self, key: Hashable) -> Tensor | None:
-        if key in self._entries:
-            self._entries.move_to_end(key)
-        return self._entries.get(key)
-
-    def put(self, key: Hashable, embeddings: Tensor) -> None:
-        """Embeddings that are not in it; they are not kept if they alone are too many."""
-        if embeddings.nbytes > self._max_bytes:
-            return
-        self._entries[key] = embeddings
-        self._num_bytes += embeddings.nbytes
-        while self._num_bytes > self._max_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self._num_bytes -= oldest.nbytes

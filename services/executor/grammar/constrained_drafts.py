@@ -14,27 +14,29 @@ import numpy as np
 import torch
 
 from pagewire.services.executor.batch.block_table import BlockTables
-from pagewire.services.executor.batch.input_batch import InputBatch
+from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device import host_memory
 from pagewire.services.executor.device.upload import upload
-from pagewire.services.executor.runner.proposer import NOBODY_DRAFTS, Proposer
-from pagewire.services.executor.sampling.constraints import Constraints
+from pagewire.services.executor.grammar.constraints import GrammarConstraints
+from pagewire.services.executor.graphs.cuda_graphs import Record
+from pagewire.services.executor.progress import Progress
+from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.step.step import PendingResults, Step
 
 
-def constrained(proposer: Proposer | None, device: torch.device, *, is_alone: bool) -> Proposer:
-    """is_alone: as of `Constrained`."""
-    return NOBODY_DRAFTS if proposer is None else Constrained(proposer, device, is_alone=is_alone)
-
-
-class Constrained(Proposer):
+class ConstrainedDrafts(Proposer):
     """Another one's drafts, as far as they may follow. Steps of a model are the other one's."""
 
-    def __init__(self, proposer: Proposer, device: torch.device, *, is_alone: bool) -> None:
-        """is_alone: no other rank must draft the same. Only one of them has matchers."""
+    def __init__(
+        self, proposer: Proposer, constraints: GrammarConstraints, device: torch.device, *, is_alone: bool
+    ) -> None:
+        """constraints: those of the runner. is_alone: no other rank has to draft the same; only one of them has
+        matchers."""
         self._proposer = proposer
+        self._constraints = constraints
         self.max_draft_tokens = proposer.max_draft_tokens
+        self.kv_caches = proposer.kv_caches
         self._chooses = is_alone and host_memory.is_shared(device)
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -44,7 +46,7 @@ class Constrained(Proposer):
         num_drafted = self._proposer.propose(step, batch, state, block_tables)
         if batch.num_samples is not None and step.num_draft_tokens is not None:
             num_drafted = self._restrict(num_drafted, step.num_draft_tokens, batch, batch.num_samples, state)
-        state.sampling.constraints.fill_masks()
+        self._constraints.fill_masks()
         return num_drafted
 
     def _restrict(
@@ -56,7 +58,7 @@ class Constrained(Proposer):
         state: RequestState,
     ) -> np.ndarray | None:
         """How many drafts there are, int64 [num_reqs]; num_drafted: that so many are offered."""
-        constraints = state.sampling.constraints
+        constraints = self._constraints
         # As `SamplingState.prepare` asks for masks.
         num_tokens = state.num_tokens[batch.sampled_rows] + num_samples - 1 if state.is_exact else None
         restricted = constraints.are_restricted(batch.sampled_rows, num_tokens)
@@ -66,28 +68,32 @@ class Constrained(Proposer):
         counts = num_asked.copy() if num_drafted is None else num_drafted
         rows, places = batch.sampled_rows[asked], batch.sampled[asked]
         if self._chooses:
-            counts[places] = self._choose(constraints, state, rows, counts[places], num_samples[asked] - 1)
+            counts[places] = self._choose(state, rows, counts[places], num_samples[asked] - 1)
         else:
-            self._show(constraints, state, rows, counts[places])
+            self._show(state, rows, counts[places])
         return counts
 
     def _choose(
-        self, constraints: Constraints, state: RequestState, rows: np.ndarray, counts: np.ndarray, most: np.ndarray
+        self,
+        state: RequestState,
+        rows: np.ndarray,
+        counts: np.ndarray,
+        most: np.ndarray,
     ) -> np.ndarray:
         """Behind the known tokens of rows [n] so many drafts [n] are offered; how many there are now, int64 [n].
         most [n]: how many there may be."""
         token_ids, starts = state.token_ids.numpy(), state.columns.num_tokens.numpy()[rows]
         bounds = list(zip(rows.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True))
         offered = [token_ids[row, start:end].tolist() for row, start, end in bounds]
-        drafts = constraints.fitting(rows.tolist(), offered, most.tolist())
+        drafts = self._constraints.fitting(rows.tolist(), offered, most.tolist())
         for (row, start, _), chosen in zip(bounds, drafts, strict=True):
             token_ids[row, start : start + len(chosen)] = chosen
         num_kept = [num_equal(*pair) for pair in zip(offered, drafts, strict=True)]
         self.on_other_drafts(rows, starts + num_kept)
-        constraints.look_ahead(rows.tolist(), lambda: drafts, max(map(len, drafts)))
+        self._constraints.look_ahead(rows.tolist(), lambda: drafts, max(map(len, drafts)))
         return np.array([len(chosen) for chosen in drafts], dtype=np.int64)
 
-    def _show(self, constraints: Constraints, state: RequestState, rows: np.ndarray, counts: np.ndarray) -> None:
+    def _show(self, state: RequestState, rows: np.ndarray, counts: np.ndarray) -> None:
         """The drafts go to the host, beside the forward pass."""
         most, token_ids = int(counts.max()), state.token_ids
         on_device = upload(token_ids.device, {"rows": rows})["rows"]
@@ -100,7 +106,7 @@ class Constrained(Proposer):
             lines = pending.wait()["drafts"].tolist()
             return [line[:count] for line, count in zip(lines, counts.tolist(), strict=True)]
 
-        constraints.look_ahead(rows.tolist(), drafts, most)
+        self._constraints.look_ahead(rows.tolist(), drafts, most)
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         self._proposer.on_other_drafts(rows, num_tokens)
@@ -110,6 +116,15 @@ class Constrained(Proposer):
 
     def on_other_weights(self) -> None:
         self._proposer.on_other_weights()
+
+    def record_missing(self) -> bool:
+        return self._proposer.record_missing()
+
+    def graph_shapes(self, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
+        return self._proposer.graph_shapes(sizes, prompts)
+
+    def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:
+        self._proposer.capture(shapes, progress, record)
 
 
 def num_equal(one: Sequence[int], other: Sequence[int]) -> int:

@@ -13,18 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 from llguidance import LLMatcher
 
 from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
 from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
-from pagewire.services.executor.grammar.matcher import GrammarMatcher, Matcher
+from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.services.executor.grammar.threads import grammar_thread
 from pagewire.services.executor.step.failures import Cause, Failure
+from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.step import NewRequest, Step
 from pagewire.v1.common_pb2 import Grammar, SamplingParams
+from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ def is_restricted(params: SamplingParams) -> bool:
 
 
 class Grammars:
-    """Used on the event loop. The vocabulary is read when the first grammar comes."""
+    """The `service.seams.Grammars` of llguidance. The vocabulary is read when the first grammar comes."""
 
     def __init__(
         self,
@@ -72,8 +75,15 @@ class Grammars:
             self._compiled.move_to_end(key)
         return await asyncio.shield(found)
 
+    async def check(self, grammar: Grammar) -> None:
+        try:
+            await self.compile(grammar)
+        except GrammarError as error:
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+
     async def attach(self, step: Step) -> Step:
-        """The step, in which each request that enters and needs a matcher has one, or fails."""
+        if not any(is_restricted(request.sampling) for request in step.new_requests):
+            return step
         return replace(step, new_requests=[await self._attach_to(request) for request in step.new_requests])
 
     async def _attach_to(self, request: NewRequest) -> NewRequest:

@@ -29,6 +29,7 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.pipe import Pipe
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
+from pagewire.services.executor.runner.stage import NO_EXCHANGE, StageExchange
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import DraftedStep, Step
 from pagewire.services.executor.step.step_context import Stream
@@ -41,37 +42,7 @@ def stream_of(model: Model, max_num_tokens: int, device: torch.device) -> Stream
     return Stream(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=stream_dtype, device=device))
 
 
-class OneStage:
-    """The whole model is here."""
-
-    is_last = True
-
-    def begin(self, step: Step, state: RequestState) -> None:
-        """The state is that before the step."""
-
-    def stream(self, num_tokens: int) -> Stream | None:
-        """Where the model finds and leaves what goes from stage to stage; num_tokens: padding included."""
-        return None
-
-    def receive(self, batch: InputBatch, state: RequestState) -> None:
-        """Waits for what the step needs of other stages."""
-
-    def pass_on(self, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> None:
-        """Sends the stream to the next stage. drafted: to be told what was gained, if the step has drafts."""
-
-    def tell(self, token_ids: Tensor | None) -> None:
-        """The step is computed, and int64 [R] were sampled; None: nobody was."""
-
-    @property
-    def times(self) -> StageTimes | None:
-        """Of the last step, to the last stage."""
-        return None
-
-
-ONE_STAGE = OneStage()
-
-
-class PipelineStage(OneStage):
+class PipelineStage(StageExchange):
     """One of several, each with a rank of its own or several that split its layers."""
 
     def __init__(
@@ -126,7 +97,7 @@ class PipelineStage(OneStage):
         self._behind.send((*self._earlier, *self._own_times()), (stream.hidden, stream.residual))
         self._ended = time.perf_counter_ns()
 
-    def tell(self, token_ids: Tensor | None) -> None:
+    def end(self, token_ids: Tensor | None) -> None:
         if token_ids is not None:
             for pipe in self._tokens:
                 pipe.send((), (token_ids,))
@@ -155,10 +126,12 @@ class PipelineStage(OneStage):
             sampled.write(token_ids, state)
 
 
-def stage_in(group: Group, model: Model, limits: Limits, device: torch.device, max_draft_tokens: int = 0) -> OneStage:
+def stage_in(
+    group: Group, model: Model, limits: Limits, device: torch.device, max_draft_tokens: int = 0
+) -> StageExchange:
     """What this rank does as a stage; model: its part."""
     if group.stage is WHOLE:
-        return ONE_STAGE
+        return NO_EXCHANGE
     stream, pipes = stream_of(model, limits.max_num_batched_tokens, device), group.pipes
     stream_bytes, token_bytes = (
         (stream.hidden.nbytes, stream.residual.nbytes),
@@ -171,43 +144,6 @@ def stage_in(group: Group, model: Model, limits: Limits, device: torch.device, m
         behind=None if pipes.behind is None else pipes.behind(stream_bytes),
         tokens=[end(token_bytes) for end in pipes.tokens],
         drafts=max_draft_tokens > 0,
-    )
-
-
-class TrialStage(OneStage):
-    """One of several that try weights which they have read, by a step of their own, while others go on: what one stage
-    gives to the next is told to all ranks. No token is sampled for a second step."""
-
-    def __init__(self, group: Group, stream: Stream) -> None:
-        """stream: as of PipelineStage."""
-        self._stage, self._ranks, self._ranks_of_stage = group.stage, group.loading, group.tensor.size
-        self.is_last = group.stage.is_last
-        self._stream = stream
-
-    def stream(self, num_tokens: int) -> Stream:
-        return Stream(self._stream.hidden[:num_tokens], self._stream.residual[:num_tokens])
-
-    def receive(self, batch: InputBatch, state: RequestState) -> None:
-        self._hear_of(range(self._stage.index), batch.num_tokens)
-
-    def pass_on(self, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> None:
-        self._hear_of(range(self._stage.index, self._stage.count - 1), batch.num_tokens)
-
-    def _hear_of(self, stages: range, num_tokens: int) -> None:
-        """Of each in turn, what its first rank has."""
-        stream = self.stream(num_tokens)
-        for stage in stages:
-            root = (self._stage.count - 1 - stage) * self._ranks_of_stage
-            for tensor in (stream.hidden, stream.residual):
-                tensor.copy_(self._ranks.broadcast(tensor, root))
-
-
-def trial_stage(group: Group, model: Model, limits: Limits, device: torch.device) -> OneStage:
-    """As `stage_in`, for a single step with weights that are not in force."""
-    return (
-        ONE_STAGE
-        if group.stage is WHOLE
-        else TrialStage(group, stream_of(model, limits.max_num_batched_tokens, device))
     )
 
 

@@ -1,0 +1,1 @@
+"""Images of prompts: the feature that encodes them and hands them to steps."""

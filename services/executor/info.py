@@ -1,0 +1,56 @@
+"""What an executor finds out about itself at start, and reports to the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewire.services.executor.batch.kv_cache import KVGroup
+
+
+@dataclass(frozen=True)
+class DecodeCosts:
+    """The measured cost of a step by its tokens, which the scheduler weighs drafts against.
+
+    steps: (tokens, seconds), rising in tokens. draft_seconds: time of the proposer for each token of a draft.
+    """
+
+    steps: tuple[tuple[int, float], ...] = ()
+    draft_seconds: float = 0.0
+
+
+NO_COSTS = DecodeCosts()
+
+
+@dataclass(frozen=True)
+class ExecutorInfo:
+    """The answer to `Describe`, apart from the weights in force."""
+
+    incarnation: int
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_groups: tuple[KVGroup, ...]
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_cache_bytes: int
+    max_draft_tokens: int = 0
+    decode_costs: DecodeCosts = NO_COSTS  # measured where the number of drafts adapts to the load
+    draft_bounds: tuple[tuple[int, int], ...] = ()  # (decoding requests from which on, most drafts of each)
+    kind: str = "generate"  # or embed, classify
+    labels: tuple[str, ...] = ()  # of a classifier
+    vector_size: int = 0
+    whole_prompts: bool = False  # a prompt must be in one step
+    predecessor_failed: bool = False
+    pipeline_stages: int = 1
+    num_ranks: int = 1
+    weights_digest: str = ""  # of the weights at start
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the largest group."""
+        return max((group.num_blocks for group in self.kv_groups), default=0)

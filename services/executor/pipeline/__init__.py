@@ -1,0 +1,1 @@
+"""Pipelines: stages that divide the layers of a model among ranks."""

@@ -1,0 +1,81 @@
+"""The seams of the servicer: grammars of requests, and replacement of the model's weights."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import grpc
+
+from pagewire.services.executor.step.step import Step
+from pagewire.v1.common_pb2 import Grammar
+from pagewire.v1.executor_pb2 import Weights
+from pagewire.wire.rpc import RpcError
+
+
+class Grammars(Protocol):
+    """Compiles grammars. Used on the event loop."""
+
+    async def check(self, grammar: Grammar) -> None:
+        """Compiles a grammar that requests will have. Raises RpcError INVALID_ARGUMENT if it is wrong."""
+
+    async def attach(self, step: Step) -> Step:
+        """Returns the step in which each new request with restricted tokens has a matcher, or a failure."""
+
+    def close(self) -> None:
+        """Ends threads and processes."""
+
+
+class WeightVersions(Protocol):
+    """The weights in force, and those that may replace them. Used on the event loop. All calls may raise RpcError."""
+
+    async def in_force(self) -> Weights:
+        """Returns the weights in force, after a replacement that is under way."""
+
+    async def load(self, wanted: Weights) -> Weights:
+        """Makes weights ready to be installed, and returns their full description."""
+
+    async def install(self, wanted: Weights) -> float:
+        """Puts the loaded weights in force; returns for how many seconds no step could run."""
+
+    def drop(self) -> None:
+        """Forgets the loaded weights."""
+
+    def close(self) -> None:
+        """Ends threads."""
+
+
+class NoGrammars:
+    """Takes no grammar."""
+
+    async def check(self, grammar: Grammar) -> None:
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "this executor takes no grammars")
+
+    async def attach(self, step: Step) -> Step:
+        if any(new.sampling.HasField("grammar") or new.sampling.HasField("thinking") for new in step.new_requests):
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "this executor takes no grammars")
+        return step
+
+    def close(self) -> None:
+        pass
+
+
+class FixedWeights:
+    """Keeps the weights of the start."""
+
+    def __init__(self, first: Weights) -> None:
+        self._first = first
+
+    async def in_force(self) -> Weights:
+        return self._first
+
+    async def load(self, wanted: Weights) -> Weights:
+        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "this executor's weights cannot be replaced")
+
+    async def install(self, wanted: Weights) -> float:
+        raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"weights {wanted.version} were not loaded")
+
+    def drop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,45 @@
+"""The seam for restricted output: what says which tokens may follow in the output of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Matcher(Protocol):
+    """The place of one output within its restrictions. One thread at a time may use it."""
+
+    @property
+    def error(self) -> str:
+        """Why the output cannot go on, for the client; "" if it can."""
+
+    @property
+    def num_free(self) -> int:
+        """While the output has fewer tokens than this, any token may follow. Constant."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether any token may follow from now on."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Moves on over these tokens of the output."""
+
+    def fill_mask(self, mask: np.ndarray) -> None:
+        """Sets bit t % 32 of mask[t // 32], int32 [ceil(vocab_size / 32)], for each token t that may follow.
+
+        Sets all bits where nothing is known, because the output has ended or there is an error.
+        """
+
+    def allows(self, token_id: int) -> bool:
+        """Returns whether the output can go on with this token. The mask agrees in all likelihood, not for certain."""
+
+    def forced(self) -> Sequence[int]:
+        """Returns the tokens that have to follow, as far as they are quickly known; most often none."""
+
+    def place(self) -> Any:
+        """Returns where the output is now, for `go_back`."""
+
+    def go_back(self, place: Any) -> None:
+        """Returns to a place: the tokens since then do not belong to the output."""
