@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from benchmarks.curve_output import CurveOutput
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.request_output import RequestOutput
 from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.service.request_output import RequestOutput
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.tools.bench.curves import Point
 from pagewire.v1 import common_pb2, executor_pb2
 
@@ -46,7 +47,7 @@ class Clock:
 def running_scheduler(num_requests: int) -> Scheduler:
     """A scheduler whose requests have all been prefilled."""
     blocks_per_request = -(-(PROMPT_TOKENS + NUM_STEPS + 8) // BLOCK_SIZE)
-    scheduler = Scheduler(SchedulerConfig(pipeline_depth=2))
+    scheduler = make_scheduler(SchedulerConfig(pipeline_depth=2))
     scheduler.attach(
         scheduler.replicas[0],
         ExecutorInfo(

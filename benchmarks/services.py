@@ -25,11 +25,11 @@ from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service import convert as executor_convert
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.services.executor.step.step import Step
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import StepResult
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import StepResult
 from pagewire.v1.common_pb2 import SamplingParams
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor")
@@ -138,7 +138,7 @@ def measure_alone(config: ServicesConfig, runner: ModelRunner, info: ExecutorInf
 
 def plan(config: ServicesConfig, info: ExecutorInfo, num_streams: int, first_id: int) -> Sequence[Step]:
     """Steps of requests that all come at once, as the executor gets them."""
-    scheduler = Scheduler(config.part(SchedulerConfig))
+    scheduler = make_scheduler(config.part(SchedulerConfig))
     (replica,) = scheduler.replicas
     scheduler.attach(replica, info)
     params = resolve(SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=config.output_len, seed=0))

@@ -28,7 +28,7 @@ from benchmarks.fleet.devices import DEVICES
 from benchmarks.fleet.front import FRONTS
 from benchmarks.fleet.simulation import Case, Fleet
 from benchmarks.fleet.workload import Shape
-from pagewire.services.scheduler.placement.placement_rules import PLACEMENTS
+from pagewire.services.scheduler.placement.placement import PLACEMENTS
 
 
 def main(argv: list[str] | None = None) -> None:

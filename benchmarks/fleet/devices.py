@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.scheduling.simulation import cpu_seconds
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
-from pagewire.services.scheduler.costs.cost_model import StepWork
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.values.step import StepWork
 
 BLOCK_SIZE = 16
 

@@ -15,15 +15,15 @@ from benchmarks.fleet.timeline import Timeline
 from benchmarks.scheduler_step import output_message, result_of, step_to_wire, wire_result_of
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, Admission, load_of
-from pagewire.services.scheduler.core.loss import Loss
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import ScheduledStep
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.observed.stats import Stats
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Line:
     streams: dict[int, Stream] = field(default_factory=dict)  # those that are live, by request id
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config, self.num_replicas)
+        self.scheduler = make_scheduler(self.config, self.num_replicas)
         self._wakes = Wakes(self.scheduler)
         self._stats = Stats(self.scheduler)
         self._admission = Admission()

@@ -14,7 +14,7 @@ from benchmarks.fleet.timeline import Timeline
 from benchmarks.fleet.workload import Shape, Turn, Workload
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Of a scheduler's work.
@@ -196,13 +196,14 @@ class Fleet:
             num_steps=num_steps,
             mean_running=num_scheduled / num_steps,
             seconds=seconds,
-            hit_rate=sum(one.num_prefix_hits for one in replicas) / sum(one.num_prefix_queries for one in replicas),
+            hit_rate=sum(one.counts.num_prefix_hits for one in replicas)
+            / sum(one.counts.num_prefix_queries for one in replicas),
             best_hit_rate=self.workload.num_reusable_tokens / self.workload.num_prompt_tokens,
             utilization=sum(busy) / seconds / len(busy),
             jain=sum(busy) ** 2 / (len(busy) * sum(value * value for value in busy)),
             cv=_cv(busy),
             cv_running=_cv(self._running),
-            num_preemptions=sum(one.num_preemptions for one in replicas),
+            num_preemptions=sum(one.counts.num_preemptions for one in replicas),
             ttft_p50=_quantile(ttfts, 0.5),
             ttft_p99=_quantile(ttfts, 0.99),
             tpot_p50=_quantile(tpots, 0.5),

@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.scheduling.simulation import cpu_seconds
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.v1.common_pb2 import SamplingParams
 
 RULES = ("round_robin", "least_load", "cache_aware")
@@ -151,7 +151,7 @@ class _Line:
     """One scheduler and its executors, which are a formula."""
 
     def __init__(self, rule: str, fleet: Fleet, **config: Any) -> None:
-        self.scheduler = Scheduler(SchedulerConfig(placement=rule, **config), fleet.num_replicas)
+        self.scheduler = make_scheduler(SchedulerConfig(placement=rule, **config), fleet.num_replicas)
         for number, replica in enumerate(self.scheduler.replicas):
             self.scheduler.attach(replica, _info(number, fleet))
         self.now = 0.0
@@ -217,8 +217,8 @@ class _Line:
 
     def outcome(self) -> Outcome:
         replicas = self.scheduler.replicas
-        queries = sum(replica.num_prefix_queries for replica in replicas)
-        self._outcome.hit_rate = sum(replica.num_prefix_hits for replica in replicas) / queries
+        queries = sum(replica.counts.num_prefix_queries for replica in replicas)
+        self._outcome.hit_rate = sum(replica.counts.num_prefix_hits for replica in replicas) / queries
         self._outcome.seconds = self.now
         return self._outcome
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import StepResult
-from pagewire.services.scheduler.costs.cost_model import StepWork
+from pagewire.services.scheduler.compose import make_scheduler
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import StepResult, StepWork
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Everything that is new: whole steps of prompts, in the order of arrival.
@@ -59,7 +58,7 @@ class Simulation:
         step_seconds: Callable[[StepWork], float] = cpu_seconds,
         **config: Any,
     ) -> None:
-        self.scheduler = Scheduler(SchedulerConfig(pipeline_depth=1, enable_prefix_caching=False, **config))
+        self.scheduler = make_scheduler(SchedulerConfig(pipeline_depth=1, enable_prefix_caching=False, **config))
         info = ExecutorInfo(
             incarnation=1,
             model="none",

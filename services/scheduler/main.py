@@ -5,10 +5,10 @@ from functools import partial
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.observed import log_line
-from pagewire.services.scheduler.observed.status import describe
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.link_servicer import SchedulerLinkServicer
 from pagewire.services.scheduler.service.servicer import SchedulerServicer
+from pagewire.services.scheduler.service.status import describe
 from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import scheduler_link_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import rpc

@@ -1,7 +1,7 @@
 """The steps that are executed alone are those of the load through HTTP."""
 
 from benchmarks.services import ServicesConfig, plan
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
 
 INFO = ExecutorInfo(
     incarnation=1,

@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass
 
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.values.request import Request
 
 # A forecast that is worse than this is wrong for other reasons than those it leaves out.
 _MAX_FACTOR = 3.0
@@ -101,7 +101,7 @@ def _free_kv_tokens(replica: Replica) -> float:
     """All requests together. Where no group of layers keeps all tokens, rows are the bound."""
     assert replica.info is not None
     sizes = [group.num_blocks * replica.info.block_size for group in replica.info.kv_groups if group.keeps_all]
-    return (1 - replica.kv_usage) * min(sizes) if sizes else math.inf
+    return (1 - replica.kv.usage) * min(sizes) if sizes else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,36 @@
 """Who is let in: admission, applied to the requests of clients, as statuses and metrics."""
 
 import time
-from collections.abc import Iterable
+from typing import Protocol
 
 import grpc
 
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, Admission, Forecast, WaitTooLong, load_of
 from pagewire.services.scheduler.admission.token_budgets import TokenBudgets
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.request import Request, too_long
 from pagewire.services.scheduler.core.scheduler import QueueFull, Scheduler
 from pagewire.services.scheduler.observed import stats
-from pagewire.services.scheduler.service.live_request import LiveRequest
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import Request, too_long
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire.rpc import RpcError
+
+
+class LiveRequest(Protocol):
+    """What is known of a request that a client waits for. Times are by time.monotonic()."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def arrival_time(self) -> float: ...
+
+    @property
+    def first_step_time(self) -> float | None: ...
+
+    @property
+    def stage(self) -> str:
+        """ "waiting", "prompt" or "output"."""
 
 
 class Entrance:
@@ -23,6 +39,7 @@ class Entrance:
     def __init__(self, scheduler: Scheduler, max_queue_time: float) -> None:
         self.admission = Admission()
         self._budgets = TokenBudgets()
+        self._forecasts: dict[Request, Forecast] = {}  # of live requests
         self._scheduler = scheduler
         self._max_queue_time = max_queue_time
 
@@ -72,25 +89,31 @@ class Entrance:
         return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), retry_delay=retry_delay)
 
     def on_taken(self, live: LiveRequest, forecast: Forecast) -> None:
-        live.forecast = forecast
+        self._forecasts[live.request] = forecast
         self._budgets.add(live.request)
 
-    def on_failure(self, live: Iterable[LiveRequest]) -> None:
-        """What these wait for now, no forecast knew: nothing is learned from it of those that others wait for."""
-        for one in live:
-            one.forecast = NOTHING_KNOWN
+    def forecast_of(self, live: LiveRequest) -> Forecast:
+        return self._forecasts.get(live.request, NOTHING_KNOWN)
+
+    def on_failure(self) -> None:
+        """Drops the forecasts of live requests: an executor was lost, so nothing can be learned from their waits."""
+        self._forecasts.clear()
 
     def on_first_step(self, live: LiveRequest, now: float) -> None:
         request, waited = live.request, now - live.arrival_time
-        self.admission.on_first_step(request.num_prompt_tokens, request.num_cached_tokens or 0, live.forecast, waited)
+        self.admission.on_first_step(
+            request.num_prompt_tokens, request.num_cached_tokens or 0, self.forecast_of(live), waited
+        )
 
     def on_first_token(self, live: LiveRequest, now: float) -> None:
-        if live.forecast.prefill:
-            expected = live.forecast.wait + live.forecast.prefill
+        forecast = self.forecast_of(live)
+        if forecast.prefill:
+            expected = forecast.wait + forecast.prefill
             stats.FORECAST_ERROR.observe(now - live.arrival_time - expected)
 
     def on_end(self, live: LiveRequest) -> None:
         self._budgets.remove(live.request)
+        self._forecasts.pop(live.request, None)
         if live.first_step_time is not None:
             self.admission.on_end()
 
@@ -107,8 +130,8 @@ def expired(live: LiveRequest) -> RpcError:
     return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
 
 
-def condemned(num_losses: int, reason: str) -> RpcError:
-    """What the client of a request is told that is the reason why executors fail."""
+def crashed_executors(num_losses: int, reason: str) -> RpcError:
+    """Returns the error of a request that is the reason why executors fail."""
     message = (
         f"this request makes the executor fail: it was lost {num_losses} times while it ran this request, the last "
         f"time with nothing beside it ({reason}); the executor's log tells more"

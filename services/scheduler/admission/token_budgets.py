@@ -8,7 +8,7 @@ request is too large for it. Nothing is done in a step: outputs are counted when
 import math
 
 from pagewire.services.scheduler.admission.admission import WaitTooLong
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 
 
 class _Budget:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from pagewire.services.scheduler.core.policy import by_order
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep
 
 
 class Cohorts:

@@ -7,32 +7,19 @@ these go on. Feature code does not belong here: how much prompts may take is `st
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from pagewire.services.scheduler.core.fairness import Ledger
 from pagewire.services.scheduler.core.policy import choose_victims, keeping_order
-from pagewire.services.scheduler.core.request import Request, RequestStatus
 from pagewire.services.scheduler.core.rows import Rows
-from pagewire.services.scheduler.core.step import NewRequest, ScheduledStep
+from pagewire.services.scheduler.core.seams import NO_DRAFTS, Shares, Taker
 from pagewire.services.scheduler.core.step_budget import StepBudget
-from pagewire.services.scheduler.core.suspicion import is_suspect
 from pagewire.services.scheduler.core.waiting import Turns, WaitingQueue
 from pagewire.services.scheduler.costs.prefill_budget import PrefillTarget
-from pagewire.services.scheduler.costs.speculation import NO_DRAFTS
 from pagewire.services.scheduler.memory.kv_cache import NewBlocks
+from pagewire.services.scheduler.values.request import Request, RequestStatus
+from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep
 
 # Requests that are left to other replicas, after which a step takes no more: it goes through no longer queue.
 _MAX_LEFT = 32
-
-
-class Taker(Protocol):
-    """Says whom of those that wait a replica takes in the step that it decides."""
-
-    def takes(self, request: Request) -> bool:
-        """Whether it takes this one, whose turn it is."""
-
-    def is_anothers(self, request: Request) -> bool:
-        """Whether that is known not to be; no look-up."""
 
 
 class Decision:
@@ -41,19 +28,19 @@ class Decision:
     def __init__(
         self,
         rows: Rows,
-        ledger: Ledger,
+        shares: Shares,
         target: PrefillTarget,
         waiting: WaitingQueue,
         taker: Taker,
         in_flight: Sequence[ScheduledStep],
     ) -> None:
         """in_flight: the steps that are, oldest first."""
-        assert rows.kv is not None
         self._rows = rows
         self._kv = rows.kv
         self._limits = rows.limits
-        self._is_contended = ledger.is_contended
-        self._ledger = ledger
+        self._is_contended = shares.is_contended
+        self._shares = shares
+        self._is_suspect = rows.quarantine.is_suspect
         self._target = target
         self._waiting = waiting
         self._taker = taker
@@ -64,15 +51,15 @@ class Decision:
 
     def fill(self, step: ScheduledStep) -> None:
         self._step = step
-        self._kv.start_step(self._rows.running)
+        self._rows.start_step()
         first = self._turns().next() if self._waiting else None
         if first is not None and self._rows.running:
             self._make_room_for(first)
-        num_preemptions = self._rows.num_preemptions
+        num_preemptions = self._rows.counts.num_preemptions
         prefills = self._run_decodes(self._is_suspect_due(first))
         if prefills or self._waiting:
             # Where blocks are short, nobody else gets some.
-            self._run_prompts(prefills, may_admit=self._rows.num_preemptions == num_preemptions)
+            self._run_prompts(prefills, may_admit=self._rows.counts.num_preemptions == num_preemptions)
 
     # -- decodes -----------------------------------------------------------------------------------------------------
 
@@ -86,7 +73,7 @@ class Decision:
         runners = rows.quarantine.runners(self._order, is_suspect_due, self._is_idle)
         runners = rows.cohorts.of_next_step(runners, self._in_flight)
         draft_budget = limits.draft_budget(len(runners))
-        plan = rows.speculation.plan(runners) if draft_budget else NO_DRAFTS
+        plan = rows.drafts.plan(runners) if draft_budget else NO_DRAFTS
         num_decodes = 0
         prefills: list[Request] = []
         for request in runners:
@@ -147,7 +134,7 @@ class Decision:
         self._budget = StepBudget(
             self._step,
             self._rows,
-            self._ledger,
+            self._shares,
             self._target,
             num_short_prompts=num_short_waiting + sum(not request.is_long for request in prefills),
             is_alone=len(self._rows.running) + len(self._waiting) == 1,
@@ -234,12 +221,12 @@ class Decision:
                     return
                 continue
             # A suspect, for which the others pause, would wait for them.
-            if not is_suspect(request) and kv.awaits(request, computed):
+            if not self._is_suspect(request) and kv.awaits(request, computed):
                 turns.pass_over(request)
                 num_passed += 1
                 continue
             missing = request.num_tokens - computed.num_tokens
-            if not is_suspect(request) and self._waits_for_long_ones(missing, self._prefilling):
+            if not self._is_suspect(request) and self._waits_for_long_ones(missing, self._prefilling):
                 turns.close(request)
                 continue
             if first is not None and not self._overtakes(request, missing, first):
@@ -261,7 +248,7 @@ class Decision:
         return missing > limits.long_prompt_tokens and num_longs >= limits.max_long_partial_prefills
 
     def _takes_partial(self, request: Request) -> bool:
-        return len(self._prefilling) < self._limits.max_num_partial_prefills or is_suspect(request)
+        return len(self._prefilling) < self._limits.max_num_partial_prefills or self._is_suspect(request)
 
     def _overtakes(self, request: Request, missing: int, first: Request) -> bool:
         """Whether a newcomer goes before a running prompt."""
@@ -271,7 +258,7 @@ class Decision:
 
     def _is_suspect_due(self, first: Request | None) -> bool:
         """Whether a suspect is first in line, and enters here as soon as it is alone."""
-        if first is None or not is_suspect(first) or self._rows.quarantine.is_closed:
+        if first is None or not self._is_suspect(first) or self._rows.quarantine.is_closed:
             return False
         return self._rows.num_open > 0 and self._rows.find_room(first) is not None and self._takes(first)
 

@@ -2,8 +2,8 @@
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import InvalidRequest
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import Request
 
 
 class StepLimits:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagewire.services.scheduler.core.request import FinishReason, Request
-from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 
 
 @dataclass(slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from operator import attrgetter
 
-from pagewire.services.scheduler.core.fairness import Account
-from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
+from pagewire.services.scheduler.values.account import Account
+from pagewire.services.scheduler.values.request import Request
 
 # request, arrival number -> its place; unique, smaller first.
 Policy = Callable[[Request, int], tuple[int, int]]

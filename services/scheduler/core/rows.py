@@ -1,118 +1,186 @@
-"""Who runs on one executor, and what they hold: rows and KV blocks. All of it is lost with the executor."""
+"""The running requests of one executor and what they hold: rows and KV blocks. All is lost with the executor."""
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.core.cohorts import Cohorts
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.fairness import Ledger
 from pagewire.services.scheduler.core.limits import StepLimits
+from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.policy import by_order
-from pagewire.services.scheduler.core.request import Request, RequestStatus
-from pagewire.services.scheduler.core.suspicion import Quarantine
+from pagewire.services.scheduler.core.seams import NO_DRAFTS, Features
 from pagewire.services.scheduler.core.waiting import WaitingQueue
 from pagewire.services.scheduler.costs.cost_model import StepCosts
 from pagewire.services.scheduler.costs.prefill_budget import Allowance
-from pagewire.services.scheduler.costs.speculation import Speculation
+from pagewire.services.scheduler.memory.block_index import BlockIndex
 from pagewire.services.scheduler.memory.kv_cache import ComputedBlocks, KVCacheManager
-from pagewire.services.scheduler.memory.prefix_index import IndexedBlocks
-from pagewire.services.scheduler.placement.replica_load import Load
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import FinishReason, Request, RequestStatus
+from pagewire.services.scheduler.values.step import ScheduledStep
+
+_INTERNAL = 13  # as gRPC numbers its codes
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals of a replica, over all its executors."""
+
+    num_preemptions: int = 0
+    num_prefix_queries: int = 0  # tokens looked up in the prefix cache
+    num_prefix_hits: int = 0  # tokens found there
+    num_generation_tokens: int = 0
 
 
 class Rows:
-    """The running requests of a replica, in the policy's order."""
+    """The running requests of a replica, in the policy's order, on one executor or on none."""
 
-    def __init__(self, replica_id: int, config: SchedulerConfig, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        replica_id: int,
+        config: SchedulerConfig,
+        info: ExecutorInfo | None,
+        features: Features,
+        counts: Counts,
+        index: BlockIndex | None,
+    ) -> None:
+        """info: None without an executor. counts: are added to. index: learns which blocks are here."""
         self._replica_id = replica_id
-        self._config = config
-        self._ledger = ledger
-        self.num_preemptions = 0
-        self.num_prefix_queries = 0  # tokens looked up in the prefix cache
-        self.num_prefix_hits = 0  # tokens found
-        self.num_generation_tokens = 0
-        self.running: list[Request] = []
-        self.kv: KVCacheManager | None = None
-        self.index: IndexedBlocks | None = None  # that is to know which blocks are here
-        self.start_over(None)
-
-    def start_over(self, info: ExecutorInfo | None) -> None:
-        """On an executor with empty rows and an empty KV cache; None: there is none."""
-        if self.kv is not None and self.kv.indexed is not None:
-            self.kv.indexed.leave(self.running)
-        for request in self.running:
-            self._ledger.count(request.account, running=-1)
-        self.limits = StepLimits(self._config, info)
+        self._shares = features.shares
+        self.counts = counts  # of the replica
+        self.limits = StepLimits(config, info)
         self.weights_version = "" if info is None else info.weights.version
-        self.is_draining = False  # nobody enters but who needs these weights
-        self.kv = None
-        self.load: Load | None = None  # until somebody begins or ends, or a step is decided
+        self.is_draining = False  # only requests that need these weights enter
+        self.kv = KVCacheManager((), 1, False, 0)
         if info is not None:
-            prefix_caching = self._config.enable_prefix_caching and not info.whole_prompts
-            max_tokens = self.limits.max_num_batched_tokens
-            self.kv = KVCacheManager(
-                *(info.kv_groups, info.block_size, prefix_caching, max_tokens, self.weights_version, self.index)
-            )
-        self.running = []
-        self.quarantine = Quarantine()
+            prefix_caching = config.enable_prefix_caching and not info.whole_prompts
+            max_tokens, version = self.limits.max_num_batched_tokens, self.weights_version
+            self.kv = KVCacheManager(info.kv_groups, info.block_size, prefix_caching, max_tokens, version, index)
+        self.running: list[Request] = []
+        self.version = 0  # changes when requests begin or end, and with each step: marks what was derived as stale
+        self.quarantine = features.suspects.quarantine()
         self.num_stages = 1 if info is None else info.pipeline_stages
         self.cohorts = Cohorts(self.num_stages)
         self.costs = StepCosts(self.num_stages)
-        self.speculation = Speculation(info)
+        self.drafts = NO_DRAFTS if info is None else features.drafts(info)
         self.allowance = Allowance()
-        self.lacks_blocks = False  # a running prompt waits for some
-        self.finished_request_ids: list[int] = []  # rows the executor must free before the next step
+        self.lacks_blocks = False  # a running prompt waits for blocks
+        self._finished_request_ids: list[int] = []  # rows that the executor must free before the next step
 
     @property
     def num_open(self) -> int:
         return self.limits.max_num_seqs - len(self.running)
 
+    @property
+    def has_unreported_ends(self) -> bool:
+        """Whether the executor has yet to free rows of requests that ended."""
+        return bool(self._finished_request_ids)
+
+    def drain(self) -> None:
+        """Admits only requests that need these weights from now on."""
+        self.is_draining = True
+
+    def leave(self) -> None:
+        """Gives all running requests up, as the executor is gone."""
+        self.kv.leave_index(self.running)
+        for request in self.running:
+            self._shares.count(request.account, running=-1)
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
     def suits(self, request: Request) -> bool:
-        """Whether a waiting request may be computed here, as far as weights are concerned."""
+        """Returns whether the weights here may compute a waiting request."""
         if request.weights_version and request.num_output_tokens:
             return request.weights_version == self.weights_version
         return not self.is_draining
 
     def find_room(self, request: Request) -> ComputedBlocks | None:
-        assert self.kv is not None
         return self.kv.find_room(request, others_run=bool(self.running))
 
+    def has_room_for(self, request: Request) -> bool:
+        """Returns whether the request could be admitted to a step that is decided now: a row is open, there are blocks,
+        and running requests leave some of the token budget."""
+        if not self.suits(request) or not self.num_open or not self.quarantine.admits(request, not self.running):
+            return False
+        computed = self.find_room(request)
+        if computed is None:
+            return False
+        outstanding = sum(max(1, running.num_tokens - running.num_computed_tokens) for running in self.running)
+        budget = self.limits.max_num_batched_tokens - outstanding
+        return budget > 0 and self.limits.chunk(request.num_tokens - computed.num_tokens, budget, False) > 0
+
     def enter(self, request: Request, computed: ComputedBlocks) -> None:
-        """A waiting request takes a row, and the blocks of its prompt."""
-        assert self.kv is not None
+        """Gives a waiting request a row and the blocks of its prompt."""
         request.status = RequestStatus.RUNNING
         request.replica_id = self._replica_id
         request.weights_version = self.weights_version
-        request.awaited = None
         request.is_accepted = not request.images.images
         request.num_computed_tokens = computed.num_tokens
-        self._ledger.count(request.account, running=1)
+        self._shares.count(request.account, running=1)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(computed.num_tokens, request.num_prompt_tokens)
-            self.num_prefix_queries += request.num_tokens
-            self.num_prefix_hits += computed.num_tokens
-            self._ledger.charge_prompt(request.account, request.num_tokens - computed.num_tokens)
+            self.counts.num_prefix_queries += request.num_tokens
+            self.counts.num_prefix_hits += computed.num_tokens
+            self._shares.charge_prompt(request.account, request.num_tokens - computed.num_tokens)
         insort(self.running, request, key=by_order)
-        self.load = None
+        self.version += 1
         self.quarantine.enter(request)
         self.kv.admit(request, computed)
 
-    def release(self, request: Request) -> None:
-        """Takes everything from a running request but its place among them: blocks are free at once, its row with the
-        next step."""
-        assert self.kv is not None
-        self.kv.free(request)
-        self.load = None
-        self.finished_request_ids.append(request.request_id)
-        self._ledger.count(request.account, running=-1)
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def start_step(self) -> None:
+        """Prepares the decision of a step."""
+        self.version += 1
+        self.kv.start_step(self.running)
+
+    def end_step(self, step: ScheduledStep) -> None:
+        """Hands the ends since the last step to a step that is about to be sent."""
+        self.version += 1
+        step.finished_request_ids, self._finished_request_ids = self._finished_request_ids, []
+
+    def accept(self, step: ScheduledStep, errors: Mapping[int, Any]) -> list[tuple[Request, Any]]:
+        """Ends the requests that the executor refused; blocks of the others that entered may be found from now on.
+
+        errors: by request id. Returns the refused requests, with their errors.
+        """
+        for request in step.admitted:
+            request.is_accepted = request.is_accepted or request.request_id not in errors
+        refused = [request for request in self.running if request.request_id in errors]
+        for request in refused:
+            self._release(request)
+            if errors[request.request_id].code == _INTERNAL:
+                self.kv.forget(request)  # NaN in one of its blocks would be NaN for any request that finds it
+            request.finish(FinishReason.ERROR)
+        return [(request, errors[request.request_id]) for request in refused]
+
+    def take_in(self, outputs: Outputs) -> None:
+        """Ends the requests that have their last token."""
+        self.version += 1
+        self.counts.num_generation_tokens += len(outputs.token_ids)
+        for request, reason in outputs.ends:
+            self._release(request)
+            request.finish(reason)
+        if outputs.ends or outputs.refused:
+            self.running = [request for request in self.running if not request.is_finished]
+
+    # -- ends --------------------------------------------------------------------------------------------------------
 
     def remove(self, request: Request) -> None:
-        """Takes a running request out."""
+        """Takes a running request out: its blocks are free at once, its row with the next step."""
         del self.running[bisect_left(self.running, request.order, key=by_order)]
-        self.release(request)
+        self._release(request)
 
     def preempt(self, request: Request, waiting: WaitingQueue) -> None:
         """Takes blocks and row from a running request; its tokens are computed again later."""
         self.remove(request)
         request.preempt()
         waiting.push(request)
-        self.num_preemptions += 1
+        self.counts.num_preemptions += 1
+
+    def _release(self, request: Request) -> None:
+        self.kv.free(request)
+        self.version += 1
+        self._finished_request_ids.append(request.request_id)
+        self._shares.count(request.account, running=-1)

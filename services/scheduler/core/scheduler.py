@@ -10,21 +10,21 @@ State advances when a step is scheduled, not when its result arrives, so that th
 Feature code does not belong here: who of several replicas is to take a request is `placement.py`'s.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import InvalidRequest
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.fairness import Account, Ledger
-from pagewire.services.scheduler.core.loss import Loss
 from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.placing import FirstWithRoom, Placement
 from pagewire.services.scheduler.core.policy import POLICIES
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import FinishReason, Request
-from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
-from pagewire.services.scheduler.core.suspicion import convict
+from pagewire.services.scheduler.core.seams import Features
 from pagewire.services.scheduler.core.waiting import WaitingQueue
-from pagewire.services.scheduler.placement.placement_rules import PLACEMENTS
+from pagewire.services.scheduler.values.account import Account
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 
 
 class QueueFull(Exception):
@@ -38,14 +38,22 @@ class NotInterchangeable(Exception):
 class Scheduler:
     """Keeps the waiting requests, and gives them to replicas. While a replica has no executor, it takes nobody."""
 
-    def __init__(self, config: SchedulerConfig, num_replicas: int = 1) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        num_replicas: int = 1,
+        features: Features | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        """features, placement: None: the core alone, without any (see `compose.py`)."""
         self._config = config
+        self._features = Features() if features is None else features
+        self._shares = self._features.shares
         self._policy = POLICIES[config.scheduling_policy]
         self._num_arrivals = 0
-        self._ledger = Ledger()
-        self._waiting = WaitingQueue(self._ledger)
+        self._waiting = WaitingQueue(self._shares)
         self._has_leftovers = False  # the last step could not take all that waited
-        self.placement = PLACEMENTS[config.placement]()
+        self.placement: Placement = FirstWithRoom() if placement is None else placement
         self._replicas: dict[int, Replica] = {}
         self._num_replicas_made = 0
         self.replicas: tuple[Replica, ...] = ()  # in the order in which they were added
@@ -59,7 +67,7 @@ class Scheduler:
         it is for metrics, which would otherwise know more and more names."""
         taken = {replica.name for replica in self.replicas}
         number = next(number for number in range(len(taken) + 1) if f"executor-{number}" not in taken)
-        replica = Replica(self._num_replicas_made, self._config, self._ledger, f"executor-{number}")
+        replica = Replica(self._num_replicas_made, self._config, self._features, f"executor-{number}")
         self._num_replicas_made += 1
         self._replicas[replica.replica_id] = replica
         self.replicas = tuple(self._replicas.values())
@@ -107,28 +115,32 @@ class Scheduler:
                     ended.append((request, None))
         return ended
 
-    def explain(self, replica: Replica, info: ExecutorInfo) -> list[Request]:
-        """A successor may know how the executor before it was lost: ends, and returns, whom it was lost to."""
-        requests = list(self.requests())
-        condemned = [one for culprit in replica.explain(info) for one in convict(culprit, requests)]
-        for request in condemned:
-            self.abort(request, FinishReason.ERROR)
-        return condemned
-
-    def detach(self, replica: Replica, loss: Loss = Loss.SILENT) -> list[Request]:
-        """A replica's executor is gone: its requests wait, in order, with their tokens, for any replica.
+    def on_successor(self, replica: Replica, info: ExecutorInfo) -> Mapping[Request, int]:
+        """Takes in what an executor, which is not attached yet, reports about the one before it.
 
         Returns:
-            Requests that ended because executors fail whenever they run them.
+            The requests that ended because they crashed it, with the number of executors that each crashed.
         """
-        condemned = replica.charge(list(self.requests()), loss)
-        for request in condemned:
+        ended = self._features.suspects.on_successor(replica.replica_id, info, list(self.requests()))
+        for request in ended:
+            self.abort(request, FinishReason.ERROR)
+        return ended
+
+    def detach(self, replica: Replica, loss: Loss = Loss.SILENT) -> Mapping[Request, int]:
+        """Lets go of a replica's executor, which is gone: its requests wait, in order, with their tokens, for any
+        replica.
+
+        Returns:
+            The requests that ended because executors fail whenever they run them, with the number of executors lost.
+        """
+        ended = self._features.suspects.on_lost(replica.lost(loss), list(self.requests()))
+        for request in ended:
             self.abort(request, FinishReason.ERROR)
         for request in replica.detach():
             self._waiting.push(request)
         self.placement.note(replica)
         self._has_leftovers = bool(self._waiting)
-        return condemned
+        return ended
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +160,7 @@ class Scheduler:
             if reason := self._find_early_end(request):
                 request.finish(reason)
                 return False
-        request.account = self._ledger.account(request.tenant, request.tenant_weight)
+        request.account = self._shares.account(request.tenant, request.tenant_weight)
         if not request.is_resubmitted:
             self._check_queue(request.account)
         request.is_long = self._is_long(request)
@@ -165,7 +177,7 @@ class Scheduler:
             replica = self._replicas[request.replica_id]
             replica.abort(request)
             self.placement.note(replica)
-            self.placement.wanted.add(replica)
+            self.placement.want(replica)
         request.finish(reason)
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -174,12 +186,12 @@ class Scheduler:
         """Decides the replica's next step, or None if nobody can run now or enough steps are in flight."""
         if not replica.can_schedule:
             return None
-        step = replica.schedule(self._waiting, self.placement.look(replica))
+        step = replica.schedule(self._waiting, self.placement.taker(replica))
         self.placement.on_step(replica, step)
         left = next((request for request in self._waiting if request.awaited is None), None)
         others = self.placement.least_loaded() if left is not None else []
         self._has_leftovers = left is not None and not any(
-            other.place.has_room_for(left) for other in others if other is not replica
+            other.has_room_for(left) for other in others if other is not replica
         )
         return step
 
@@ -251,7 +263,7 @@ class Scheduler:
         if limit is None or self.num_waiting < limit + (num_open := self._num_open_rows()):
             return
         # Whoever fills the queue keeps no other tenant out. Names are many: the second bound is for all of them.
-        has_less = account.num_waiting < max(1.0, limit * self._ledger.share(account))
+        has_less = account.num_waiting < max(1.0, limit * self._shares.share(account))
         if not has_less or self.num_waiting >= 2 * limit + num_open:
             raise QueueFull(
                 f"{self.num_waiting} requests are waiting and {limit} may (max_waiting_requests); try again later"

@@ -1,11 +1,11 @@
 """What the prompts of one step may take of it: all together, the one that is first, and those of tenants that were
 served more than others that run."""
 
-from pagewire.services.scheduler.core.fairness import Ledger
-from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.rows import Rows
-from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.core.seams import Shares
 from pagewire.services.scheduler.costs.prefill_budget import MIN_CHUNK, NO_LIMIT, PrefillBudget, PrefillTarget
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep
 
 # Of what prompts may take, what others leave to the one that is first in order: it is overtaken, but never starves.
 _KEPT = 1 / 4
@@ -20,7 +20,7 @@ class StepBudget:
         self,
         step: ScheduledStep,
         rows: Rows,
-        ledger: Ledger,
+        shares: Shares,
         target: PrefillTarget,
         *,
         num_short_prompts: int,
@@ -31,8 +31,8 @@ class StepBudget:
         self._step = step
         self._limits, self._costs, self._allowance = rows.limits, rows.costs, rows.allowance
         self._is_alone = is_alone
-        self._is_contended = ledger.is_contended
-        self._least_served = ledger.least_served_running() if self._is_contended else 0.0
+        self._is_contended = shares.is_contended
+        self._least_served = shares.least_served_running() if self._is_contended else 0.0
         num_decodes = max(step.work.num_decodes, rows.cohorts.size)  # a step delays those in the others, too
         num_tokens = self._limits.max_num_batched_tokens - num_decodes
         seconds = target.seconds(

@@ -10,9 +10,10 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import merge
 
-from pagewire.services.scheduler.core.fairness import Account, Ledger
 from pagewire.services.scheduler.core.policy import by_order, has_turn_before
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.core.seams import Shares
+from pagewire.services.scheduler.values.account import Account
+from pagewire.services.scheduler.values.request import Request
 
 _Lane = tuple[Account, bool]  # whose, and whether of long prompts
 
@@ -20,8 +21,8 @@ _Lane = tuple[Account, bool]  # whose, and whether of long prompts
 class WaitingQueue:
     """Waiting requests. A preempted one returns to its place, which under fcfs is the front of its lane."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, shares: Shares) -> None:
+        self.shares = shares
         self.lanes: dict[_Lane, list[Request]] = {}  # none is empty
         self._num_tokens: dict[_Lane, int] = {}  # of those in each
         self._size = 0
@@ -45,7 +46,7 @@ class WaitingQueue:
         insort(self.lanes[lane], request, key=by_order)
         self._num_tokens[lane] += request.num_tokens
         self._size += 1
-        self.ledger.count(request.account, waiting=1)
+        self.shares.count(request.account, waiting=1)
 
     def remove(self, request: Request) -> None:
         """Takes a request out that is known to wait here."""
@@ -56,7 +57,7 @@ class WaitingQueue:
         if not lane:
             del self.lanes[key], self._num_tokens[key]
         self._size -= 1
-        self.ledger.count(request.account, waiting=-1)
+        self.shares.count(request.account, waiting=-1)
 
     def before(self, request: Request, *, is_behind_long_ones: bool) -> tuple[float, float]:
         """How many have their turn before a request that has its order and is not here yet, and about how many tokens
@@ -97,7 +98,7 @@ class Turns:
 
     def next(self) -> Request | None:
         """Whose turn it is."""
-        is_contended = self._queue.ledger.is_contended
+        is_contended = self._queue.shares.is_contended
         best: Request | None = None
         for (account, is_long), place in self._places.items():
             lane = self._queue.lanes.get((account, is_long), ())

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from operator import attrgetter
 
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep
 
 _FEW = 8
 _by_id = attrgetter("replica_id")

@@ -13,8 +13,9 @@ of a prompt as fits into the same time, and do not tell tokens from pairs; so th
 counts for little where they do. Coordinate descent with a bound at zero is all the solver that five unknowns need.
 """
 
-from dataclasses import dataclass
 from math import sqrt
+
+from pagewire.services.scheduler.values.step import StepWork
 
 # What a unit of each feature is, so that all have about the same size. Where steps do not tell which of them costs so
 # much, it is the first: a step with a prompt says nothing of larger ones unless its tokens cost something.
@@ -35,20 +36,6 @@ _LARGEST_KEPT = 0.99
 # Steps before which costs are rather not told to clients: the first ones compile, record or fault in what later ones
 # have.
 _NUM_KNOWN = 16
-
-
-@dataclass(slots=True)
-class StepWork:
-    """What a step computes."""
-
-    num_decodes: int = 0  # tokens of requests that need one, drafts included
-    num_prompt_tokens: int = 0
-    num_pairs: float = 0.0  # of prompt tokens with what they attend to, if all see all before them
-
-    def add_prompt(self, start: int, num_tokens: int) -> None:
-        """Tokens of a prompt, the first of which is at position `start`."""
-        self.num_prompt_tokens += num_tokens
-        self.num_pairs += num_tokens * (start + num_tokens / 2)
 
 
 class _Memory:

@@ -4,49 +4,11 @@ A block whose last holder left keeps its contents and its hash until it is neede
 blocks may be evicted, is at the same time the prefix cache.
 """
 
-import array
 import enum
-import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
-from pagewire.services.scheduler.memory.prefix_index import IndexedBlocks
-
-ROOT_HASH = bytes(32)
-
-
-def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"") -> bytes:
-    """sha256 chain: equal hashes mean equal tokens in this block and in all blocks before it.
-
-    extra_keys is whatever else the KV depends on, such as images, an adapter or a cache salt.
-    """
-    return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
-
-
-def root_hash(cache_salt: str, owner: str = "") -> bytes:
-    """What the chains of all requests of this owner with this salt begin with; no block's hash can be equal to it."""
-    # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text.
-    if owner:
-        of_owner = hashlib.sha256(owner.encode()).digest()  # of one length: no salt goes on with the name
-        return hashlib.sha256(b"pagewire cache owner: " + of_owner + cache_salt.encode()).digest()
-    return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
-
-
-def computed_root(root: bytes, weights_version: str) -> bytes:
-    """What chains with this root begin with where weights of this version compute them."""
-    return hashlib.sha256(b"pagewire weights: " + root + weights_version.encode()).digest() if weights_version else root
-
-
-class Block:
-    """One block; a node of the free queue while nobody holds it."""
-
-    __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
-
-    def __init__(self, block_id: int) -> None:
-        self.block_id = block_id
-        self.ref_count = 0
-        self.block_hash: bytes | None = None
-        self.prev: Block | None = None
-        self.next: Block | None = None
+from pagewire.services.scheduler.memory.block_index import BlockIndex
+from pagewire.services.scheduler.values.blocks import Block
 
 
 class BlockState(enum.IntEnum):
@@ -125,7 +87,7 @@ class BlockPool:
         for block in self._blocks:
             self._free.append(block)
         self._by_hash: dict[bytes, Block] = {}
-        self.index: IndexedBlocks | None = None  # that is to know what can be found
+        self.index: BlockIndex | None = None  # that is to know what can be found
         self.num_cached_blocks = 0  # that nobody holds, with contents that can be found
         self.num_shared_blocks = 0  # of several holders
 

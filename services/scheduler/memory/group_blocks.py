@@ -3,26 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from pagewire.services.scheduler.core.executor_info import KVGroup
-from pagewire.services.scheduler.memory.block_pool import Block, BlockPool
+from pagewire.services.scheduler.memory.block_pool import BlockPool
+from pagewire.services.scheduler.values.blocks import Block, HeldBlocks
+from pagewire.services.scheduler.values.executor_info import KVGroup
 
 # Share of the blocks that an admission leaves free while others run, so that it does not cause a preemption at once.
 WATERMARK = 0.01
-
-
-class HeldBlocks:
-    """The blocks that a request holds of one group: those of its block table from `first` on."""
-
-    __slots__ = ("blocks", "end", "first")
-
-    def __init__(self, first: int, blocks: list[Block]) -> None:
-        self.first = first
-        self.blocks = blocks
-        self.end = first + len(blocks)  # how far the block table reaches
-
-    @property
-    def ids(self) -> list[int]:
-        return [block.block_id for block in self.blocks]
 
 
 class GroupBlocks:

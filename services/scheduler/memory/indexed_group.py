@@ -2,22 +2,22 @@
 
 from collections.abc import Iterable, Sequence
 
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.memory.block_index import BlockIndex
 from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
-from pagewire.services.scheduler.memory.prefix_index import IndexedBlocks
+from pagewire.services.scheduler.values.request import Request
 
 
 class IndexedGroup:
     """Of all tokens if there is such a group, as all others have to agree with it on a prefix."""
 
-    def __init__(self, groups: Sequence[GroupBlocks], index: IndexedBlocks | None) -> None:
+    def __init__(self, groups: Sequence[GroupBlocks], index: BlockIndex | None) -> None:
         """groups: of one replica, at least one. index: None: nobody is to know."""
         self._group = next((group for group in groups if not group.window), groups[0])
-        self._index: IndexedBlocks | None = None
+        self._index: BlockIndex | None = None
         if index is not None:
             self.share(index)
 
-    def share(self, index: IndexedBlocks) -> None:
+    def share(self, index: BlockIndex) -> None:
         """From now on the index knows what can be found here, or will when those that run are computed."""
         self._index = self._group.pool.index = index
         for block_hash in self._group.pool.hashes:

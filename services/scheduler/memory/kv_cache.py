@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pagewire.services.scheduler.core.executor_info import KVGroup
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.memory.block_pool import Block, computed_root, hash_block
-from pagewire.services.scheduler.memory.group_blocks import GroupBlocks, HeldBlocks
+from pagewire.services.scheduler.memory.block_index import BlockIndex
+from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
 from pagewire.services.scheduler.memory.indexed_group import IndexedGroup
-from pagewire.services.scheduler.memory.prefix_index import IndexedBlocks
 from pagewire.services.scheduler.memory.state_blocks import StateBlocks
 from pagewire.services.scheduler.memory.upcoming import UpcomingBlocks
+from pagewire.services.scheduler.values.block_hashes import computed_root, hash_block
+from pagewire.services.scheduler.values.blocks import Block, HeldBlocks
+from pagewire.services.scheduler.values.executor_info import KVGroup
+from pagewire.services.scheduler.values.request import Request
 
 # More tokens than any request has.
 _NO_LIMIT = 1 << 62
@@ -47,7 +48,7 @@ class KVCacheManager:
         enable_prefix_caching: bool,
         max_num_batched_tokens: int,
         weights_version: str = "",
-        index: IndexedBlocks | None = None,
+        index: BlockIndex | None = None,
     ) -> None:
         """weights_version: of the weights that compute what the blocks hold. index: that is to know of them."""
         self._weights_version = weights_version
@@ -200,6 +201,7 @@ class KVCacheManager:
         for group, held in zip(self._groups, computed.held, strict=True):
             group.admit(request.num_tokens, held)
         request.held_blocks = computed.held
+        request.awaited = None
         self._set_num_cached_blocks(request, computed.num_tokens // self.block_size)
         request.num_slots = self._num_slots(computed.held)
         if self._enable_prefix_caching:
@@ -280,6 +282,16 @@ class KVCacheManager:
     def num_exclusive_blocks(self, request: Request) -> list[int]:
         """Blocks of each group that would become free with the request."""
         return [sum(block.ref_count == 1 for block in held.blocks) for held in request.held_blocks]
+
+    def share_index(self, index: BlockIndex) -> None:
+        """Reports to the index from now on which blocks can be found here, or will be."""
+        if self.indexed is not None and self._enable_prefix_caching:
+            self.indexed.share(index)
+
+    def leave_index(self, running: Iterable[Request]) -> None:
+        """Takes all blocks out of the index, those included that running requests were to compute."""
+        if self.indexed is not None:
+            self.indexed.leave(running)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raises AssertionError unless the pools are consistent and held by exactly these requests."""

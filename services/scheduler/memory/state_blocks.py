@@ -10,9 +10,9 @@ A token reads the state after the token before it and nothing else. To `GroupBlo
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pagewire.services.scheduler.core.executor_info import KVGroup
-from pagewire.services.scheduler.memory.block_pool import Block
-from pagewire.services.scheduler.memory.group_blocks import GroupBlocks, HeldBlocks
+from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
+from pagewire.services.scheduler.values.blocks import Block, HeldBlocks
+from pagewire.services.scheduler.values.executor_info import KVGroup
 
 
 class StateBlocks(GroupBlocks):

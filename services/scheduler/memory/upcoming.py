@@ -8,7 +8,7 @@ runs with blocks of theirs that nobody can find yet: not after it was preempted,
 
 from bisect import bisect_left
 
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 
 
 class UpcomingBlocks:

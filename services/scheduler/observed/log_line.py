@@ -25,7 +25,9 @@ class _Counts:
 
     @classmethod
     def of(cls, replica: Replica) -> "_Counts":
-        return cls(replica.num_generation_tokens, replica.num_prefix_queries, replica.num_prefix_hits)
+        return cls(
+            replica.counts.num_generation_tokens, replica.counts.num_prefix_queries, replica.counts.num_prefix_hits
+        )
 
     def since(self, before: "_Counts") -> "_Counts":
         return _Counts(self.generated - before.generated, self.queries - before.queries, self.hits - before.hits)
@@ -57,7 +59,7 @@ class LoadLine:
 
 def _described(replica: Replica, done: _Counts, seconds: float) -> str:
     return (
-        f"{replica.num_running} running, {done.generated / seconds:.1f} tokens/s, KV cache {replica.kv_usage:.0%}"
+        f"{replica.num_running} running, {done.generated / seconds:.1f} tokens/s, KV cache {replica.kv.usage:.0%}"
         f"{_hits(done)}"
     )
 
@@ -68,7 +70,7 @@ def _hits(done: _Counts) -> str:
 
 def _total(replicas: Sequence[Replica], done: Sequence[_Counts], seconds: float) -> str:
     running = [replica.num_running for replica in replicas]
-    usage = [replica.kv_usage for replica in replicas]
+    usage = [replica.kv.usage for replica in replicas]
     total = _Counts(sum(one.generated for one in done), sum(one.queries for one in done), sum(one.hits for one in done))
     return (
         f"{len(replicas)} executors: {sum(running)} running ({min(running)} to {max(running)} on each), "

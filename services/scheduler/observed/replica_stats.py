@@ -14,7 +14,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
     "pagewire:executor_requests_running": ("Requests that run on the executor", lambda one: one.num_running),
     "pagewire:executor_kv_cache_usage_perc": (
         "Share of its KV blocks in use, 0 to 1, of the fullest group of layers",
-        lambda one: one.kv_usage,
+        lambda one: one.kv.usage,
     ),
     "pagewire:executor_is_leaving": (
         "Whether it is about to end, and takes no requests as long as there are others",
@@ -24,11 +24,14 @@ _GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
 _COUNTERS: dict[str, tuple[str, Callable[[Replica], float]]] = {
     "pagewire:executor_prefix_cache_queries": (
         "Tokens looked up in its prefix cache",
-        lambda one: one.num_prefix_queries,
+        lambda one: one.counts.num_prefix_queries,
     ),
-    "pagewire:executor_prefix_cache_hits": ("Tokens found there", lambda one: one.num_prefix_hits),
-    "pagewire:executor_generation_tokens": ("Tokens that it generated", lambda one: one.num_generation_tokens),
-    "pagewire:executor_preemptions": ("Times a request lost its KV blocks there", lambda one: one.num_preemptions),
+    "pagewire:executor_prefix_cache_hits": ("Tokens found there", lambda one: one.counts.num_prefix_hits),
+    "pagewire:executor_generation_tokens": ("Tokens that it generated", lambda one: one.counts.num_generation_tokens),
+    "pagewire:executor_preemptions": (
+        "Times a request lost its KV blocks there",
+        lambda one: one.counts.num_preemptions,
+    ),
 }
 
 

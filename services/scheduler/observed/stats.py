@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from prometheus_client import Counter, Gauge, Histogram
 
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import FinishReason, Request
 from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import StepClock
 from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.services.scheduler.observed.tenant_stats import TENANTS
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import StepClock
 from pagewire.telemetry.loop_histogram import LoopHistogram
 from pagewire.telemetry.metrics import LATENCY_BUCKETS, TOKEN_BUCKETS
 from pagewire.telemetry.recent import Rate
@@ -192,9 +192,14 @@ class Stats:
 
     def _kv_usage(self) -> float:
         replicas = self._present()
-        return sum(replica.kv_usage for replica in replicas) / len(replicas) if replicas else 0.0
+        return sum(replica.kv.usage for replica in replicas) / len(replicas) if replicas else 0.0
 
 
 def _totals_of(replica: Replica) -> tuple[int, ...]:
     """In the order of _COUNTERS."""
-    return replica.num_preemptions, replica.num_prefix_queries, replica.num_prefix_hits, replica.pacer.num_late
+    return (
+        replica.counts.num_preemptions,
+        replica.counts.num_prefix_queries,
+        replica.counts.num_prefix_hits,
+        replica.pacer.num_late,
+    )

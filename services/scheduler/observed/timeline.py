@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 from pagewire.telemetry import semconv
 from pagewire.telemetry.spans import Span
 from pagewire.v1.admin_pb2 import RequestAccount

@@ -1,1 +1,1 @@
-"""Which replica a waiting request goes to."""
+"""The feature that chooses among replicas for a waiting request: by load, and by what is cached where."""

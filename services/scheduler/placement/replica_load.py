@@ -26,7 +26,7 @@ class UnknownCosts(StepCosts):
 
 
 @dataclass(slots=True)
-class Newcomer:
+class Fit:
     """A waiting request, as one replica sees it."""
 
     num_tokens: int
@@ -36,20 +36,20 @@ class Newcomer:
 
 
 @dataclass(slots=True)
-class Queued:
-    """Newcomers that a replica is to take and has not taken yet."""
+class Deferred:
+    """Fits that a replica is to take and has not taken yet."""
 
     num: int = 0
     num_tokens: float = 0.0  # of their prompts, to be computed
     num_blocks: int = 0
 
-    def add(self, newcomer: Newcomer) -> None:
+    def add(self, fit: Fit) -> None:
         self.num += 1
-        self.num_tokens += newcomer.num_tokens - newcomer.num_cached
-        self.num_blocks += newcomer.num_blocks
+        self.num_tokens += fit.num_tokens - fit.num_cached
+        self.num_blocks += fit.num_blocks
 
 
-NOBODY = Queued()
+NOTHING_DEFERRED = Deferred()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +64,24 @@ class Load:
     backlog_pairs: float  # of these with what they attend to
     room: float  # tokens of prompts in a step
 
-    def places_missing(self, newcomer: Newcomer, before: Queued) -> float:
+    def places_missing(self, fit: Fit, before: Deferred) -> float:
         """How many of those that run have to end until it can begin."""
         rows = before.num + 1 - self.num_open_rows
-        blocks = before.num_blocks + newcomer.num_blocks - self.num_free_blocks
+        blocks = before.num_blocks + fit.num_blocks - self.num_free_blocks
         return max(0.0, rows, blocks / max(1.0, self.blocks_per_request))
 
-    def seconds(self, newcomer: Newcomer, before: Queued, costs: StepCosts) -> float:
+    def seconds(self, fit: Fit, before: Deferred, costs: StepCosts) -> float:
         """By which all requests together end later."""
-        missing, output_tokens = newcomer.num_tokens - newcomer.num_cached, newcomer.output_tokens
+        missing, output_tokens = fit.num_tokens - fit.num_cached, fit.output_tokens
         num_beside = min(self.num_running + before.num, self.num_running + self.num_open_rows)
         stages = costs.num_stages  # each step has one part of those that decode
         step = costs.decode_seconds(num_beside / stages)
         wait = 0.0
-        if self.num_running and (places := self.places_missing(newcomer, before)):
+        if self.num_running and (places := self.places_missing(fit, before)):
             # By chance one in output_tokens / (num_running / stages) steps brings an end.
             num_decodes = self.num_running / stages
             wait = places * output_tokens / num_decodes * costs.decode_seconds(num_decodes)
-        prompt = costs.prompt_seconds(newcomer.num_cached, missing)
+        prompt = costs.prompt_seconds(fit.num_cached, missing)
         earlier = self._backlog_seconds(costs) + costs.prompt_seconds(0, before.num_tokens)
         # As its first step can begin, the one that runs has to end.
         num_steps = (self.backlog_tokens + before.num_tokens) / self.room + max(1.0, missing / self.room)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import grpc
 
 from pagewire.config import SchedulerConfig
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.wire.rpc import RpcError
 
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pagewire.config.sampling_checks import resolve
 from pagewire.config.sampling_params import MAX_CACHE_SALT
 from pagewire.errors import InvalidRequest
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, KVGroup, Weights
-from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.request_output import RequestOutput
-from pagewire.services.scheduler.core.step import NewRequest, ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.service.request_output import RequestOutput
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup, Weights
+from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_pb2
 

@@ -10,13 +10,13 @@ import grpc
 from pagewire.services.scheduler.admission.entrance import Entrance
 from pagewire.services.scheduler.admission.expiry import Expiry
 from pagewire.services.scheduler.core.outcome import Outputs
-from pagewire.services.scheduler.core.request import FinishReason, Request
-from pagewire.services.scheduler.core.request_output import MAX_UNREAD_OF_STREAM, RequestOutput
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats, timeline
 from pagewire.services.scheduler.observed.timeline import DECODE
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.live_request import LiveRequest
+from pagewire.services.scheduler.service.request_output import MAX_UNREAD_OF_STREAM, RequestOutput
+from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.trace import Trace
 from pagewire.wire.rpc import RpcError

@@ -6,26 +6,21 @@ Everything runs on one event loop. Decisions are `scheduler.py`'s; this file mov
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 import grpc
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, WaitTooLong
-from pagewire.services.scheduler.admission.entrance import Entrance, condemned, expired
+from pagewire.services.scheduler.admission.entrance import Entrance, crashed_executors, expired
 from pagewire.services.scheduler.admission.expiry import Expiry
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.core.loss import GOES_OVER, LEFT, Loss, loss_of
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import FinishReason, Request
-from pagewire.services.scheduler.core.request_output import RequestOutbox
-from pagewire.services.scheduler.core.scheduler import NotInterchangeable, QueueFull, Scheduler
-from pagewire.services.scheduler.core.step import ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.core.scheduler import NotInterchangeable, QueueFull
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.observed.timeline import QUEUE
-from pagewire.services.scheduler.observed.tracking import Tracking
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.availability import Availability
 from pagewire.services.scheduler.service.delivery import Delivery
@@ -33,6 +28,12 @@ from pagewire.services.scheduler.service.executors import Connect, Executors
 from pagewire.services.scheduler.service.grammars import compile_grammar
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
+from pagewire.services.scheduler.service.request_output import RequestOutbox
+from pagewire.services.scheduler.service.tracking import Tracking
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.loss import GOES_OVER, LEFT, Loss, loss_of
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.weights.rollout import Rollout
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
@@ -51,7 +52,7 @@ class Engine:
         """connect: makes channels to executors that are listed."""
         self._config = config
         self._discovery = discovery
-        self.scheduler = Scheduler(config, 0)
+        self.scheduler = make_scheduler(config, 0)
         self._wakes = Wakes(self.scheduler)
         self._entrance = Entrance(self.scheduler, config.max_queue_time)
         self._expiry = Expiry(self._expire)
@@ -119,7 +120,7 @@ class Engine:
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
             request.finish(FinishReason.ERROR)
-            self._delivery.end(live, self._entrance.status_of(error, live.forecast))
+            self._delivery.end(live, self._entrance.status_of(error, self._entrance.forecast_of(live)))
             return
         if is_live:
             self._wake(self._wakes.after_arrival(request))
@@ -218,7 +219,7 @@ class Engine:
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         info = info.within_steps_of(self._config.max_num_batched_tokens)
-        self._condemn(self.scheduler.explain(replica, info), Loss.EXIT, "its process ended by its own doing")
+        self._end_suspects(self.scheduler.on_successor(replica, info), Loss.EXIT, "its process ended by its own doing")
         try:
             ended = self.scheduler.attach(replica, info)
         except NotInterchangeable as difference:
@@ -258,11 +259,11 @@ class Engine:
             )
             stats.RECOVERIES.inc()
         self._delivery.deliver()
-        self._entrance.on_failure(self._delivery.live.values())
+        self._entrance.on_failure()
         loss = loss_of(reason)
         ended = self.scheduler.detach(replica, loss)
         self._tracking.on_lost(replica)
-        self._condemn(ended, loss, reason)
+        self._end_suspects(ended, loss, reason)
         self.executors.on_progress()
         self.availability.note(self.scheduler.info)
         self.rollout.notify()
@@ -283,11 +284,11 @@ class Engine:
         self._stats.on_removed(replica)
         self._tracking.on_removed(replica)
 
-    def _condemn(self, requests: Sequence[Request], loss: Loss, reason: str) -> None:
-        """Tells the clients of requests that are the reason why executors fail."""
-        for request in requests:
+    def _end_suspects(self, ended: Mapping[Request, int], loss: Loss, reason: str) -> None:
+        """Reports to clients that their requests crash executors. ended: requests -> executors lost."""
+        for request, num_losses in ended.items():
             stats.CONDEMNED.labels(loss).inc()
-            self._delivery.end(self._delivery.live[request.request_id], condemned(request.num_losses, reason))
+            self._delivery.end(self._delivery.live[request.request_id], crashed_executors(num_losses, reason))
 
     def _address(self, replica: Replica) -> str:
         return self._drivers[replica.replica_id].address

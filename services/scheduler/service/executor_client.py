@@ -7,9 +7,9 @@ from typing import Protocol
 
 import grpc
 
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.core.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.common_pb2 import Grammar

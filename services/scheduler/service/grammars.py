@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 
-from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.wire.rpc import RpcError
 

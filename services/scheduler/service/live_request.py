@@ -5,11 +5,10 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, Forecast
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.request_output import RequestOutbox
 from pagewire.services.scheduler.observed import timeline
 from pagewire.services.scheduler.observed.timeline import GRAMMAR, QUEUE, Timeline
+from pagewire.services.scheduler.service.request_output import RequestOutbox
+from pagewire.services.scheduler.values.request import Request
 from pagewire.telemetry.spans import Span
 from pagewire.v1.admin_pb2 import RequestAccount
 
@@ -28,7 +27,6 @@ class LiveRequest:
     first_step_time: float | None = None
     first_token_time: float | None = None
     compiling: asyncio.Task[None] | None = None  # its grammar; meanwhile the scheduler does not have it
-    forecast: Forecast = NOTHING_KNOWN
     timeline: Timeline = field(init=False)
 
     def __post_init__(self) -> None:

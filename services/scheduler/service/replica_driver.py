@@ -7,12 +7,12 @@ from typing import Protocol
 
 import grpc
 
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import ScheduledStep, StepClock, StepResult
 from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.executor_client import ExecutorClient
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
 from pagewire.v1.common_pb2 import Grammar
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from pagewire.services.scheduler.core.request_output import MAX_UNREAD, new_outbox
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.engine import Engine
+from pagewire.services.scheduler.service.request_output import MAX_UNREAD, new_outbox
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
@@ -57,19 +57,19 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.GetLoadResponse(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_blocks=sum(replica.num_blocks for replica in replicas),
-            num_free_blocks=sum(replica.num_free_blocks for replica in replicas),
+            num_blocks=sum(replica.kv.num_blocks for replica in replicas),
+            num_free_blocks=sum(replica.kv.num_free_blocks for replica in replicas),
             block_size=scheduler.info.block_size if scheduler.info else 0,
-            max_num_seqs=sum(replica.max_num_seqs for replica in replicas),
+            max_num_seqs=sum(replica.limits.max_num_seqs for replica in replicas),
             model_info=convert.from_info(info) if info else None,
             num_executors=len(replicas),
             executors=[
                 scheduler_pb2.ExecutorLoad(
                     name=replica.name,
                     num_running=replica.num_running,
-                    max_num_seqs=replica.max_num_seqs,
-                    num_blocks=replica.num_blocks,
-                    num_free_blocks=replica.num_free_blocks,
+                    max_num_seqs=replica.limits.max_num_seqs,
+                    num_blocks=replica.kv.num_blocks,
+                    num_free_blocks=replica.kv.num_free_blocks,
                     is_leaving=replica.is_leaving,
                     num_ranks=replica.info.num_ranks,
                     pipeline_stages=replica.info.pipeline_stages,

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
-from pagewire.services.scheduler.core.request import FinishReason
-from pagewire.services.scheduler.core.request_output import RequestOutput
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.engine import Engine
+from pagewire.services.scheduler.service.request_output import RequestOutput
+from pagewire.services.scheduler.values.request import FinishReason
 from pagewire.v1.scheduler_link_pb2 import (
     SchedulerLinkServiceConnectRequest,
     SchedulerLinkServiceConnectResponse,

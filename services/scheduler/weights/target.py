@@ -6,10 +6,10 @@ one that has the weights which a preempted or resumed request needs keeps them, 
 
 from collections.abc import Iterable
 
-from pagewire.services.scheduler.core.executor_info import Weights
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.values.executor_info import Weights
+from pagewire.services.scheduler.values.request import Request
 
 
 def version_needed(request: Request) -> str:

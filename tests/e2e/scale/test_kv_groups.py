@@ -29,10 +29,10 @@ from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step
 from pagewire.services.scheduler.core.outcome import Outputs
-from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import StepResult
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import StepResult
 from pagewire.v1.common_pb2 import Logprobs, SamplingParams
 from tests.services.executor.models.toy import TOY, WINDOW, ToyModel, write_toy
 from tests.services.executor.stepping import CPU, prompt
@@ -140,7 +140,7 @@ def test_windows_free_blocks_and_nobody_reads_what_is_gone(model: ToyModel, monk
     prompts = [prompt(length, seed=length) for length in (60, 3, 17, 8, 41, 5)]
     answers = [expected(model, token_ids) for token_ids in prompts]
     assert line.generate(prompts) == answers
-    assert line.replica.num_free_blocks == 46
+    assert line.replica.kv.num_free_blocks == 46
 
 
 def test_a_prefix_hit_needs_only_the_end_of_a_window(model: ToyModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_prefix_hit_needs_only_the_end_of_a_window(model: ToyModel, monkeypatc
     (answer,) = line.generate([prompt(60)])
     follow_up = prompt(60) + answer + [9, 9, 9]
     assert line.generate([follow_up]) == [expected(model, follow_up)]
-    assert line.replica.num_prefix_hits == 68, "all full blocks of 69 tokens that were computed"
+    assert line.replica.counts.num_prefix_hits == 68, "all full blocks of 69 tokens that were computed"
 
 
 def test_memory_is_for_those_that_see_all_tokens_beyond_what_windows_can_use(model: ToyModel) -> None:

@@ -12,7 +12,7 @@ from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 from tests.e2e.scale.test_kv_groups import Line, expected
 from tests.services.executor.models.toy import TOY, ToyModel, write_toy
 from tests.services.executor.stepping import CPU, prompt
@@ -54,7 +54,7 @@ def test_tokens_are_those_of_the_model_without_a_cache(model: ToyModel) -> None:
     answers = [expected(model, token_ids) for token_ids in PROMPTS]
     assert len({token for answer in answers for token in answer}) > 8, "weights must tell tokens apart"
     assert line.generate(PROMPTS) == answers
-    assert line.replica.num_free_blocks == line.replica.num_blocks
+    assert line.replica.kv.num_free_blocks == line.replica.kv.num_blocks
 
 
 def test_who_loses_its_state_computes_it_again(model: ToyModel) -> None:
@@ -62,7 +62,7 @@ def test_who_loses_its_state_computes_it_again(model: ToyModel) -> None:
     line = make_line(model, num_blocks=8 if model.config.kinds[1] == "state" else 20)
     prompts = [token_ids[:20] for token_ids in PROMPTS]
     assert line.generate(prompts) == [expected(model, token_ids) for token_ids in prompts]
-    assert line.replica.num_preemptions > 0
+    assert line.replica.counts.num_preemptions > 0
 
 
 def test_a_prefix_hit_ends_where_a_block_of_states_does(model: ToyModel) -> None:
@@ -70,10 +70,12 @@ def test_a_prefix_hit_ends_where_a_block_of_states_does(model: ToyModel) -> None
     (answer,) = line.generate([prompt(60)])
     follow_up = prompt(60) + answer + [9, 9, 9]
     assert line.generate([follow_up]) == [expected(model, follow_up)]
-    assert line.replica.num_prefix_hits == 69 // STATE_TOKENS * STATE_TOKENS
+    assert line.replica.counts.num_prefix_hits == 69 // STATE_TOKENS * STATE_TOKENS
     branch = [*prompt(60)[:45], 9, 9]
     assert line.generate([branch]) == [expected(model, branch)]
-    assert line.replica.num_prefix_hits == 64 + 40, "up to there, the state of the first request is this one's, too"
+    assert line.replica.counts.num_prefix_hits == 64 + 40, (
+        "up to there, the state of the first request is this one's, too"
+    )
 
 
 @pytest.mark.parametrize("length", [7, 10])
@@ -97,4 +99,4 @@ def test_an_executors_death_and_aborts_change_no_token(model: ToyModel) -> None:
     for index, (output, token_ids) in enumerate(zip(outputs, PROMPTS, strict=True)):
         answer = expected(model, token_ids)
         assert output == (answer[: len(output)] if index == 4 else answer)
-    assert line.replica.num_free_blocks == line.replica.num_blocks
+    assert line.replica.kv.num_free_blocks == line.replica.kv.num_blocks

@@ -22,7 +22,7 @@ from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.step import NewRequest, Step
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
 from tests.e2e.scale.test_kv_groups import Line
 from tests.services.executor.constrained import DIGITS, EOS, PERSON, VOCAB_SIZE, constrained_runner, save_constrained

@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagewire.services.scheduler.core.step import ScheduledStep
-from pagewire.services.scheduler.costs.cost_model import StepWork
+from pagewire.services.scheduler.values.step import ScheduledStep, StepWork
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
 

@@ -8,14 +8,15 @@ from typing import Any
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
 from pagewire.errors import InvalidRequest
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
-from pagewire.services.scheduler.core.loss import Loss
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import FinishReason, Request
-from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.placement.fleet import Fleet
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.v1.common_pb2 import Logprobs, SamplingParams
 from tests.fakes import FakeExecutor
 
@@ -56,14 +57,14 @@ class PureLine:
         self.executors = list(executors)
         self.max_model_len = max_model_len
         self.config = SchedulerConfig(**config)
-        self.scheduler = Scheduler(self.config, len(executors))
+        self.scheduler = make_scheduler(self.config, len(executors))
         self.steps: list[ScheduledStep] = []
         self.outputs: dict[int, list[int]] = {}
         self.vectors: dict[int, list[float]] = {}
         self.prompt_logprobs: dict[int, list[Logprobs]] = {}  # as often as they were told
         self.ends: dict[int, list[FinishReason]] = {}
         self.errors: dict[int, InvalidRequest] = {}
-        self.condemned: list[Request] = []  # ended because executors died of them
+        self.crashers: list[Request] = []  # ended because executors died of them
         self._results: list[deque[StepResult]] = [deque() for _ in executors]
         self._in_flight: list[deque[ScheduledStep]] = [deque() for _ in executors]
         self._num_requests = self._num_lives = 0
@@ -84,6 +85,14 @@ class PureLine:
     def info(self) -> ExecutorInfo:
         return info_of(self.executor, self.max_model_len)
 
+    @property
+    def fleet(self) -> Fleet:
+        assert isinstance(self.scheduler.placement, Fleet)
+        return self.scheduler.placement
+
+    def is_suspect(self, request: Request) -> bool:
+        return self.fleet.is_suspect(request)
+
     def max_num_tokens(self) -> int:
         """Of the longest request; the same wherever it runs, as the model decides."""
         return min(info_of(executor, self.max_model_len).max_num_tokens for executor in self.executors)
@@ -92,9 +101,9 @@ class PureLine:
         self._num_lives += 1
         info = info_of(self.executors[index], self.max_model_len)
         info = replace(info, incarnation=self._num_lives, predecessor_failed=predecessor_failed)
-        for request in self.scheduler.explain(self.scheduler.replicas[index], info):
+        for request in self.scheduler.on_successor(self.scheduler.replicas[index], info):
             self._note_end(request)
-            self.condemned.append(request)
+            self.crashers.append(request)
         for request, error in self.scheduler.attach(self.scheduler.replicas[index], info):
             self._note_end(request)
             if error is not None:
@@ -104,7 +113,7 @@ class PureLine:
         """The executor is gone, with everything in it, steps in flight included."""
         for request in self.scheduler.detach(self.scheduler.replicas[index], loss):
             self._note_end(request)
-            self.condemned.append(request)
+            self.crashers.append(request)
         self._check_integrity()
         self.executors[index].reset()
         self._results[index].clear()

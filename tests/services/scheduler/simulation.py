@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.services.scheduler.admission.admission import Admission, Forecast, WaitTooLong, load_of
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine

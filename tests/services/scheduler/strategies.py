@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import Logprobs
 from tests.fakes import FakeExecutor, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.pure_line import PureLine

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.core.request import Request
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
@@ -115,7 +115,7 @@ def test_where_memory_is_short_forecasts_wait_for_it(num_blocks: int) -> None:
     late = [one for one in requests if one.time > 10]  # it takes some waits to learn by how much forecasts are short
     waits = sorted(one.first_token_at - one.time for one in late if one.first_token_at is not None)
     assert any(one.num_refusals for one in requests)
-    assert simulation.line.replica.num_preemptions, "that is what it is about"
+    assert simulation.line.replica.counts.num_preemptions, "that is what it is about"
     assert waits[int(0.9 * len(waits))] < 1.5 * MAX_WAIT
 
 

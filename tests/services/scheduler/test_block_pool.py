@@ -2,7 +2,9 @@
 
 import pytest
 
-from pagewire.services.scheduler.memory.block_pool import ROOT_HASH, Block, BlockPool, hash_block, root_hash
+from pagewire.services.scheduler.memory.block_pool import BlockPool
+from pagewire.services.scheduler.values.block_hashes import ROOT_HASH, hash_block, root_hash
+from pagewire.services.scheduler.values.blocks import Block
 
 
 def allocate(pool: BlockPool, count: int) -> list[Block]:

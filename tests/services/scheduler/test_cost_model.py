@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.costs.cost_model import StepCosts, StepWork
+from pagewire.services.scheduler.costs.cost_model import StepCosts
 from pagewire.services.scheduler.costs.prefill_budget import PrefillBudget
+from pagewire.services.scheduler.values.step import StepWork
 
 coefficients = st.tuples(st.floats(1e-3, 0.05), st.floats(1e-5, 2e-3), st.floats(1e-5, 2e-3), st.floats(0, 2e-7))
 

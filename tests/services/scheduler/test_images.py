@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.errors import InvalidRequest
-from pagewire.services.scheduler.core.executor_info import KVGroup
-from pagewire.services.scheduler.core.images import MAX_REQUEST_IMAGE_BYTES, MAX_STEP_IMAGE_BYTES, PromptImages
-from pagewire.services.scheduler.core.request import FinishReason, Request
-from pagewire.services.scheduler.core.step import ScheduledStep
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.values.executor_info import KVGroup
+from pagewire.services.scheduler.values.images import MAX_REQUEST_IMAGE_BYTES, MAX_STEP_IMAGE_BYTES, PromptImages
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import ScheduledStep
 from pagewire.v1 import common_pb2, scheduler_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from tests.fakes import FakeExecutor
@@ -92,7 +92,7 @@ def test_who_is_refused_leaves_nothing_that_others_find() -> None:
         else:
             assert all(line.ends[request.request_id] == [FinishReason.ERROR] for request in (*first, later))
             assert later.num_cached_tokens == 0
-            assert executor.rows.keys() == set() and line.replica.num_free_blocks == line.replica.num_blocks
+            assert executor.rows.keys() == set() and line.replica.kv.num_free_blocks == line.replica.kv.num_blocks
 
 
 def test_a_step_takes_no_more_images_than_a_message_does() -> None:

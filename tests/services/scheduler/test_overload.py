@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.admission.deadlines import Deadlines
-from pagewire.services.scheduler.core.request_output import RequestOutbox, new_outbox
+from pagewire.services.scheduler.service.request_output import RequestOutbox, new_outbox
 from pagewire.wire import rpc
 from pagewire.wire.status import error_details
 from tests.fakes import FakeExecutor, FakeExecutorServicer
@@ -77,7 +77,8 @@ async def test_a_failure_is_no_reason_to_forecast_longer_waits(tmp_path: Path) -
         submission = token_submission(1, [5, 6], max_tokens=8)
         line.engine.submit(submission, new_outbox(), 1)
         (waiting,) = (one for one in line.engine._delivery.live.values() if one.first_step_time is None)
-        assert 0 < waiting.forecast.wait < 2 * waiting.forecast.plain_wait
+        forecast = line.engine._entrance.forecast_of(waiting)
+        assert 0 < forecast.wait < 2 * forecast.plain_wait
 
 
 @pytest.mark.parametrize("rows_taken", [0, 2])

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from pagewire.services.scheduler.core.images import PromptImages
-from pagewire.services.scheduler.costs.cost_model import StepWork
+from pagewire.services.scheduler.values.images import PromptImages
+from pagewire.services.scheduler.values.step import StepWork
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pipeline import LATENCY, Pipeline
 from tests.services.scheduler.pure_line import PureLine

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from benchmarks.scheduling import placement as trace
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.memory.prefix_index import PrefixIndex
+from pagewire.services.scheduler.placement.prefix_index import PrefixIndex
+from pagewire.services.scheduler.values.request import Request
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.test_replicas import output_of, prompt_of
@@ -50,7 +50,7 @@ def test_a_conversation_goes_on_where_it_began() -> None:
     assert len(set(homes.values())) == 4, "new ones go where the last one was taken longest ago"
     for number in (3, 1, 6, 0, 7):
         assert turn(line, [*prompt_of(number, 100), *prompt_of(500 + number, 30)]) == homes[number]
-    assert sum(replica.num_prefix_hits for replica in line.scheduler.replicas) >= 5 * 96
+    assert sum(replica.counts.num_prefix_hits for replica in line.scheduler.replicas) >= 5 * 96
 
 
 def test_of_two_the_longer_prefix_counts() -> None:
@@ -185,12 +185,12 @@ def test_what_was_cached_before_a_second_one_came_is_known() -> None:
 def test_nothing_is_left_of_one_that_is_gone() -> None:
     line = line_of(2)
     home = int(turn(line, SYSTEM)[-1])
-    assert len(line.scheduler.placement.index)
+    assert len(line.fleet.index)
     request = line.add([*SYSTEM, *prompt_of(2)], max_tokens=30)
     line.schedule(home)
     assert request.replica_id == home
     line.leave(home)
-    assert len(line.scheduler.placement.index) == 0
+    assert len(line.fleet.index) == 0
     line.run()
     assert len(line.outputs[request.request_id]) == 30
 

@@ -3,8 +3,8 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.core.request import FinishReason, Request
-from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.v1.common_pb2 import Logprobs
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
@@ -71,7 +71,7 @@ class Story:
             if request_id in self.aborted:
                 assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
                 assert line.ends[request_id] == [FinishReason.ABORT]
-            elif self.requests[request_id - 1] in line.condemned:
+            elif self.requests[request_id - 1] in line.crashers:
                 assert line.outputs[request_id] == tokens_to_come[: len(line.outputs[request_id])]
                 assert line.ends[request_id] == [FinishReason.ERROR] and self.num_deaths >= MAX_SILENT_LOSSES
             else:
@@ -79,7 +79,7 @@ class Story:
                 assert line.ends[request_id][0] in (FinishReason.STOP, FinishReason.LENGTH)
                 assert line.prompt_logprobs.get(request_id, []) == self.prompt_logprobs[request_id]
         for replica, executor in zip(line.scheduler.replicas, line.executors, strict=True):
-            assert replica.num_free_blocks == sum(group.num_blocks for group in executor.kv_groups)
+            assert replica.kv.num_free_blocks == sum(group.num_blocks for group in executor.kv_groups)
         most = max(executor.max_num_batched_tokens for executor in line.executors)
         for step in line.steps:
             assert sum(step.num_scheduled_tokens) <= most
@@ -158,12 +158,12 @@ def test_no_step_schedules_a_token_too_many(line: PureLine, to_come: list[Arriva
     story = Story(line, to_come)
     story.play(script)
     story.finish()
-    if line.replica.num_preemptions:
+    if line.replica.counts.num_preemptions:
         return
 
     # Each request computes all its tokens but the last, which is only sampled, and but its prefix hits.
     ran = [request for request in story.requests if request.num_computed_tokens]
-    needed = sum(request.num_tokens - 1 for request in ran) - line.replica.num_prefix_hits
+    needed = sum(request.num_tokens - 1 for request in ran) - line.replica.counts.num_prefix_hits
     # Only an end that could not be foreseen costs a token, and only with a second step in flight.
     num_stopped = sum(line.ends[request.request_id] == [FinishReason.STOP] for request in ran)
     num_overrun = line.executor.num_executed_tokens - needed

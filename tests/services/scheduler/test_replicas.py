@@ -12,10 +12,10 @@ import pytest
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import StartupError
-from pagewire.services.scheduler.core.request import FinishReason
 from pagewire.services.scheduler.core.scheduler import NotInterchangeable
-from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES, is_suspect
 from pagewire.services.scheduler.main import serve
+from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.values.request import FinishReason
 from pagewire.v1 import common_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.e2e import fake_executor
@@ -118,7 +118,7 @@ def test_a_suspect_pauses_one_replica_not_all() -> None:
         line.schedule(index)
     (suspect,) = line.scheduler.replicas[1].running
     line.die(index=1)
-    assert is_suspect(suspect)
+    assert line.is_suspect(suspect)
     line.add(prompt_of(5), max_tokens=40)
     assert line.schedule(0) is not None, "the others go on"
     line.run()
@@ -142,7 +142,7 @@ def test_no_draft_takes_a_block_that_another_request_needs() -> None:
     for number in range(2):
         line.add(prompt_of(number, 4), max_tokens=8)
     line.run()
-    assert not line.replica.num_preemptions, "three blocks each are just enough"
+    assert not line.replica.counts.num_preemptions, "three blocks each are just enough"
 
 
 @pytest.mark.parametrize(

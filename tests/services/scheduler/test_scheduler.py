@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from pagewire.errors import InvalidRequest
-from pagewire.services.scheduler.core.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.core.scheduler import QueueFull
-from pagewire.services.scheduler.core.step import InvalidResult, ScheduledStep, StepResult
 from pagewire.services.scheduler.memory.kv_cache import ComputedBlocks
+from pagewire.services.scheduler.values.request import FinishReason, Request, RequestStatus
+from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepResult
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 
@@ -162,7 +162,7 @@ def test_requests_of_one_step_share_their_prefix() -> None:
     assert scheduled(line.schedule()) == {1: 10, 2: 2}
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
     line.run()
-    assert line.replica.num_prefix_hits == 8
+    assert line.replica.counts.num_prefix_hits == 8
 
 
 def test_generated_blocks_are_shared_while_their_request_runs() -> None:
@@ -213,7 +213,7 @@ def test_a_request_that_lacks_blocks_is_looked_up_again_only_when_some_came_free
     line.add(prompt_of(2, 4), max_tokens=6)
     step_once(line)
     line.add(prompt_of(3, 40), max_tokens=2)
-    manager = line.replica._rows.kv
+    manager = line.replica.kv
     assert manager is not None
     lookups: list[int] = []
     get_computed_blocks = manager.get_computed_blocks
@@ -243,7 +243,7 @@ def test_the_latest_is_preempted_and_comes_back_first() -> None:
     assert line.outputs[2] == expected_output(prompt_of(2), 12, vocab_size=VOCAB_SIZE)
     order = [new.request_id for step in line.steps for new in step.new_requests]
     assert order == [1, 2, 2, 3]
-    assert line.replica.num_preemptions == second.num_preemptions == 1
+    assert line.replica.counts.num_preemptions == second.num_preemptions == 1
 
 
 def test_priority_takes_a_row_from_the_lowest() -> None:
@@ -351,7 +351,7 @@ def test_abort_frees_blocks_at_once_and_the_row_with_the_next_step() -> None:
     line.schedule()
     line.schedule()
     line.abort(request)
-    assert line.replica.num_free_blocks == 64
+    assert line.replica.kv.num_free_blocks == 64
     assert line.schedule() is None, "two steps are in flight"
     line.add(prompt_of(2), max_tokens=2)
     line.run()
@@ -379,7 +379,7 @@ def test_an_executor_with_another_block_size_takes_over() -> None:
     line.run()
     for request_id in (1, 2):
         assert line.outputs[request_id] == expected_output(prompt_of(1, 30), 30, vocab_size=VOCAB_SIZE)
-    assert line.replica.num_prefix_hits == 28
+    assert line.replica.counts.num_prefix_hits == 28
 
 
 @pytest.mark.parametrize(

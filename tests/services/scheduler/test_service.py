@@ -12,9 +12,9 @@ from prometheus_client import REGISTRY
 
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request_output import new_outbox
-from pagewire.services.scheduler.core.step import StepResult
 from pagewire.services.scheduler.main import MAX_PUBLIC_BYTES, make_public_server
+from pagewire.services.scheduler.service.request_output import new_outbox
+from pagewire.services.scheduler.values.step import StepResult
 from pagewire.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -81,7 +81,7 @@ async def test_blocks_are_shared_only_under_the_same_salt(tmp_path: Path) -> Non
             assert [t for r in responses for t in r.token_ids] == output_of(1, 3)
             cached.append(responses[-1].usage.cached_tokens)
         assert cached == [0, 0, 0, 16, 16, 16]
-        assert line.engine.scheduler.replicas[0].num_prefix_hits == 48
+        assert line.engine.scheduler.replicas[0].counts.num_prefix_hits == 48
         with pytest.raises(grpc.aio.AioRpcError, match="cache_salt has 129 characters; 128 are possible") as error:
             await collect(line, generate_request(prompt_of(1), cache_salt="s" * 129))
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduling.simulation import BEFORE, Simulation, cpu_seconds, flood, warm
-from pagewire.services.scheduler.costs.cost_model import StepWork
+from pagewire.services.scheduler.values.step import StepWork
 
 
 def test_a_stream_goes_on_beside_long_prompts_and_a_chat_overtakes_them() -> None:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
-from pagewire.services.scheduler.costs.acceptance import Acceptance
-from pagewire.services.scheduler.costs.draft_costs import DraftCosts
-from pagewire.services.scheduler.costs.speculation import Plan, Speculation
+from pagewire.services.scheduler.speculation.acceptance import Acceptance
+from pagewire.services.scheduler.speculation.draft_costs import DraftCosts
+from pagewire.services.scheduler.speculation.speculation import Plan, Speculation
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine

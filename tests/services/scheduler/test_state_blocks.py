@@ -81,4 +81,4 @@ def test_a_request_holds_two_states_however_long_it_is() -> None:
         while line.schedule() is not None:
             most = max(most, len(request.held_blocks[0].blocks))
         line.receive()
-    assert most == 2 and line.replica.num_preemptions == 0
+    assert most == 2 and line.replica.counts.num_preemptions == 0

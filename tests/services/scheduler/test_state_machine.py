@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagewire.services.scheduler.admission.deadlines import Deadlines
-from pagewire.services.scheduler.core.fairness import Account
-from pagewire.services.scheduler.core.request import FinishReason, Request
 from pagewire.services.scheduler.core.scheduler import QueueFull
-from pagewire.services.scheduler.core.step import ScheduledStep
-from pagewire.services.scheduler.core.suspicion import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.fairness.ledger import Account
+from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import ScheduledStep
 from tests.fakes import FakeExecutorDied
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
@@ -71,10 +71,10 @@ class WatchedLine(PureLine):
             step = self.schedule(index)
         except FakeExecutorDied:
             self.num_deadly_steps += 1
-            num_condemned = len(self.condemned)
+            num_crashers = len(self.crashers)
             self.lose(index)
-            condemned = self.condemned[num_condemned:]
-            assert all(request.token_ids[0] == DEADLY for request in condemned), "an innocent neighbour ended"
+            crashers = self.crashers[num_crashers:]
+            assert all(request.token_ids[0] == DEADLY for request in crashers), "an innocent neighbour ended"
             return None
         if step is not None:
             running = {request.request_id for request in self.scheduler.replicas[index].running}
@@ -289,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for generation in self.generations:
             self.check_end(generation)
         for replica, executor in zip(self.line.scheduler.replicas, self.executors, strict=True):
-            assert replica.num_free_blocks == sum(group.num_blocks for group in executor.kv_groups), "a block leaks"
+            assert replica.kv.num_free_blocks == sum(group.num_blocks for group in executor.kv_groups), "a block leaks"
             assert not executor.rows, "a row leaks"
 
     def run_out(self) -> None:
@@ -315,7 +315,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         request, line = generation.request, generation.line
         if generation.cause is not None:
             assert reason is generation.cause
-        elif request in line.condemned:
+        elif request in line.crashers:
             assert generation.is_deadly or self.num_losses, "nobody died of it"
         elif reason is FinishReason.ERROR:
             assert generation.arrival.prompt[0] == REFUSED and not generation.delivered

@@ -4,7 +4,7 @@ import asyncio
 from itertools import chain, repeat
 from pathlib import Path
 
-from pagewire.services.scheduler.observed import status as scheduler_status
+from pagewire.services.scheduler.service import status as scheduler_status
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import KVBlockState, KVGroupStatus, ServiceState
 from tests.fakes import FakeExecutor, FakeExecutorServicer

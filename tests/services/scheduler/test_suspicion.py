@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.core.loss import Loss
-from pagewire.services.scheduler.core.request import FinishReason
-from pagewire.services.scheduler.core.suspicion import MAX_LOSSES, MAX_SILENT_LOSSES, is_suspect
+from pagewire.services.scheduler.suspicion.suspects import MAX_LOSSES, MAX_SILENT_LOSSES
+from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.request import FinishReason
 from tests.fakes import FakeExecutor, FakeExecutorDied, expected_output
 from tests.services.scheduler.pure_line import PureLine
 
@@ -81,9 +81,9 @@ def test_only_the_poisonous_end_with_an_error(
         assert line.ends[request_id] == [FinishReason.LENGTH if kind == "good" else FinishReason.ERROR]
         assert tokens == expected_output(prompt, num_tokens, vocab_size=VOCAB_SIZE)[: len(tokens)]
         assert kind == "deadly" or len(tokens) == num_tokens
-    most = MAX_LOSSES if loss.is_told else MAX_SILENT_LOSSES
+    most = MAX_LOSSES if loss.is_of_step else MAX_SILENT_LOSSES
     assert num_deaths <= most * kinds.count("deadly")
-    assert all(replica.num_free_blocks == 64 for replica in line.scheduler.replicas)
+    assert all(replica.kv.num_free_blocks == 64 for replica in line.scheduler.replicas)
 
 
 def test_outputs_of_one_request_cost_two_executors_together() -> None:
@@ -94,7 +94,7 @@ def test_outputs_of_one_request_cost_two_executors_together() -> None:
     line.add([DEADLY, 5], max_tokens=12, seed=3, temperature=0.5)
     good = line.add(prompt_of(1), max_tokens=12)
     assert run(line) <= 2 * MAX_LOSSES
-    assert len(line.condemned) == 9 and good.finish_reason is FinishReason.LENGTH
+    assert len(line.crashers) == 9 and good.finish_reason is FinishReason.LENGTH
 
 
 def test_who_is_alone_and_first_charged_has_a_second_try() -> None:
@@ -145,7 +145,7 @@ def test_a_loss_that_is_nobodys_fault_makes_no_suspects(loss: Loss) -> None:
     line.schedule()
     line.lose(loss=loss)
     line.attach()
-    assert not any(map(is_suspect, requests))
+    assert not any(map(line.is_suspect, requests))
     line.run()
 
 
@@ -156,7 +156,7 @@ def test_the_end_of_an_executor_that_was_told_to_end_is_a_requests_fault_if_it_s
         line.schedule()
         line.scheduler.replicas[0].is_leaving = True
         line.lose(loss=loss)
-        assert sum(map(is_suspect, requests)) == num_suspects
+        assert sum(map(line.is_suspect, requests)) == num_suspects
         line.attach()
         line.run()
 
@@ -203,7 +203,7 @@ def test_deaths_with_progress_in_between_are_nobodys_fault(pipeline_depth: int) 
         line.schedule()
         line.die()
     assert line.scheduler.num_waiting == 4
-    assert run(line) == 0 and not line.condemned
+    assert run(line) == 0 and not line.crashers
     for number in range(4):
         assert line.outputs[number + 1] == expected_output(prompt_of(number), 56, vocab_size=VOCAB_SIZE)
 
@@ -216,7 +216,7 @@ def test_deaths_of_an_idle_executor_and_deaths_while_waiting_do_not_count() -> N
         line.die()
         line.schedule()
         line.receive()
-    assert run(line) == 0 and not line.condemned
+    assert run(line) == 0 and not line.crashers
     assert waiting.finish_reason is FinishReason.LENGTH
 
 

@@ -9,8 +9,8 @@ import pytest
 from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.admission.admission import WaitTooLong
 from pagewire.services.scheduler.admission.token_budgets import TokenBudgets
-from pagewire.services.scheduler.core.request import Request
 from pagewire.services.scheduler.main import make_public_server
+from pagewire.services.scheduler.values.request import Request
 from pagewire.tools.keys import KeysAddConfig, add
 from pagewire.v1 import scheduler_pb2_grpc
 from pagewire.v1.common_pb2 import SamplingParams

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pagewire.services.scheduler.core.images import PromptImages
-from pagewire.services.scheduler.core.request import FinishReason, Request
 from pagewire.services.scheduler.core.scheduler import QueueFull
-from pagewire.services.scheduler.core.step import ScheduledStep
+from pagewire.services.scheduler.values.images import PromptImages
+from pagewire.services.scheduler.values.request import FinishReason, Request
+from pagewire.services.scheduler.values.step import ScheduledStep
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.test_images import image

@@ -9,11 +9,11 @@ from benchmarks.fleet.simulation import Case, Fleet
 from benchmarks.scheduler_step import result_of
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.core.wakes import Wakes
-from pagewire.services.scheduler.placement.placement import Placement
+from pagewire.services.scheduler.placement.placement import CacheAware
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 
 
@@ -21,7 +21,7 @@ class Idle:
     """So many replicas, all of which have found that there is nobody."""
 
     def __init__(self, num_replicas: int) -> None:
-        self.scheduler = Scheduler(SchedulerConfig(), num_replicas)
+        self.scheduler = make_scheduler(SchedulerConfig(), num_replicas)
         self.wakes = Wakes(self.scheduler)
         device = DEVICES["cpu"].with_blocks(256)
         for replica in self.scheduler.replicas:
@@ -82,13 +82,13 @@ def _decides(idle: Idle, replica: Replica) -> bool:
 def test_a_request_is_looked_at_as_often_among_many_replicas_as_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is left to one, others pass it over until that has decided."""
     looks: list[Request] = []
-    candidates = Placement.candidates
+    candidates = CacheAware.candidates
 
-    def counted(self: Placement, request: Request, *args: Any) -> Any:
+    def counted(self: CacheAware, request: Request, *args: Any) -> Any:
         looks.append(request)
         return candidates(self, request, *args)
 
-    monkeypatch.setattr(Placement, "candidates", counted)
+    monkeypatch.setattr(CacheAware, "candidates", counted)
     per_request = []
     for num_replicas in (4, 24):
         looks.clear()

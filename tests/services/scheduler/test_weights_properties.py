@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.core.executor_info import Weights
-from pagewire.services.scheduler.core.loss import Loss
-from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.values.executor_info import Weights
+from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.weights.target import WeightsPlan, may_go_over
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine

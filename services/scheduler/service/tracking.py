@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.step import ScheduledStep
 from pagewire.services.scheduler.observed.timeline import PREEMPTED, PREFILL, RECOVERY, Chunk
 from pagewire.services.scheduler.service.live_request import LiveRequest
+from pagewire.services.scheduler.values.step import ScheduledStep
 
 
 class Tracking:
@@ -42,8 +42,8 @@ class Tracking:
 
     def on_decision(self, replica: Replica) -> None:
         """Some may have lost their blocks to others."""
-        if replica.num_preemptions != self._preemptions.get(replica.replica_id, 0):
-            self._preemptions[replica.replica_id] = replica.num_preemptions
+        if replica.counts.num_preemptions != self._preemptions.get(replica.replica_id, 0):
+            self._preemptions[replica.replica_id] = replica.counts.num_preemptions
             self._stop(PREEMPTED)
 
     def on_lost(self, replica: Replica) -> None:

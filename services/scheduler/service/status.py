@@ -40,16 +40,16 @@ def _replica(replica: Replica, address: str, with_kv_maps: bool) -> ReplicaStatu
         is_attached=replica.info is not None,
         name=replica.name,
         is_leaving=replica.is_leaving,
-        num_prefix_queries=replica.num_prefix_queries,
-        num_prefix_hits=replica.num_prefix_hits,
-        num_generation_tokens=replica.num_generation_tokens,
+        num_prefix_queries=replica.counts.num_prefix_queries,
+        num_prefix_hits=replica.counts.num_prefix_hits,
+        num_generation_tokens=replica.counts.num_generation_tokens,
     )
     if replica.info is not None:
         status.num_running = replica.num_running
-        status.max_num_seqs = replica.max_num_seqs
+        status.max_num_seqs = replica.limits.max_num_seqs
         status.weights_version = replica.info.weights.version
         status.is_replacing_weights = replica.is_draining
-        status.kv_groups.extend(_group(group, with_kv_maps) for group in replica.kv_groups)
+        status.kv_groups.extend(_group(group, with_kv_maps) for group in replica.kv.groups)
     return status
 
 

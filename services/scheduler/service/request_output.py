@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from operator import attrgetter
 
-from pagewire.services.scheduler.core.request import FinishReason, Request
+from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.v1 import common_pb2
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Outbox

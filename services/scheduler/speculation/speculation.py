@@ -14,11 +14,11 @@ late, so that it is noticed when its text changes.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.core.step import ScheduledStep, StepResult
-from pagewire.services.scheduler.costs.acceptance import Acceptance
-from pagewire.services.scheduler.costs.draft_costs import DraftCosts
+from pagewire.services.scheduler.speculation.acceptance import Acceptance, Acceptances
+from pagewire.services.scheduler.speculation.draft_costs import DraftCosts
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 
 # Of the account, in plain steps: what is in it at first, and at most without gains; what is earned with each step; and
 # the most with what drafts have gained, so that of that no more is lost when a text changes.
@@ -51,11 +51,13 @@ NO_DRAFTS = Plan()
 class Speculation:
     """On one executor. One that does not say what steps cost is asked for as many drafts as it makes."""
 
-    def __init__(self, info: ExecutorInfo | None) -> None:
-        self._max_drafts = 0 if info is None else info.max_draft_tokens
-        self._bounds = () if info is None else info.draft_bounds
+    def __init__(self, info: ExecutorInfo, acceptances: Acceptances | None = None) -> None:
+        """info: of an executor that drafts. acceptances: of requests that ran elsewhere before; more are added."""
+        self._max_drafts = info.max_draft_tokens
+        self._bounds = info.draft_bounds
+        self._acceptances = Acceptances() if acceptances is None else acceptances
         self._costs: DraftCosts | None = None
-        if info is not None and info.decode_costs:
+        if info.decode_costs:
             self._costs = DraftCosts(info.decode_costs, info.draft_seconds)
         self._shared: dict[str, Acceptance] = {}  # by tenant
         self._credit = _FIRST_CREDIT
@@ -66,8 +68,6 @@ class Speculation:
 
     def plan(self, runners: Sequence[Request]) -> Plan:
         """For the next step, in which these may run. To be asked for each step, if there can be drafts."""
-        if not self._max_drafts:
-            return NO_DRAFTS
         decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
         most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
         if not most or not decoding:
@@ -127,14 +127,15 @@ class Speculation:
         return Plan({**plan.drafts, request.request_id: 1})
 
     def _acceptance(self, request: Request) -> Acceptance:
-        if request.acceptance is None:
+        acceptance = self._acceptances.get(request)
+        if acceptance is None:
             shared = self._shared.get(request.tenant)
             if shared is None:
                 if len(self._shared) >= _MAX_TENANTS:
                     del self._shared[next(iter(self._shared))]
                 shared = self._shared[request.tenant] = Acceptance(self._max_drafts)
-            request.acceptance = Acceptance(self._max_drafts, shared)
-        return request.acceptance
+            acceptance = self._acceptances[request] = Acceptance(self._max_drafts, shared)
+        return acceptance
 
     def expected(self, step: ScheduledStep) -> float:
         """How many of the drafts that a step asks for are likely to be found."""
@@ -145,8 +146,6 @@ class Speculation:
     def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
         """Takes in what a step brought. Its work is that of the drafts that there were, from now on. seconds: of the
         step; 0: they are not known."""
-        if not self._max_drafts:
-            return
         num_asked = num_drafted = num_accepted = longest = 0
         for i, asked in step.drafts_of.items():
             drafted = result.drafted(i)

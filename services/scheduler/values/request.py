@@ -5,12 +5,11 @@ from functools import partial
 
 from pagewire.config.sampling_checks import check_for_model, check_num_prompt_logprobs, check_token_ids
 from pagewire.errors import InvalidRequest, check_all
-from pagewire.services.scheduler.core.executor_info import ExecutorInfo
-from pagewire.services.scheduler.core.fairness import NO_ACCOUNT
-from pagewire.services.scheduler.core.images import NO_IMAGES, PromptImages
-from pagewire.services.scheduler.costs.acceptance import Acceptance
-from pagewire.services.scheduler.memory.block_pool import root_hash
-from pagewire.services.scheduler.memory.group_blocks import HeldBlocks
+from pagewire.services.scheduler.values.account import NO_ACCOUNT
+from pagewire.services.scheduler.values.block_hashes import root_hash
+from pagewire.services.scheduler.values.blocks import HeldBlocks
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.v1.common_pb2 import SamplingParams
 
 
@@ -62,7 +61,7 @@ class Request:
     """
 
     __slots__ = (
-        "acceptance",
+        "__weakref__",
         "account",
         "awaited",
         "block_hashes",
@@ -75,12 +74,10 @@ class Request:
         "is_accepted",
         "is_long",
         "is_resubmitted",
-        "left_to",
         "max_num_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_losses",
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
@@ -96,7 +93,6 @@ class Request:
         "status",
         "stop_token_id",
         "stop_token_ids",
-        "suspect_until",
         "tenant",
         "tenant_weight",
         "token_ids",
@@ -147,7 +143,6 @@ class Request:
         self.weights_version = weights_version  # of those that compute it, or last did
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
-        self.acceptance: Acceptance | None = None  # of drafts, once there could be some
         self.sampling_params = sampling_params
         # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector
@@ -158,8 +153,6 @@ class Request:
         self.num_output_placeholders = 0
         self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
         self.num_preemptions = 0
-        self.suspect_until = 0  # an executor was lost while it ran it: with so many tokens it is cleared
-        self.num_losses = 0  # executors lost while it was, or became, a suspect
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None  # the entry of sampling_params.stop_token_ids that ended it
@@ -178,8 +171,6 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.hashed_for = ""  # the version of the weights that they are for
         self.other_hashes: dict[str, list[bytes]] = {}  # those for other weights, while these are replaced
-        # Owned by the placement: id of the replica that is to take it, and how often that had decided then.
-        self.left_to: tuple[int, int] | None = None
         self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
         self.forget_blocks()
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagewire.services.scheduler.core.images import MAX_STEP_IMAGE_BYTES, NO_IMAGES, PromptImages
-from pagewire.services.scheduler.core.request import Request
-from pagewire.services.scheduler.costs.cost_model import StepWork
+from pagewire.services.scheduler.values.images import MAX_STEP_IMAGE_BYTES, NO_IMAGES, PromptImages
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 
 
@@ -52,6 +51,20 @@ class NewRequest:
             request.images,
             int.from_bytes(request.root_hash[:8]),
         )
+
+
+@dataclass(slots=True)
+class StepWork:
+    """What a step computes."""
+
+    num_decodes: int = 0  # tokens of requests that need one, drafts included
+    num_prompt_tokens: int = 0
+    num_pairs: float = 0.0  # of prompt tokens with what they attend to, if all see all before them
+
+    def add_prompt(self, start: int, num_tokens: int) -> None:
+        """Tokens of a prompt, the first of which is at position `start`."""
+        self.num_prompt_tokens += num_tokens
+        self.num_pairs += num_tokens * (start + num_tokens / 2)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ class Loss(enum.StrEnum):
         return self not in (Loss.DELIBERATE, Loss.MODEL)
 
     @property
-    def is_told(self) -> bool:
+    def is_of_step(self) -> bool:
         """Whether a step was the occasion for certain."""
         return self in (Loss.STEP, Loss.DEVICE, Loss.HANG)
 

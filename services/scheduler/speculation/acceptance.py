@@ -8,6 +8,9 @@ nothing, and says nothing about what is.
 """
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from pagewire.services.scheduler.values.request import Request
 
 # What is believed of nobody: better than most texts, so that it is tried.
 _FIRST_PRIOR = 0.7
@@ -89,3 +92,7 @@ class Acceptance:
             prior = priors[i] if priors is not None else shares[-1] if shares else _FIRST_PRIOR
             shares.append((accepted + _WEIGHT * prior) / (tried + _WEIGHT))
         return shares
+
+
+# Of live requests, wherever they run.
+Acceptances = WeakKeyDictionary[Request, Acceptance]

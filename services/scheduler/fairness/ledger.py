@@ -10,31 +10,12 @@ counted.
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from pagewire.services.scheduler.values.account import Account
+
 # VTC's weights of tokens.
 _OUTPUT_CHARGE = 2.0
 # Tenants without requests whose counters are kept. Of one that is forgotten, only an excess over others is.
 _MAX_IDLE = 1024
-
-
-class Account:
-    """What a tenant was served, and how much of it is here."""
-
-    __slots__ = ("num_running", "num_waiting", "served", "tenant", "weight")
-
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
-        self.weight = 1.0
-        self.served = 0.0
-        self.num_running = 0
-        self.num_waiting = 0
-
-    @property
-    def is_live(self) -> bool:
-        return self.num_running + self.num_waiting > 0
-
-
-# Of requests that nobody has entered into a ledger; never counted.
-NO_ACCOUNT = Account("")
 
 
 class Ledger:

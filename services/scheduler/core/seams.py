@@ -1,0 +1,220 @@
+"""Where features join the core: what it asks of them, and what holds without them.
+
+`compose.py` hands the features in. The seam of placement is in `placing.py`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagewire.services.scheduler.values.account import NO_ACCOUNT, Account
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
+
+# -- which of the waiting requests a replica takes -------------------------------------------------------------------
+
+
+class Taker(Protocol):
+    """Chooses among the waiting requests, for one step of a replica."""
+
+    def takes(self, request: Request) -> bool:
+        """Returns whether the replica takes the request, whose turn it is."""
+
+    def is_anothers(self, request: Request) -> bool:
+        """Returns whether the request is known to be another replica's, without a look-up."""
+
+
+class TakesAll:
+    """Takes each request whose turn it is."""
+
+    def takes(self, request: Request) -> bool:
+        return True
+
+    def is_anothers(self, request: Request) -> bool:
+        return False
+
+
+# -- speculation -----------------------------------------------------------------------------------------------------
+
+
+class DraftPlan(Protocol):
+    """How many tokens to draft in a step."""
+
+    def of(self, request: Request) -> int: ...
+
+
+class Drafts(Protocol):
+    """Speculation on one executor."""
+
+    def plan(self, runners: Sequence[Request]) -> DraftPlan:
+        """Plans the next step, in which these may run; called for each step that has room for drafts."""
+
+    def expected(self, step: ScheduledStep) -> float:
+        """Returns how many of the drafts that a step asks for are likely to be found."""
+
+    def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
+        """Learns from a step, and subtracts drafts that were not found from its work. seconds: 0 if unknown."""
+
+
+class NoDrafts:
+    """No request drafts."""
+
+    def plan(self, runners: Sequence[Request]) -> DraftPlan:
+        return self
+
+    def of(self, request: Request) -> int:
+        return 0
+
+    def expected(self, step: ScheduledStep) -> float:
+        return 0.0
+
+    def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
+        pass
+
+
+NO_DRAFTS = NoDrafts()
+
+
+# -- shares of tenants -----------------------------------------------------------------------------------------------
+
+
+class Shares(Protocol):
+    """The accounts of the tenants, by which their requests take turns while there are several."""
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether several tenants have requests; otherwise there is nothing to divide."""
+
+    def account(self, tenant: str, weight: float) -> Account:
+        """Returns the tenant's account, with this weight from now on; 0 stands for 1."""
+
+    def share(self, account: Account) -> float:
+        """Returns the tenant's part, above 0 and at most 1, of what all tenants with requests divide."""
+
+    def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
+        """Adds to the numbers of requests of the tenant that wait and run."""
+
+    def charge_prompt(self, account: Account, num_tokens: int) -> None:
+        """Charges the tokens that an admitted request has to compute."""
+
+    def charge_outputs(self, accounts: Iterable[Account], num_tokens: Iterable[int]) -> None:
+        """Charges the tokens that requests gained."""
+
+    def least_served_running(self) -> float:
+        """Returns the lowest counter among the tenants with running requests."""
+
+
+class OneTenant:
+    """All requests are of one tenant, so nothing is counted."""
+
+    is_contended = False
+
+    def account(self, tenant: str, weight: float) -> Account:
+        return NO_ACCOUNT
+
+    def share(self, account: Account) -> float:
+        return 1.0
+
+    def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
+        pass
+
+    def charge_prompt(self, account: Account, num_tokens: int) -> None:
+        pass
+
+    def charge_outputs(self, accounts: Iterable[Account], num_tokens: Iterable[int]) -> None:
+        pass
+
+    def least_served_running(self) -> float:
+        return 0.0
+
+
+# -- requests that may have crashed an executor ----------------------------------------------------------------------
+
+
+class Quarantine(Protocol):
+    """Keeps suspects out of the steps of other requests, on one replica."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a suspect runs, so that no other request may enter."""
+
+    def is_suspect(self, request: Request) -> bool:
+        """Returns whether the request has to run alone."""
+
+    def runners(self, running: list[Request], is_suspect_due: bool, is_idle: bool) -> list[Request]:
+        """Returns the running requests that may run in the next step.
+
+        is_suspect_due: a suspect waits first in line, and there is room for it. is_idle: no step is in flight.
+        """
+
+    def admits(self, request: Request, is_alone: bool) -> bool:
+        """Returns whether a waiting request may enter. is_alone: no other is in its step or in one in flight."""
+
+    def enter(self, request: Request) -> None:
+        """Takes in that a request was admitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostExecutor:
+    """What is known when a replica loses its executor."""
+
+    replica_id: int
+    incarnation: int | None  # None: it had none
+    in_flight: Sequence[ScheduledStep]
+    loss: Loss
+    was_leaving: bool  # it had announced its end
+
+
+class Suspects(Protocol):
+    """Finds the requests that crash executors."""
+
+    def quarantine(self) -> Quarantine:
+        """Returns the quarantine of a replica that has a new executor."""
+
+    def on_lost(self, lost: LostExecutor, requests: Sequence[Request]) -> Mapping[Request, int]:
+        """Takes in that an executor was lost. requests: all that are live.
+
+        Returns:
+            The requests that end because executors fail whenever they run them, with the number of executors lost.
+        """
+
+    def on_successor(self, replica_id: int, info: ExecutorInfo, requests: Sequence[Request]) -> Mapping[Request, int]:
+        """Takes in what the next executor reports about the one before it; returns the same as `on_lost`."""
+
+
+class NoSuspects:
+    """No request is ever a suspect."""
+
+    is_closed = False
+
+    def quarantine(self) -> Quarantine:
+        return self
+
+    def is_suspect(self, request: Request) -> bool:
+        return False
+
+    def runners(self, running: list[Request], is_suspect_due: bool, is_idle: bool) -> list[Request]:
+        return running
+
+    def admits(self, request: Request, is_alone: bool) -> bool:
+        return True
+
+    def enter(self, request: Request) -> None:
+        pass
+
+    def on_lost(self, lost: LostExecutor, requests: Sequence[Request]) -> Mapping[Request, int]:
+        return {}
+
+    def on_successor(self, replica_id: int, info: ExecutorInfo, requests: Sequence[Request]) -> Mapping[Request, int]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The features that take part in the decisions of replicas."""
+
+    shares: Shares = field(default_factory=OneTenant)
+    suspects: Suspects = field(default_factory=NoSuspects)
+    drafts: Callable[[ExecutorInfo], Drafts] = lambda info: NO_DRAFTS

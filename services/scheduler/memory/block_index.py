@@ -1,0 +1,18 @@
+"""What may be told which blocks can be found, such as the index by which replicas are compared."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class BlockIndex(Protocol):
+    """The blocks of one replica, by their hashes."""
+
+    def add(self, block_hash: bytes) -> None: ...
+
+    def remove(self, block_hash: bytes) -> None:
+        """Does nothing if it is not there."""
+
+    def remove_all(self, block_hashes: Iterable[bytes]) -> None: ...
+
+    def hashes(self) -> set[bytes]:
+        """Returns all that are there, for checks; slow."""

@@ -1,0 +1,214 @@
+"""The replicas in the order of their loads, and which of them a waiting request may be placed on."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.placement.deferrals import NONE_DEFERRED, Deferrals, DeferredRequests
+from pagewire.services.scheduler.placement.prefix_index import IndexedBlocks, PrefixIndex
+from pagewire.services.scheduler.placement.replica_load import (
+    NOTHING_DEFERRED,
+    Deferred,
+    Fit,
+    OutputLengths,
+    UnknownCosts,
+)
+from pagewire.services.scheduler.placement.replica_view import ReplicaView
+from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.step import ScheduledStep
+
+# How many replicas are compared: of those with the longest prefix, and of those with the fewest requests.
+_NUM_HOLDERS = 4
+_NUM_LEAST_LOADED = 4
+_MAX_NEAR = 16
+# Replicas that requests were left to of late, and of each so many of these, that a request may share a prefix with.
+_NUM_DEFERRED = 8
+_UNKNOWN_COSTS = UnknownCosts()
+
+# Whether no row is open, how many requests run, when it last admitted one, its id.
+_Rank = tuple[bool, int, int, int]
+
+
+class Fleet:
+    """All replicas, and an index of their blocks."""
+
+    def __init__(self, is_suspect: Callable[[Request], bool]) -> None:
+        self.index = PrefixIndex()
+        self.is_suspect = is_suspect
+        self.deferrals = Deferrals()
+        self.best_known: Replica | None = None
+        self._wanted: set[Replica] = set()
+        self._replicas: dict[int, Replica] = {}
+        self._views: dict[int, ReplicaView] = {}
+        self._order: list[_Rank] = []  # of those with an executor
+        self._ranks: dict[int, _Rank] = {}
+        self._num_steps = 0  # that admitted requests
+        self._last_taken: dict[int, int] = {}  # the last of these, of each replica
+        self._outputs = OutputLengths()
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def add(self, replica: Replica) -> None:
+        self._replicas[replica.replica_id] = replica
+        self._views[replica.replica_id] = ReplicaView(replica)
+        if self._is_by_prefix and len(self._replicas) > 1:
+            for one in self._replicas.values():
+                one.share_index(IndexedBlocks(self.index, one.replica_id))
+        self.note(replica)
+
+    def remove(self, replica: Replica) -> None:
+        self.note(replica)
+        del self._replicas[replica.replica_id], self._views[replica.replica_id]
+        self._last_taken.pop(replica.replica_id, None)
+        self.deferrals.forget(replica.replica_id)
+        self._wanted.discard(replica)
+        if self.best_known is replica:
+            self.best_known = None
+
+    def note(self, replica: Replica) -> None:
+        rank, before = self._rank(replica) if replica.info else None, self._ranks.get(replica.replica_id)
+        if rank == before:
+            return
+        if before is not None:
+            del self._order[bisect_left(self._order, before)]
+            del self._ranks[replica.replica_id]
+        if rank is not None:
+            insort(self._order, rank)
+            self._ranks[replica.replica_id] = rank
+
+    def on_step(self, replica: Replica, step: ScheduledStep | None) -> None:
+        if step is not None and step.admitted:
+            self._num_steps += 1
+            self._last_taken[replica.replica_id] = self._num_steps
+        self.note(replica)
+
+    def on_result(self, replica: Replica, outputs: Outputs) -> None:
+        self._outputs.on_step(len(outputs.token_ids), len(outputs.ends))
+        if self.best_known is None or replica.costs.num_steps > self.best_known.costs.num_steps:
+            self.best_known = replica
+        self.note(replica)
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def defer(self, request: Request, replica_id: int, fit: Fit) -> None:
+        """Leaves a request to a replica until that has decided, so that the others need not look it up again."""
+        self.deferrals.add(request, replica_id, fit)
+        self.want(self._replicas[replica_id])
+
+    def want(self, replica: Replica) -> None:
+        self._wanted.add(replica)
+
+    def kept_for(self, request: Request) -> Replica | None:
+        """Returns the replica that a waiting request was left to, if it can still take it and has not decided since."""
+        holder = self.deferrals.holder(request)
+        replica = None if holder is None else self._replicas.get(holder)
+        if replica is None or replica.info is None or replica.is_leaving or not replica.suits(request):
+            return None
+        return replica
+
+    def least_loaded(self, num: int = _NUM_LEAST_LOADED) -> list[Replica]:
+        return [self._replicas[rank[-1]] for rank in self._order[:num]]
+
+    @property
+    def num_present(self) -> int:
+        return len(self._order)
+
+    def take_wanted(self) -> set[Replica]:
+        wanted, self._wanted = self._wanted, set()
+        return wanted
+
+    def candidates(
+        self, request: Request, decider: Replica | None, deferred: DeferredRequests = NONE_DEFERRED
+    ) -> dict[int, Fit]:
+        """Returns the replicas that may take a waiting request, and what it would need there. Replicas with other
+        weights than it needs are left out; so are those whose executors are about to end, or that run a suspect, as
+        long as there are others.
+
+        deferred: requests to be computed elsewhere, so that a prefix they share with this one will be found there.
+        """
+        near: list[Replica] = []
+        num_fresh = 0  # without deferred requests; the others may be the least busy still
+        for replica in self._by_load():
+            if num_fresh == _NUM_LEAST_LOADED or len(near) == _MAX_NEAR:
+                break
+            if replica.suits(request) and not replica.is_leaving and not replica.has_suspect:
+                near.append(replica)
+                num_fresh += replica.replica_id not in deferred
+        if not near:
+            near = [replica for replica in self._by_load() if replica.suits(request)][:_NUM_LEAST_LOADED]
+            staying = [replica for replica in near if not replica.is_leaving]
+            near = staying or near
+        takers = {replica.replica_id: replica for replica in near}
+        if decider is not None and (not decider.is_leaving or all(one.is_leaving for one in near)):
+            takers[decider.replica_id] = decider
+        depths: dict[int, int] = {}
+        hashes: Sequence[bytes] = ()
+        if self._is_by_prefix and (asked := decider or next(iter(near), None)) is not None:
+            hashes = self._views[asked.replica_id].indexed_hashes(request)
+            depths = self.index.depths(hashes, takers, _NUM_HOLDERS)
+            hashes_of = self._views[asked.replica_id].indexed_hashes
+            for replica_id, others in islice(reversed(deferred.items()), _NUM_DEFERRED) if hashes else ():
+                shared = max(_num_shared(hashes, hashes_of(other)) for other in others[-_NUM_DEFERRED:])
+                depths[replica_id] = max(depths.get(replica_id, 0), shared)
+        for replica_id in depths.keys() - takers.keys():
+            holder = self._replicas[replica_id]
+            if holder.info and holder.suits(request) and not holder.is_leaving and not holder.has_suspect:
+                takers[replica_id] = holder
+        output_tokens = min(self._outputs.mean, max(1.0, request.max_num_tokens - request.num_tokens))
+        return {
+            replica_id: self._views[replica_id].fit(request, hashes[: depths.get(replica_id, 0)], output_tokens)
+            for replica_id in takers
+        }
+
+    def rank(self, replica_id: int, fit: Fit, deferred: Deferred) -> tuple[float, ...]:
+        """Returns a key, the smaller the better: the time that the request costs all requests together there."""
+        load, costs = self._views[replica_id].load, self._replicas[replica_id].costs
+        if not costs.are_known and self.best_known is not None:
+            costs = self.best_known.costs
+        seconds = load.seconds(fit, deferred, costs if costs.are_known else _UNKNOWN_COSTS)
+        return seconds, load.num_running + deferred.num, self._last_taken.get(replica_id, 0), replica_id
+
+    def has_place(self, replica_id: int, fit: Fit, deferred: Deferred = NOTHING_DEFERRED) -> bool:
+        """Returns whether there are a row and blocks for the request, beside deferred ones."""
+        return self._views[replica_id].load.places_missing(fit, deferred) <= 0
+
+    def replica(self, replica_id: int) -> Replica:
+        return self._replicas[replica_id]
+
+    def choose_for_suspect(self, request: Request) -> Replica | None:
+        """Returns the least busy replica, as other requests have to pause for a suspect: of those with room, or without
+        another suspect, if there are some."""
+        present = [replica for replica in self._by_load() if replica.suits(request)]
+        staying = [replica for replica in present if not replica.is_leaving] or present
+        able = [replica for replica in staying if replica.has_room_for(request)]
+        able = able or [replica for replica in staying if not replica.has_suspect] or staying
+        return min(able, key=lambda replica: (replica.num_running, replica.replica_id), default=None)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    @property
+    def _is_by_prefix(self) -> bool:
+        return True
+
+    def _by_load(self) -> Iterator[Replica]:
+        return (self._replicas[rank[-1]] for rank in self._order)
+
+    def _rank(self, replica: Replica) -> _Rank:
+        replica_id = replica.replica_id
+        return replica.num_open_rows <= 0, replica.num_running, self._last_taken.get(replica_id, 0), replica_id
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless the order and the index agree with the replicas."""
+        present = {replica_id for replica_id, replica in self._replicas.items() if replica.info}
+        assert {rank[-1] for rank in self._order} == present == self._ranks.keys(), "one is missing"
+        assert self._order == sorted(self._order), "replicas are out of order"
+        for replica_id, rank in self._ranks.items():
+            assert rank == self._rank(self._replicas[replica_id]), "a load is another"
+
+
+def _num_shared(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:
+    """Blocks that two begin with; equal hashes mean that all before them are equal, too."""
+    return bisect_left(range(min(len(ours), len(theirs))), True, key=lambda i: ours[i] != theirs[i])

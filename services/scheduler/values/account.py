@@ -1,0 +1,22 @@
+"""What a tenant was served, and how much of it is here."""
+
+
+class Account:
+    """What a tenant was served, and how much of it is here."""
+
+    __slots__ = ("num_running", "num_waiting", "served", "tenant", "weight")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.weight = 1.0
+        self.served = 0.0
+        self.num_running = 0
+        self.num_waiting = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.num_running + self.num_waiting > 0
+
+
+# Of requests that nobody has entered into a ledger; never counted.
+NO_ACCOUNT = Account("")

@@ -1,0 +1,29 @@
+"""Hashes of blocks: equal ones mean equal contents."""
+
+import array
+import hashlib
+from collections.abc import Sequence
+
+ROOT_HASH = bytes(32)
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"") -> bytes:
+    """sha256 chain: equal hashes mean equal tokens in this block and in all blocks before it.
+
+    extra_keys is whatever else the KV depends on, such as images, an adapter or a cache salt.
+    """
+    return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
+
+
+def root_hash(cache_salt: str, owner: str = "") -> bytes:
+    """What the chains of all requests of this owner with this salt begin with; no block's hash can be equal to it."""
+    # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text.
+    if owner:
+        of_owner = hashlib.sha256(owner.encode()).digest()  # of one length: no salt goes on with the name
+        return hashlib.sha256(b"pagewire cache owner: " + of_owner + cache_salt.encode()).digest()
+    return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
+
+
+def computed_root(root: bytes, weights_version: str) -> bytes:
+    """What chains with this root begin with where weights of this version compute them."""
+    return hashlib.sha256(b"pagewire weights: " + root + weights_version.encode()).digest() if weights_version else root
