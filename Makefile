@@ -65,7 +65,7 @@ lint: $(READY)
 	! grep -rnE '^.{121,}' kernels/cpu/csrc
 
 docs: $(READY)
-	$(BIN)/python -m pagewire.gateway.core.api_table > docs/api.md
+	$(BIN)/python -m pagewire.gateway.api_table > docs/api.md
 	$(BIN)/python -m pagewire.services.executor.models.table docs/models.json > docs/models.md
 	$(BIN)/python -m pagewire.flags.from_vllm > docs/from-vllm.md
 

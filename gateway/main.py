@@ -13,10 +13,9 @@ from starlette.applications import Starlette
 
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
-from pagewire.gateway.app import create_admin_app, create_app, create_metrics_app
+from pagewire.gateway.app import Parts, create_admin_app, create_app, create_metrics_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
-from pagewire.gateway.core.gateway import Gateway
 from pagewire.gateway.http.connection_limits import BACKLOG, Limits
 from pagewire.gateway.http.connections import Connections
 from pagewire.gateway.http.http_connection import Connection
@@ -123,45 +122,45 @@ async def serve(
     scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
-    gateway = Gateway(config, store, tls)
-    app = create_app(config, gateway)
+    parts = Parts.of(config, store, tls)
+    app = create_app(config, parts)
     for_operators, for_scrapers = listen_for_operators(config), listen_for_scrapers(config)
-    worker = BatchWorker(gateway, InProcess(app), config.batch_concurrency)
+    worker = BatchWorker(parts.batches, parts.files, parts.tokenizer, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
     servers = {_server(app, connections, tls): sock}
     if for_operators is not None:
-        servers[_server(create_admin_app(config, gateway), connections, tls)] = for_operators
+        servers[_server(create_admin_app(config, parts), connections, tls)] = for_operators
         logger.info("for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
     if for_scrapers is not None:
-        servers[_server(create_metrics_app(gateway), connections, NO_TLS)] = for_scrapers
+        servers[_server(create_metrics_app(parts), connections, NO_TLS)] = for_scrapers
         logger.info("metrics on http://%s:%d/metrics", config.admin_host, for_scrapers.getsockname()[1])
-    await gateway.siblings.start()
-    link = asyncio.create_task(gateway.link.run())
+    await parts.siblings.start()
+    link = asyncio.create_task(parts.tokenizer.link.run())
     batches = asyncio.create_task(worker.run())
-    background = asyncio.create_task(gateway.background.run())
-    keeper = asyncio.create_task(gateway.keeper.run())
+    background = asyncio.create_task(parts.background.run())
+    keeper = asyncio.create_task(parts.keeper.run())
     serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
     watching = asyncio.create_task(connections.watch())
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
     try:
-        parts = {link, *serving, watching, batches, background, keeper}
-        ended, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        running = {link, *serving, watching, batches, background, keeper}
+        ended, _ = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
-        gateway.shutdown.announced = True
+        parts.shutdown.announced = True
         worker.stop()
         await rpc.cancel([background])  # others go on with what it did
         if stopped.result():
             await asyncio.sleep(config.drain_delay)
-        await _drain(gateway, config.shutdown_timeout if stopped.result() else 0.0)
+        await _drain(parts, config.shutdown_timeout if stopped.result() else 0.0)
         for server in servers:
             server.should_exit = True
         await asyncio.wait(serving)
     finally:
         await rpc.cancel([stopped, *serving, watching, batches, background, link, keeper])
-        await gateway.siblings.close()
-        await gateway.keeper.close()
+        await parts.siblings.close()
+        await parts.keeper.close()
         await store.close()
 
 
@@ -186,11 +185,11 @@ def _server(app: Starlette, connections: Connections, tls: ServiceTls) -> _Serve
     )
 
 
-async def _drain(gateway: Gateway, timeout: float) -> None:
-    gateway.shutdown.begun = True
+async def _drain(parts: Parts, timeout: float) -> None:
+    parts.shutdown.begun = True
     try:
         async with asyncio.timeout(timeout):
-            await gateway.shutdown.wait_idle()
+            await parts.shutdown.wait_idle()
     except TimeoutError:
-        logger.warning("%d generations still running after %g s are cut off", gateway.link.num_live, timeout)
-        gateway.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")
+        logger.warning("%d generations still running after %g s are cut off", parts.tokenizer.link.num_live, timeout)
+        parts.tokenizer.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")

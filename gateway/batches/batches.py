@@ -17,9 +17,10 @@ from pagewire.gateway.batches.schema import (
     BatchRequestCounts,
     window_seconds,
 )
+from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.files.bodies import MAX_EXPIRY_S
 from pagewire.gateway.files.files import Files, new_id
-from pagewire.gateway.files.schema import MAX_EXPIRY_S
 from pagewire.gateway.files.upload import storage_error
 from pagewire.gateway.store import Document, Lease, Store
 from pagewire.wire.tenants import NOBODY, Tenant, present
@@ -135,6 +136,9 @@ class Batches:
         if batch.status in ("validating", "in_progress") and (when := await self.jobs.cancelled_at(batch.id)):
             return msgspec.structs.replace(batch, status="cancelling", cancelling_at=int(when))
         return batch
+
+
+BATCHES = AppState[Batches]("batches")
 
 
 def _link(source: Path, target: Path) -> None:

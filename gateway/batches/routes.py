@@ -6,9 +6,9 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.routing import Match
 
 from pagewire.batch.lines import ENDPOINTS
+from pagewire.gateway.batches.batches import BATCHES
 from pagewire.gateway.batches.schema import Batch, BatchList, BatchQuery, BatchRequest
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.gateway import gateway_of
 from pagewire.gateway.core.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
@@ -21,25 +21,25 @@ async def create_batch(request: Request, body: BatchRequest) -> Batch:
     if body.endpoint not in endpoints:
         message = f"endpoint: a batch can ask {', '.join(endpoints)}, not {body.endpoint!r}"
         raise ApiError(400, message, param="endpoint")
-    return await gateway_of(request).batches.create(body)
+    return await BATCHES.of(request).create(body)
 
 
 @router.get("/v1/batches")
 async def list_batches(request: Request, query: Annotated[BatchQuery, Query()]) -> BatchList:
     """All batches, the newest first."""
-    return await gateway_of(request).batches.list(query)
+    return await BATCHES.of(request).list(query)
 
 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve_batch(request: Request, batch_id: str) -> Batch:
     """How far a batch is, and the files of its answers once it has ended."""
-    return await gateway_of(request).batches.get(batch_id)
+    return await BATCHES.of(request).get(batch_id)
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(request: Request, batch_id: str) -> Batch:
     """Ends the batch; what has been answered until then is in its output file."""
-    return await gateway_of(request).batches.cancel(batch_id)
+    return await BATCHES.of(request).cancel(batch_id)
 
 
 def _endpoints(app: FastAPI) -> list[str]:

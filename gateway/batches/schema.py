@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import UNSET, UnsetType
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
-from pagewire.gateway.files.schema import MAX_EXPIRY_S, ExpiresAfter
+from pagewire.gateway.core.body import Body
+from pagewire.gateway.files.bodies import MAX_EXPIRY_S, ExpiresAfter
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
-from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.unsupported import Refused
 
 MAX_LISTED_BATCHES = 100

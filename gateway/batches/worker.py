@@ -6,10 +6,12 @@ from functools import partial
 
 from pagewire.batch.lines import Line
 from pagewire.batch.results import Answer
+from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.run import BatchRun
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.gateway import Gateway
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
+from pagewire.gateway.files.files import Files
 from pagewire.gateway.store import Lease, LeaseLost
 from pagewire.wire import rpc
 from pagewire.wire.tenants import Tenant
@@ -29,10 +31,13 @@ _HAVE_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 class BatchWorker:
     """What one gateway process does for batches, whoever has created them."""
 
-    def __init__(self, gateway: Gateway, app: InProcess, concurrency: int) -> None:
+    def __init__(
+        self, batches: Batches, files: Files, tokenizer: TokenizerClient, app: InProcess, concurrency: int
+    ) -> None:
         """concurrency: requests of batches that run at once."""
-        self._gateway = gateway
-        self._batches = gateway.batches
+        self._batches = batches
+        self._files = files
+        self._tokenizer = tokenizer
         self._app = app
         self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
@@ -88,11 +93,11 @@ class BatchWorker:
     async def _run(self, lease: Lease) -> None:
         record = await self._batches.record(lease.id)
         post = partial(self._post, record.tenant)
-        run = BatchRun(self._batches, self._gateway.files, self._list_models, post, lease, record)
+        run = BatchRun(self._batches, self._files, self._list_models, post, lease, record)
         await run.run(self._room, self._concurrency, self._stopping)
 
     async def _list_models(self) -> list[str]:
-        return [model.id for model in await self._gateway.list_models()]
+        return [model.id for model in await self._tokenizer.list_models()]
 
     async def _post(self, tenant: Tenant, line: Line, request_id: str) -> Answer:
         body = line.body
@@ -103,7 +108,7 @@ class BatchWorker:
     async def _sweep(self) -> None:
         while True:
             try:
-                await self._gateway.files.sweep()
+                await self._files.sweep()
             except (ApiError, OSError) as error:
                 logger.error("expired files cannot be removed: %s", error)
             await asyncio.sleep(SWEEP_S)

@@ -1,15 +1,50 @@
-"""Calls of their own, beside the link's streams: each goes to the tokenizer that has least to do."""
+"""Calls of their own, beside the link's streams: each goes to the tokenizer service with the fewest requests."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from pagewire.gateway.core.errors import ApiError
+from pagewire.v1 import inference_pb2
+from pagewire.v1.admin_pb2 import ReplaceWeightsResponse
 from pagewire.wire.streams import ResubmittingLink
 
 AWAY = "the tokenizer service cannot be reached; try again"
+
+Answered = TypeVar("Answered")
+Method = Callable[..., Awaitable[Answered]]
+"""A unary method of a stub: request, timeout=seconds, metadata=pairs -> answer."""
+
+
+class OutputStream(Protocol):
+    """The outputs of a generation, until its end."""
+
+    def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateResponse]: ...
+
+    def cancel(self) -> bool: ...
+
+
+class InferenceStub(Protocol):
+    """The methods of `InferenceService` that the gateway calls; what grpc generates has no types."""
+
+    AbortRequests: Method[inference_pb2.AbortRequestsResponse]
+    Classify: Method[inference_pb2.ClassifyResponse]
+    CountRequests: Method[inference_pb2.CountRequestsResponse]
+    Detokenize: Method[inference_pb2.DetokenizeResponse]
+    Embed: Method[inference_pb2.EmbedResponse]
+    Generate: Callable[..., OutputStream]
+    GetTokenizerInfo: Method[inference_pb2.GetTokenizerInfoResponse]
+    ListModels: Method[inference_pb2.ListModelsResponse]
+    Score: Method[inference_pb2.ScoreResponse]
+    Tokenize: Method[inference_pb2.TokenizeResponse]
+
+
+class AdminStub(Protocol):
+    """The methods of `AdminService` that the gateway calls."""
+
+    ReplaceWeights: Method[ReplaceWeightsResponse]
 
 
 class BalancedStub:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 from starlette.responses import Response
 
-from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.core.body import Body
 
 EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -1,35 +1,11 @@
-"""Errors in the shape that the client expects.
+"""Errors of requests, and the shapes in which APIs report them."""
 
-OpenAI's is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type": "error", "error": {"type", "message"},
-"request_id"}.
-"""
-
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import grpc
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.routing import compile_path
-from starlette.types import Scope
 
-from pagewire.gateway.core.encoding import json_response
-from pagewire.gateway.core.field_names import rename
-from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.messages.responses import (
-    NO_THREADS,
-    MessagesError,
-    MessagesErrorDetail,
-    MessagesErrorDetails,
-    MessagesErrorType,
-)
-from pagewire.gateway.schema.responses import ErrorDetail, ErrorResponse
+from pagewire.gateway.core.body import Body, ErrorDetail, ErrorResponse
 from pagewire.wire.rpc import RpcError
-
-RETRY_AFTER_S = 1
 
 _TYPES = {
     400: "invalid_request_error",
@@ -48,15 +24,6 @@ _TYPES = {
     504: "timeout_error",
 }
 
-_ANTHROPIC_TYPES: Mapping[int, MessagesErrorType] = {
-    401: "authentication_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 _STATUS_BY_CODE = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -68,6 +35,7 @@ _STATUS_BY_CODE = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+
 
 # OpenAI's machine-readable codes, where it has one.
 _OPENAI_CODES = {
@@ -100,12 +68,27 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "server_error")
         return ErrorResponse(error=ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code))
 
-    def anthropic_body(self, request_id: str) -> MessagesError:
-        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        detail = MessagesErrorDetail(type=kind, message=self.message)
-        if self.code == NO_THREADS:
-            detail.details = MessagesErrorDetails(error_code=self.code, unsupported=[self.param or ""])
-        return MessagesError(error=detail, request_id=request_id)
+
+class Dialect(Protocol):
+    """An API that clients speak, as far as its errors differ from those of others."""
+
+    # The header of an answer that repeats the id of the request beside X-Request-Id; None if the API has none.
+    request_id_header: bytes | None
+
+    def error_body(self, error: ApiError, request_id: str) -> Body:
+        """Returns the JSON of an error."""
+
+
+class OpenAiDialect:
+    """The shape of OpenAI's errors, and the default: {"error": {"message", "type", "param", "code"}}."""
+
+    request_id_header: bytes | None = None
+
+    def error_body(self, error: ApiError, request_id: str) -> Body:
+        return error.body()
+
+
+OPENAI = OpenAiDialect()
 
 
 def from_rpc(error: RpcError) -> ApiError:
@@ -131,118 +114,3 @@ def _param(field: str) -> str | None:
     if first in ("sampling_params", "options"):
         return rest
     return None if first == "output_parsing" else field
-
-
-def error_response(error: ApiError, scope: Scope) -> Response:
-    """In the shape of the API that the request of this scope speaks."""
-    context, headers = request_context(scope), {}
-    rename(error, context.names)
-    if error.status in (429, 503):
-        delay = RETRY_AFTER_S if error.retry_delay is None else error.retry_delay
-        headers["retry-after"] = str(math.ceil(delay))
-        headers["retry-after-ms"] = str(math.ceil(1000 * delay))  # OpenAI's and Anthropic's clients read it first
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    body = error.anthropic_body(context.request_id) if context.speaks_anthropic else error.body()
-    return json_response(body, error.status, headers)
-
-
-def install_handlers(app: FastAPI) -> None:
-    """Every error that a route or the router raises leaves as error_response() says it."""
-
-    @app.exception_handler(ApiError)
-    async def on_api_error(request: Request, error: ApiError) -> Response:
-        return error_response(error, request.scope)
-
-    @app.exception_handler(grpc.aio.AioRpcError)
-    async def on_rpc_error(request: Request, error: grpc.aio.AioRpcError) -> Response:
-        return error_response(from_rpc(RpcError.from_call(error)), request.scope)
-
-    @app.exception_handler(UnicodeEncodeError)
-    async def on_unicode_error(request: Request, error: UnicodeEncodeError) -> Response:
-        # JSON can escape half a surrogate pair; no message on the wire can carry it.
-        half = ascii(error.object[error.start])
-        message = f"the body holds {half}, half a surrogate pair: not valid Unicode text"
-        return error_response(ApiError(400, message), request.scope)
-
-    @app.exception_handler(RecursionError)
-    async def on_recursion_error(request: Request, error: RecursionError) -> Response:
-        # Only bodies nest; what reads and writes JSON gives up at a depth of its own.
-        return error_response(ApiError(400, "the body is nested too deeply"), request.scope)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
-        return error_response(from_validation(error.errors(), error.body), request.scope)
-
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        message = error.detail
-        if error.status_code == 404:
-            message = f"no route {request.method} {request.url.path}; see /docs"
-        elif error.status_code == 405:
-            message = f"{request.url.path} does not take {request.method}"
-        response = error_response(ApiError(error.status_code, message), request.scope)
-        response.headers.update(error.headers or {})
-        if error.status_code == 405:
-            methods = {*response.headers.get("allow", "").split(", "), *_documented_methods(request)} - {""}
-            response.headers["allow"] = ", ".join(sorted(methods))
-        return response
-
-
-def _documented_methods(request: Request) -> set[str]:
-    """What the path takes, by all its routes; the router knows of the first one."""
-    paths: Mapping[str, Mapping[str, Any]] = request.app.openapi()["paths"]
-    path = request.url.path
-    taken = [paths[path]] if path in paths else [paths[one] for one in paths if compile_path(one)[0].match(path)]
-    return {method.upper() for methods in taken for method in methods}
-
-
-def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
-    """The first faulty parameter of a request, by name, with everything that is wrong with it."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']} at position {first['loc'][-1]}")
-    if isinstance(body, bytes):
-        return ApiError(400, "send a JSON object with the header Content-Type: application/json")
-    if not isinstance(body, dict):
-        return ApiError(400, "the body must be a JSON object")
-    # A union reports every branch; the one that came furthest is the one that was meant.
-    located = [
-        (_path(error, body), _lower_first(error["msg"])) for error in errors if error["loc"][1:2] == first["loc"][1:2]
-    ]
-    path = max((path for path, _ in located), key=len)
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-    messages = dict.fromkeys(message for other, message in located if other == path)
-    return ApiError(400, f"{param}: {', or '.join(messages)}", param=param)
-
-
-def with_integers(errors: Sequence[Mapping[str, Any]], body: object) -> bool:
-    """Whether numbers such as 16.0 stand where integers belong, which to JSON they are: puts these there."""
-    found = False
-    for path in {_path(error, body) for error in errors if error["type"] == "int_type"}:
-        holder: Any = body
-        for part in path[:-1]:
-            holder = holder[part]
-        # The first wrong one of a list is told, so all of it is looked at.
-        for key in range(len(holder)) if isinstance(holder, list) else path[-1:]:
-            if isinstance(value := holder[key], float) and value.is_integer():
-                holder[key], found = int(value), True
-    return found
-
-
-def _path(error: Mapping[str, Any], body: object) -> tuple[str | int, ...]:
-    """("messages", 0, "content"): a pydantic location without the parts that name a branch of a union."""
-    path: list[str | int] = []
-    value = body
-    for part in error["loc"][1:]:
-        if (isinstance(part, int) and isinstance(value, list)) or (isinstance(value, dict) and part in value):
-            path.append(part)
-            value = value[part]
-    if error["type"] == "missing":
-        path.append(error["loc"][-1])
-    return tuple(path)
-
-
-def _lower_first(text: str) -> str:
-    text = text.removeprefix("Value error, ")
-    return text[:1].lower() + text[1:]

@@ -4,14 +4,10 @@ Services name fields as gRPC has them, and the bodies of other APIs become those
 reads the name that it has sent: its route notes in the request's context what stands for what.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.errors import ApiError
 
 # Of gRPC's requests -> of chats and completions.
 OF_GRPC = {

@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
+from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import json_response
-from pagewire.gateway.core.errors import ApiError, with_integers
-from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.validation import with_integers
 
 Model = TypeVar("Model", bound=BaseModel)
 

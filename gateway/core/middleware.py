@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any
@@ -19,18 +19,19 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway.core import metrics
-from pagewire.gateway.core.errors import ApiError, error_response, from_rpc
+from pagewire.gateway.core.app_state import AppState
+from pagewire.gateway.core.error_handlers import error_response
+from pagewire.gateway.core.errors import OPENAI, ApiError, Dialect, from_rpc
 from pagewire.gateway.core.request_context import (
     IN_PROCESS,
     NO_CERTIFICATE,
     OVER_LIMIT,
+    REQUEST_ID_PATTERN,
     RequestContext,
     add_context,
     deadline,
     request_context,
 )
-from pagewire.gateway.page.routes import needs_no_key
-from pagewire.gateway.schema.field import REQUEST_ID_PATTERN
 from pagewire.process.memory_return import return_memory_after
 from pagewire.wire import tenants
 from pagewire.wire.keys import Door, caller
@@ -46,6 +47,8 @@ _SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 # nginx's status for a client that went away before its answer; never on the wire.
 CLIENT_GONE = 499
+
+DialectOf = Callable[[str, Mapping[bytes, bytes]], Dialect]
 
 
 class GracefulShutdown:
@@ -71,6 +74,9 @@ class GracefulShutdown:
         await self._idle.wait()
 
 
+SHUTDOWN = AppState[GracefulShutdown]("shutdown")
+
+
 class RequestMiddleware:
     def __init__(
         self,
@@ -79,15 +85,25 @@ class RequestMiddleware:
         door: Door,
         shutdown: GracefulShutdown,
         body_limits: Mapping[str, int],
+        needs_no_key: Callable[[str], bool] = lambda path: False,
+        dialect_of: DialectOf = lambda path, headers: OPENAI,
         max_timeout: float | None = None,
         tenant_header: str | None = None,
     ) -> None:
-        """body_limits: bytes, of the paths whose bodies may be larger than others'. max_timeout: seconds that a request
-        may take. tenant_header: in which clients say whose a request is."""
+        """
+        Args:
+            body_limits: path -> bytes, for paths whose bodies may be larger than MAX_BODY_BYTES.
+            needs_no_key: whether a path is served without an API key.
+            dialect_of: (path, headers) -> the API that the client speaks.
+            max_timeout: seconds that a request may take.
+            tenant_header: the header that names the tenant of a request.
+        """
         self._max_timeout = max_timeout
         self._app = app
         self._body_limits = body_limits
         self._door = door
+        self._needs_no_key = needs_no_key
+        self._dialect_of = dialect_of
         self._tenant_header = tenant_header
         self._shutdown = shutdown
 
@@ -98,7 +114,7 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         given_id = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
-        context = RequestContext(request_id, send, speaks_anthropic=_speaks_anthropic(scope["path"], headers))
+        context = RequestContext(request_id, send, self._dialect_of(scope["path"], headers))
         add_context(scope, context)
         quiet = scope["path"] in _QUIET
         if not quiet:
@@ -183,7 +199,7 @@ class RequestMiddleware:
 
     def _is_let_in(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         """With a key, where one is needed; lines of batches came in with the batch."""
-        if self._door.is_open or needs_no_key(scope["path"]) or IN_PROCESS in scope:
+        if self._door.is_open or self._needs_no_key(scope["path"]) or IN_PROCESS in scope:
             return True
         caller.set(self._door.find([bearer(headers.get(b"authorization", b"")), headers.get(b"x-api-key", b"")]))
         return caller.get() is not None
@@ -196,11 +212,6 @@ class RequestMiddleware:
             except RpcError as error:
                 return from_rpc(error)
         return None
-
-
-def _speaks_anthropic(path: str, headers: dict[bytes, bytes]) -> bool:
-    """Anthropic's clients say so on all routes; those that are Anthropic's alone need no header."""
-    return b"anthropic-version" in headers or path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def _content_length(headers: Mapping[bytes, bytes]) -> int:
@@ -234,8 +245,8 @@ def _sender(context: RequestContext, send: Send, shutdown: GracefulShutdown) -> 
             context.status = message["status"]
             request_id = context.request_id.encode()
             message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            if context.speaks_anthropic:
-                message["headers"].append((b"request-id", request_id))
+            if (header := context.dialect.request_id_header) is not None:
+                message["headers"].append((header, request_id))
             if shutdown.announced:
                 message["headers"].append((b"connection", b"close"))  # the next request is another gateway's
         await send(message)

@@ -7,8 +7,7 @@ import msgspec
 from fastapi import FastAPI
 
 from pagewire.config.sampling_params import INT64_MAX
-from pagewire.gateway.messages.responses import MessagesError
-from pagewire.gateway.schema.responses import Body, ErrorResponse
+from pagewire.gateway.core.body import Body, ErrorResponse
 
 DESCRIPTION = """
 OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
@@ -52,14 +51,11 @@ def response(body: type[Body], description: str = "The answer.") -> dict[str, An
     return {"description": description, "content": content(body)}
 
 
-def responses_by_client(openai: type[Body], anthropic: type[Body]) -> Responses:
-    """Of a route that answers clients of both APIs in their own way, and documents errors in theirs."""
-    answer = {"description": "The answer.", "content": content_of((openai, anthropic))}
-    errors = {
-        status: {"description": meaning, "content": content_of((ErrorResponse, MessagesError))}
-        for status, meaning in _ERRORS.items()
+def responses_by_client(answers: Sequence[type[Body]], errors: Sequence[type[Body]]) -> Responses:
+    """The responses of a route that answers the clients of several APIs, each in its own shapes."""
+    return {200: {"description": "The answer.", "content": content_of(answers)}} | {
+        status: {"description": meaning, "content": content_of(errors)} for status, meaning in _ERRORS.items()
     }
-    return {200: answer, **errors}
 
 
 def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
@@ -98,8 +94,12 @@ _ERRORS: dict[int | str, str] = {
 }
 
 
-ERROR_RESPONSES: Responses = {status: response(ErrorResponse, meaning) for status, meaning in _ERRORS.items()}
-MESSAGES_ERROR_RESPONSES: Responses = {status: response(MessagesError, meaning) for status, meaning in _ERRORS.items()}
+def error_responses(body: type[Body]) -> Responses:
+    """The errors of an API that reports them as `body`."""
+    return {status: response(body, meaning) for status, meaning in _ERRORS.items()}
+
+
+ERROR_RESPONSES = error_responses(ErrorResponse)
 
 
 class DocumentedApp(FastAPI):

@@ -6,7 +6,12 @@ from contextvars import ContextVar
 
 from starlette.types import Scope, Send
 
+from pagewire.gateway.core.errors import OPENAI, Dialect
+
 _SCOPE_KEY = "pagewire.request"
+
+# Of an id that a client gives; it returns in a header.
+REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 
 # In the scope of a request that no client waits for: the tenant whose it is.
 IN_PROCESS = "pagewire.in_process"
@@ -30,16 +35,14 @@ NO_CERTIFICATE = "pagewire.no_certificate"
 class RequestContext:
     """One HTTP request and its response, as the log and the metrics see them."""
 
-    __slots__ = ("created", "names", "note", "request_id", "send", "speaks_anthropic", "started", "status", "trace_id")
+    __slots__ = ("created", "dialect", "names", "note", "request_id", "send", "started", "status", "trace_id")
 
-    def __init__(self, request_id: str, send: Send, *, speaks_anthropic: bool = False) -> None:
-        """send: the server's own, for a body whose head has passed through everything between.
-
-        speaks_anthropic: the client is one of Anthropic's API, which has errors and lists of its own.
-        """
+    def __init__(self, request_id: str, send: Send, dialect: Dialect = OPENAI) -> None:
+        """send: the server's own, for a body whose head has passed through everything between. dialect: the API that
+        the client speaks."""
         self.request_id = request_id
         self.send = send
-        self.speaks_anthropic = speaks_anthropic
+        self.dialect = dialect
         self.created = int(time.time())  # Unix time, seconds
         self.started = time.monotonic()
         self.status = 0

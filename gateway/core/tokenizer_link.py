@@ -5,10 +5,10 @@ from itertools import repeat
 
 import grpc
 
-from pagewire.gateway.generation.reply import ChoiceDelta, PendingChoice, Reply
+from pagewire.gateway.core.reply import ChoiceDelta, PendingChoice, Reply, Submission
 from pagewire.v1 import inference_link_pb2
 from pagewire.v1.common_pb2 import RequestContext
-from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.wire.discovery import Discovery, Listed
@@ -67,8 +67,11 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
         for choice in choices:
             self.abort(choice)
 
-    def build_message(self, submits: list[GenerateSubmission], aborts: list[int]) -> ConnectRequest:
-        return ConnectRequest(requests=submits, abort_numbers=aborts)
+    def build_message(self, submits: list[Submission], aborts: list[int]) -> ConnectRequest:
+        message = ConnectRequest(abort_numbers=aborts)
+        for submission in submits:
+            submission.write(message.requests.add())
+        return message
 
     def on_response(self, message: ConnectResponse) -> None:
         for numbered in message.responses:

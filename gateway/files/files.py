@@ -13,8 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import Request
 
+from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.files.schema import MAX_EXPIRY_S, File, FileList, FileQuery, Purpose, UploadForm
+from pagewire.gateway.files.bodies import MAX_EXPIRY_S, File, FileList, FileQuery, Purpose, UploadForm
 from pagewire.gateway.files.upload import save, storage_error
 from pagewire.gateway.store import Document, Store
 from pagewire.wire.tenants import present
@@ -117,6 +118,9 @@ class Files:
         )
         await self._documents.put(id, msgspec.json.encode(file), owner=owner, expires_at=file.expires_at)
         return file
+
+
+FILES = AppState[Files]("files")
 
 
 def _owner() -> str:

@@ -7,10 +7,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.gateway import gateway_of
 from pagewire.gateway.core.json_route import JsonRoute
-from pagewire.gateway.files.files import not_found
-from pagewire.gateway.files.schema import UPLOAD, DeletedFile, File, FileList, FileQuery
+from pagewire.gateway.files.bodies import UPLOAD, DeletedFile, File, FileList, FileQuery
+from pagewire.gateway.files.files import FILES, not_found
 
 router = APIRouter(route_class=JsonRoute, tags=["files"])
 
@@ -34,25 +33,25 @@ class _Content(FileResponse):
 @router.post("/v1/files", openapi_extra=UPLOAD)
 async def create_file(request: Request) -> File:
     """Uploads the input of a batch. It is kept for 30 days, unless `expires_after` says otherwise."""
-    return await gateway_of(request).files.upload(request)
+    return await FILES.of(request).upload(request)
 
 
 @router.get("/v1/files")
 async def list_files(request: Request, query: Annotated[FileQuery, Query()]) -> FileList:
     """The files that were uploaded and those that batches have answered with."""
-    return await gateway_of(request).files.list(query)
+    return await FILES.of(request).list(query)
 
 
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(request: Request, file_id: str) -> File:
     """What is known of a file."""
-    return await gateway_of(request).files.get(file_id)
+    return await FILES.of(request).get(file_id)
 
 
 @router.get("/v1/files/{file_id}/content", responses=_CONTENT)
 async def retrieve_file_content(request: Request, file_id: str) -> Response:
     """The bytes of a file."""
-    files = gateway_of(request).files
+    files = FILES.of(request)
     file = await files.get(file_id)
     try:
         stat_result = files.path(file.id).stat()
@@ -69,5 +68,5 @@ async def retrieve_file_content(request: Request, file_id: str) -> Response:
 @router.delete("/v1/files/{file_id}")
 async def delete_file(request: Request, file_id: str) -> DeletedFile:
     """Deletes a file. A batch that was created with it goes on."""
-    await gateway_of(request).files.delete(file_id)
+    await FILES.of(request).delete(file_id)
     return DeletedFile(id=file_id)

@@ -5,7 +5,7 @@ from typing import Any
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
-from pagewire.gateway.schema.requests import GenerationParameters
+from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.gateway.schema.sglang import OF_SGLANG
 from pagewire.gateway.schema.structured import (
     JsonObjectFormat,

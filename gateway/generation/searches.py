@@ -6,14 +6,16 @@ begins again, with the same seed.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grpc
+from fastapi import Request
 
-from pagewire.gateway.core.balanced_stub import BalancedStub
+from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.reply import PendingChoice, Reply
+from pagewire.gateway.core.reply import Line, PendingChoice, Reply
+from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.telemetry.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -21,21 +23,21 @@ from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-# A unary method, its request, its trace; see `Gateway.call_to_its_end`.
-CallToItsEnd = Callable[[Callable[..., Awaitable[Any]], GenerateRequest, Trace], Awaitable[list[GenerateResponse]]]
-
 
 def is_search(request: GenerateRequest) -> bool:
     return request.best_of > 0 or request.HasField("beam_search")
 
 
+def line_of(request: Request, requests: Sequence[GenerateRequest]) -> Line:
+    """Returns what generates these requests: a search, or the link."""
+    return SEARCHES.of(request) if is_search(requests[0]) else TOKENIZER.of(request).link
+
+
 class Searches:
     """Stands where the link to the tokenizer service does for other requests."""
 
-    def __init__(self, stub: BalancedStub, call_to_its_end: CallToItsEnd) -> None:
-        """stub: of the public service."""
-        self._stub = stub
-        self._call_to_its_end = call_to_its_end
+    def __init__(self, tokenizer: TokenizerClient) -> None:
+        self._tokenizer = tokenizer
 
     def generate(
         self,
@@ -70,7 +72,7 @@ class Searches:
         request = choices[0].request
         trace = Trace.of(reply.context) if reply.context is not None else NO_TRACE
         try:
-            responses = await self._call_to_its_end(self._outputs, request, trace)
+            responses = await self._tokenizer.call_to_its_end(self._outputs, request, trace)
         except grpc.aio.AioRpcError as error:
             reply.fail(RpcError.from_call(error))
         except ApiError as error:
@@ -86,8 +88,11 @@ class Searches:
                 reply.push(choice, response, response.ByteSize())
 
     async def _outputs(self, request: GenerateRequest, **call: Any) -> list[GenerateResponse]:
-        responses = self._stub.Generate(request, **call)
+        responses = self._tokenizer.inference.Generate(request, **call)
         try:
             return [response async for response in responses]
         finally:
             responses.cancel()
+
+
+SEARCHES = AppState[Searches]("searches")

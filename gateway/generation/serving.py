@@ -2,22 +2,24 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire.gateway.core import genai, metrics
+from pagewire.gateway.core import metrics
+from pagewire.gateway.core.answering import GENERATIONS
 from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.field_names import rename
 from pagewire.gateway.core.middleware import CLIENT_GONE
+from pagewire.gateway.core.reply import ChoiceOutputs, Line, PendingChoice
 from pagewire.gateway.core.request_context import RequestContext, request_context, time_left
-from pagewire.gateway.explain.answering import Answering
-from pagewire.gateway.generation.answer import Answer, UsageTotal, fingerprint, finish_reason
-from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
-from pagewire.gateway.kept import Kept, Line
+from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation import genai
+from pagewire.gateway.generation.answer import Answer, fingerprint, finish_reason
+from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.telemetry import semconv
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
@@ -50,6 +52,21 @@ class Outputs(Protocol):
     def abort(self) -> None: ...
 
 
+class EventIds(Protocol):
+    def added(self, pieces: Sequence[bytes]) -> list[bytes]:
+        """Returns whole events with their ids, without those that the client has already."""
+
+
+class Resumable(Protocol):
+    """A generation that outlives its connection."""
+
+    @property
+    def event_ids(self) -> EventIds: ...
+
+    def generate(self, link: Line, requests: Sequence[GenerateRequest], context: common_pb2.RequestContext) -> Outputs:
+        """Starts the generation, or follows it. Raises RpcError UNAVAILABLE."""
+
+
 class GenerationResponse(Response):
     """Runs one generation request, of whatever API, when it is sent."""
 
@@ -63,7 +80,7 @@ class GenerationResponse(Response):
         choices_per_prompt: int = 1,
         counts_output: bool = True,
         ended: Callable[[], Awaitable[None]] | None = None,
-        kept: Kept | None = None,
+        kept: Resumable | None = None,
     ) -> None:
         """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`.
 
@@ -94,9 +111,8 @@ class GenerationResponse(Response):
         context.trace_id = span.trace.trace_id
         _label(self._requests, context.request_id)
         metrics.REQUEST_CHOICES.observe(self._choices_per_prompt)
-        gateway: Any = scope["app"].state.gateway  # whose module imports parts of this folder
-        answering = Answering(tenants.present.get().name, context)
-        gateway.answering.add(answering)
+        generations = GENERATIONS.in_scope(scope)
+        answering = generations.begin(tenants.present.get().name, context)
         status = 0
         try:
             told = tenants.tell(tenants.present.get(), span.trace.tell(common_pb2.RequestContext()))
@@ -113,8 +129,7 @@ class GenerationResponse(Response):
             context.note = f" prompt={self._usage.prompt_tokens} completion={self._usage.completion_tokens}"
             if self._failure is not None:
                 context.note += f": {self._failure}"
-            gateway.answering.remove(answering)
-            gateway.accounts.add(answering.account_owner[0], answering.account(has_ended=True))
+            generations.end(answering)
             self._tell(span, scope, context, status or context.status)
 
     async def _serve(
@@ -205,8 +220,8 @@ class GenerationResponse(Response):
         """The request is over: its span, and the histograms of GenAI. status: of the answer's head."""
         operation, usage = self._answer.operation, self._usage
         outcome = self._failed_status or status
-        request_model, gateway = self._requests[0].model, scope["app"].state.gateway
-        served = gateway.served_name(request_model, answered=outcome == OK)
+        request_model = self._requests[0].model
+        served = TOKENIZER.in_scope(scope).served_name(request_model, answered=outcome == OK)
         tokens = {"input": usage.prompt_tokens, "output": usage.completion_tokens} if self._failure is None else {}
         genai.observe(span, operation, (request_model if served else "", served), context.elapsed, outcome, tokens)
         if not span.is_recorded:

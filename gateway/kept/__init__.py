@@ -1,5 +1,5 @@
 """Generations that outlive their connection, and the gateway that serves it: see `Keeper`."""
 
-from pagewire.gateway.kept.keeper import Keeper, Kept, Line
+from pagewire.gateway.kept.keeper import KEEPER, Keeper, Kept
 
-__all__ = ["Keeper", "Kept", "Line"]
+__all__ = ["KEEPER", "Keeper", "Kept"]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice
+from pagewire.gateway.core.reply import ChoiceOutputs, PendingChoice
 from pagewire.gateway.kept.entries import by_choice, encode_entry
 from pagewire.gateway.kept.group_commit import GroupCommit
 from pagewire.gateway.kept.log import Append, Log

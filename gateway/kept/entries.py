@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pagewire.gateway.generation.reply import ChoiceDelta, ChoiceOutputs, PendingChoice
+from pagewire.gateway.core.reply import ChoiceDelta, ChoiceOutputs, PendingChoice
 from pagewire.v1.inference_pb2 import GenerateResponse
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -13,23 +13,23 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from pagewire.errors import StartupError
+from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reply import Line
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.generation.reply import Reply
 from pagewire.gateway.kept.drive import WHOLE_PACE_S, Drive, Source
 from pagewire.gateway.kept.event_ids import EventIds, parse_event_id
 from pagewire.gateway.kept.group_commit import GroupCommit
 from pagewire.gateway.kept.log import LEASE_S, Bounds, Log
 from pagewire.gateway.kept.reply import KeptReply
 from pagewire.gateway.kept.sqlite_log import SqliteLog
-from pagewire.gateway.schema.requests import GenerationParameters
+from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.wire import tenants
@@ -37,23 +37,6 @@ from pagewire.wire import tenants
 logger = logging.getLogger(__name__)
 
 MAX_KEY_CHARS = 255
-
-
-class Line(Protocol):
-    """A way to the tokenizer service."""
-
-    def generate(
-        self,
-        requests: Sequence[GenerateRequest],
-        *,
-        streaming: bool,
-        context: RequestContext | None = None,
-        earlier: Sequence[Sequence[GenerateResponse]] = (),
-    ) -> Reply:
-        """context: of all of them. earlier: all outputs of an earlier attempt, by request.
-
-        Raises RpcError UNAVAILABLE.
-        """
 
 
 class About(msgspec.Struct):
@@ -139,6 +122,9 @@ class Keeper:
         drive = self.drives[id] = Drive(id, self.log, self._commit, start, len(requests), pace_s)
         drive.on_close = lambda: self.drives.pop(id, None)
         return drive
+
+
+KEEPER = AppState[Keeper]("keeper")
 
 
 @dataclass(frozen=True)

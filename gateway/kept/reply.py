@@ -6,24 +6,29 @@ So every response to it, the first and any later one, of this gateway or another
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.reply import ChoiceOutputs, PendingChoice, Reply, merged_by_choice
+from pagewire.gateway.core.reply import ChoiceOutputs, PendingChoice, Reply, merged_by_choice
 from pagewire.gateway.kept.drive import Drive
 from pagewire.gateway.kept.entries import decode_entry
+from pagewire.gateway.kept.log import Log
 from pagewire.v1.inference_pb2 import GenerateRequest
-
-if TYPE_CHECKING:
-    from pagewire.gateway.kept.keeper import Keeper
 
 # Between two looks at what another process writes.
 POLL_S = 0.05
 
 
+class Drives(Protocol):
+    """The part of a `Keeper` that a response uses."""
+
+    log: Log
+    drives: dict[str, Drive]
+
+
 class KeptReply:
     def __init__(
-        self, keeper: "Keeper", id: str, requests: Sequence[GenerateRequest], drive: Callable[[], Drive]
+        self, keeper: Drives, id: str, requests: Sequence[GenerateRequest], drive: Callable[[], Drive]
     ) -> None:
         """drive: goes on with the generation in this process."""
         self.choices = Reply(_nothing, requests, streaming=False).choices

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import msgspec
 import pydantic_core
 
+from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.answer import UsageTotal
-from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
-from pagewire.gateway.generation.tools import whole_calls
-from pagewire.gateway.messages.responses import (
+from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.tool_calls import whole_calls
+from pagewire.gateway.generation.usage import UsageTotal
+from pagewire.gateway.messages.bodies.responses import (
     SIGNATURE,
     AnsweredMessage,
     ContentBlock,
@@ -34,7 +35,7 @@ from pagewire.gateway.messages.responses import (
     ThinkingTokensDetails,
     ToolUseBlock,
 )
-from pagewire.gateway.schema.responses import Body
+from pagewire.gateway.messages.errors import MESSAGES
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
@@ -113,7 +114,7 @@ class MessagesAnswer:
         _write(out, "message_stop", MessageStop())
 
     def error(self, out: list[bytes], error: ApiError) -> None:
-        _write(out, "error", error.anthropic_body(self._request_id))
+        _write(out, "error", MESSAGES.error_body(error, self._request_id))
 
     def whole(
         self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal
@@ -126,7 +127,7 @@ class MessagesAnswer:
         if output.text:
             content.append(TextBlock(output.text))
         for call in whole_calls(output.tool_calls):
-            content.append(ToolUseBlock(call.id, call.function.name, _input(call.function.arguments)))
+            content.append(ToolUseBlock(call.id, call.name, _input(call.arguments)))
         return self._message(content, self._stop_of(output, usage, has_calls=bool(output.tool_calls)), usage)
 
     def _stop_of(self, output: ChoiceOutput, usage: UsageTotal, *, has_calls: bool) -> StopDelta:

@@ -3,18 +3,19 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from pagewire.gateway.chat.translate import chat_requests
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.gateway import gateway_of
 from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.generation import translate
+from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.serving import GenerationResponse
+from pagewire.gateway.kept import KEEPER
 from pagewire.gateway.messages.answer import MessagesAnswer
-from pagewire.gateway.messages.requests import CountTokensRequest, MessagesRequest
-from pagewire.gateway.messages.responses import EVENTS, AnsweredMessage, TokenCount
+from pagewire.gateway.messages.bodies.requests import CountTokensRequest, MessagesRequest
+from pagewire.gateway.messages.bodies.responses import EVENTS, AnsweredMessage, MessagesError, TokenCount
 from pagewire.gateway.messages.translate import chat_request, names_of, tokenize_request
 
-router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.MESSAGES_ERROR_RESPONSES)
+router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.error_responses(MessagesError))
 
 _ANSWER: openapi.Responses = {
     200: {
@@ -27,19 +28,18 @@ _ANSWER: openapi.Responses = {
 @router.post("/v1/messages", responses=_ANSWER)
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """The next turn of a conversation, as Anthropic's clients ask for it; with `stream: true` as server-sent events."""
-    gateway = gateway_of(request)
     request_context(request.scope).names = names_of(body)
     chat = chat_request(body)
-    kept = await gateway.keeper.open(request, chat)
-    requests = translate.chat_requests(chat)
+    kept = await KEEPER.of(request).open(request, chat)
+    requests = chat_requests(chat)
     answer = MessagesAnswer(
         request_context(request.scope).request_id,
-        body.model or await gateway.default_model(),
+        body.model or await TOKENIZER.of(request).default_model(),
         max_tokens=body.max_tokens,
         show_thinking=getattr(body.thinking, "display", None) != "omitted",
     )
     return GenerationResponse(
-        gateway.link,
+        TOKENIZER.of(request).link,
         requests,
         answer,
         stream=bool(body.stream),
@@ -50,6 +50,6 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_message_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
     """How many tokens the prompt of such a request has."""
-    gateway = gateway_of(request)
-    [upstream] = translate.tokenize_requests(tokenize_request(body))
-    return TokenCount(input_tokens=len((await gateway.call(gateway.inference.Tokenize, upstream)).token_ids))
+    tokenizer = TOKENIZER.of(request)
+    answer = await tokenizer.call(tokenizer.inference.Tokenize, tokenize_request(body))
+    return TokenCount(input_tokens=len(answer.token_ids))

@@ -6,9 +6,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, assert_never
 
+from pagewire.gateway.chat.bodies import ChatCompletionRequest
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
-from pagewire.gateway.messages.content import (
+from pagewire.gateway.generation.prompt import fill_chat
+from pagewire.gateway.messages.bodies.content import (
     Base64Source,
     Block,
     ImageBlockParam,
@@ -20,7 +22,7 @@ from pagewire.gateway.messages.content import (
     ToolUseBlockParam,
     blocks_of,
 )
-from pagewire.gateway.messages.requests import (
+from pagewire.gateway.messages.bodies.requests import (
     CountTokensRequest,
     MessagesRequest,
     ThinkingDisabled,
@@ -28,8 +30,7 @@ from pagewire.gateway.messages.requests import (
     ToolChoiceTool,
     ToolParam,
 )
-from pagewire.gateway.schema.chat_messages import ImagePart, ImageUrl, Message, Part, TextPart
-from pagewire.gateway.schema.requests import ChatCompletionRequest, TokenizeRequest
+from pagewire.gateway.schema.chat_messages import ChatPromptParameters, ImagePart, ImageUrl, Message, Part, TextPart
 from pagewire.gateway.schema.structured import JsonSchemaFormat, NamedSchema
 from pagewire.gateway.schema.tools import (
     CalledFunction,
@@ -40,6 +41,7 @@ from pagewire.gateway.schema.tools import (
     Tool,
     ToolChoice,
 )
+from pagewire.v1.inference_pb2 import TokenizeRequest
 
 _TOOL_CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code begins its system message with a line that differs in every request: no prompt would have a beginning in
@@ -82,7 +84,9 @@ def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
     prompt = _prompt(body)
     if isinstance(body.tool_choice, ToolChoiceNone):
         prompt["tools"] = None
-    return TokenizeRequest.model_construct(**prompt)
+    request = TokenizeRequest(model=body.model or "")
+    fill_chat(request.chat, prompt["messages"], ChatPromptParameters.model_construct(**prompt))
+    return request
 
 
 def _prompt(body: CountTokensRequest) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.encoding import json_response
-from pagewire.gateway.core.gateway import gateway_of
 from pagewire.gateway.core.json_route import JsonRoute
-from pagewire.gateway.schema.responses import Health
+from pagewire.gateway.operation.bodies import Health
+from pagewire.gateway.operation.readiness import READINESS
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])
 
@@ -30,6 +30,6 @@ async def livez(request: Request) -> Health:
 @router.get("/readyz", responses=_READY)
 async def ready(request: Request) -> Response:
     """Whether a request would be served, by the whole line. Needs no key."""
-    if reason := await gateway_of(request).why_not_ready():
+    if reason := await READINESS.of(request).why_not():
         return json_response(Health(status="unavailable", reason=reason), 503)
     return json_response(Health(status="ok"))

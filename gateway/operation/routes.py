@@ -7,11 +7,21 @@ from msgspec import UNSET
 
 from pagewire import __version__
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.gateway import Gateway, gateway_of
 from pagewire.gateway.core.json_route import JsonRoute
-from pagewire.gateway.operation.schema import AbortBody, Aborted, ServedModel, ServerInfo, ServerLoad, TokenizerInfo
-from pagewire.gateway.schema.responses import Health
-from pagewire.gateway.status.routes import FRESH_S
+from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.operation.bodies import (
+    AbortBody,
+    Aborted,
+    Health,
+    ServedModel,
+    ServerInfo,
+    ServerLoad,
+    TokenizerInfo,
+    Version,
+)
+from pagewire.gateway.operation.readiness import READINESS
+from pagewire.gateway.operation.status.routes import FRESH_S
+from pagewire.gateway.operation.status.source import STATUS
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.wire import tenants
 
@@ -29,40 +39,40 @@ _TEXT = "Hi"
 async def abort_requests(request: Request, body: AbortBody) -> Aborted:
     """Ends generations wherever they are, whichever gateway they came by: a tenant's own, or with a key that may change
     the service, or where there are no tenants, anybody's."""
-    gateway = gateway_of(request)
+    tokenizer = TOKENIZER.of(request)
     ids = [name for given in body.ids for name in (given, _PREFIX.sub("", given, count=1))]
     upstream = inference_pb2.AbortRequestsRequest(request_ids=ids, all=bool(body.abort_all))
     whose = tenants.metadata() if tenants.whose_requests() is not None else []
-    answers = await gateway.call_each("AbortRequests", upstream, whose)
+    answers = await tokenizer.call_each(lambda stub: stub.AbortRequests, upstream, whose)
     return Aborted(status="aborted", aborted=sum(answer.num_aborted for answer in answers))
 
 
 @router.get("/load")
 async def load(request: Request) -> ServerLoad:
-    return ServerLoad(server_load=await _num_requests(gateway_of(request)))
+    return ServerLoad(server_load=await _num_requests(TOKENIZER.of(request)))
 
 
 @router.get("/server_info")
 @router.get("/get_server_info", include_in_schema=False)
 async def server_info(request: Request) -> ServerInfo:
-    gateway = gateway_of(request)
-    models = await gateway.list_models()
+    tokenizer = TOKENIZER.of(request)
+    models = await tokenizer.list_models()
     return ServerInfo(
         version=__version__,
         model_path=models[0].root,
         served_model_names=[model.id for model in models],
         is_generation=_generates(models[0]),
         max_model_len=models[0].max_model_len or None,
-        num_requests=await _num_requests(gateway),
+        num_requests=await _num_requests(tokenizer),
     )
 
 
 @router.get("/model_info")
 @router.get("/get_model_info", include_in_schema=False)
 async def model_info(request: Request) -> ServedModel:
-    gateway = gateway_of(request)
-    model = (await gateway.list_models())[0]
-    replicas = (await gateway.status.status(FRESH_S)).replicas
+    tokenizer = TOKENIZER.of(request)
+    model = (await tokenizer.list_models())[0]
+    replicas = (await STATUS.of(request).status(FRESH_S)).replicas
     return ServedModel(
         weight_version=next((one.weights_version for one in replicas if one.weights_version), "default"),
         model_path=model.root,
@@ -76,8 +86,8 @@ async def model_info(request: Request) -> ServedModel:
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> TokenizerInfo:
     """Chat template and special tokens; only with `--enable-tokenizer-info-endpoint`."""
-    gateway = gateway_of(request)
-    info = await gateway.call(gateway.inference.GetTokenizerInfo, inference_pb2.GetTokenizerInfoRequest())
+    tokenizer = TOKENIZER.of(request)
+    info = await tokenizer.call(tokenizer.inference.GetTokenizerInfo, inference_pb2.GetTokenizerInfoRequest())
     return TokenizerInfo(
         chat_template=info.chat_template if info.HasField("chat_template") else UNSET,
         tool_chat_template=info.tool_chat_template if info.HasField("tool_chat_template") else UNSET,
@@ -90,30 +100,36 @@ async def tokenizer_info(request: Request) -> TokenizerInfo:
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Health:
     """Whether a token, or a vector, comes out at the end of the line. It waits for its turn like any request."""
-    gateway = gateway_of(request)
-    if reason := await gateway.why_not_ready():
+    tokenizer = TOKENIZER.of(request)
+    if reason := await READINESS.of(request).why_not():
         raise ApiError(503, reason)
-    await _compute(gateway, (await gateway.list_models())[0].kind)
+    await _compute(tokenizer, (await tokenizer.list_models())[0].kind)
     return Health(status="ok")
 
 
-async def _compute(gateway: Gateway, kind: common_pb2.ModelKind) -> None:
+async def _compute(tokenizer: TokenizerClient, kind: common_pb2.ModelKind) -> None:
     inputs = [inference_pb2.InputText(text=_TEXT)]
     if kind == common_pb2.MODEL_KIND_EMBED:
-        await gateway.call(gateway.inference.Embed, inference_pb2.EmbedRequest(inputs=inputs))
+        await tokenizer.call(tokenizer.inference.Embed, inference_pb2.EmbedRequest(inputs=inputs))
     elif kind == common_pb2.MODEL_KIND_CLASSIFY:
-        await gateway.call(gateway.inference.Classify, inference_pb2.ClassifyRequest(inputs=inputs))
+        await tokenizer.call(tokenizer.inference.Classify, inference_pb2.ClassifyRequest(inputs=inputs))
     else:
         params = common_pb2.SamplingParams(max_tokens=1, ignore_eos=True)
-        call = gateway.inference.Generate(inference_pb2.GenerateRequest(text=_TEXT, sampling_params=params))
+        call = tokenizer.inference.Generate(inference_pb2.GenerateRequest(text=_TEXT, sampling_params=params))
         async for _ in call:
             pass
 
 
-async def _num_requests(gateway: Gateway) -> int:
-    counted = await gateway.call_each("CountRequests", inference_pb2.CountRequestsRequest())
+async def _num_requests(tokenizer: TokenizerClient) -> int:
+    counted = await tokenizer.call_each(lambda stub: stub.CountRequests, inference_pb2.CountRequestsRequest())
     return sum(one.num_requests for one in counted)
 
 
 def _generates(model: inference_pb2.Model) -> bool:
     return model.kind == common_pb2.MODEL_KIND_UNSPECIFIED
+
+
+@router.get("/version", tags=["operation"])
+async def version(request: Request) -> Version:
+    """Of Pagewire."""
+    return Version(version=__version__)

@@ -4,9 +4,14 @@ import time
 from collections.abc import Sequence
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.answer import UsageTotal
-from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
-from pagewire.gateway.responses.bodies import InputTokensDetails, ModelResponse, OutputTokensDetails, ResponseUsage
+from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.usage import UsageTotal
+from pagewire.gateway.responses.bodies.responses import (
+    InputTokensDetails,
+    ModelResponse,
+    OutputTokensDetails,
+    ResponseUsage,
+)
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.v1 import common_pb2
 

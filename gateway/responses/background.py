@@ -13,13 +13,14 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from msgspec import DecodeError
 from msgspec.structs import replace
 
+from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.middleware import GracefulShutdown
+from pagewire.gateway.core.reply import ChoiceOutput, Reply
 from pagewire.gateway.core.tokenizer_link import TokenizerLink
-from pagewire.gateway.generation.reply import ChoiceOutput, Reply
 from pagewire.gateway.responses.answer import response_usage
-from pagewire.gateway.responses.bodies import ModelResponse
+from pagewire.gateway.responses.bodies.responses import ModelResponse
 from pagewire.gateway.responses.output_log import OutputLog, end_of
 from pagewire.gateway.responses.stored import Responses, Stored, has_ended, response_of, status_of
 from pagewire.gateway.responses.writer import ResponseWriter
@@ -231,6 +232,9 @@ class Background:
         finally:
             await rpc.cancel([watching])
             reply.abort()
+
+
+BACKGROUND = AppState[Background]("background")
 
 
 async def _watch(lease: Lease, reply: Reply) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.responses.items import (
+from pagewire.gateway.responses.bodies.items import (
     FunctionCallInput,
     FunctionCallOutput,
     InputImagePart,

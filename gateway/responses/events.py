@@ -4,9 +4,10 @@ from typing import Literal
 
 import msgspec
 
+from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import encode
-from pagewire.gateway.responses.bodies import ModelResponse, OutputItem, OutputText, ReasoningText
-from pagewire.gateway.schema.responses import Body, ChatLogprob
+from pagewire.gateway.responses.bodies.responses import ModelResponse, OutputItem, OutputText, ReasoningText
+from pagewire.gateway.schema.answers import ChatLogprob
 
 Lifecycle = Literal[
     "response.created",

@@ -9,18 +9,27 @@ from starlette.responses import Response, StreamingResponse
 
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, json_response
-from pagewire.gateway.core.gateway import Gateway, gateway_of, head_of
 from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.middleware import SHUTDOWN
 from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation.head import head_of
 from pagewire.gateway.generation.serving import GenerationResponse
+from pagewire.gateway.kept import KEEPER
 from pagewire.gateway.responses.answer import ResponseAnswer
-from pagewire.gateway.responses.bodies import DeletedResponse, InputItemList, InputTokens, ModelResponse
+from pagewire.gateway.responses.background import BACKGROUND
+from pagewire.gateway.responses.bodies.items import MessageItem
+from pagewire.gateway.responses.bodies.queries import InputItemsQuery, RetrieveQuery
+from pagewire.gateway.responses.bodies.requests import CreateResponse
+from pagewire.gateway.responses.bodies.responses import (
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ModelResponse,
+)
 from pagewire.gateway.responses.conversation import AnyItem, messages_of
 from pagewire.gateway.responses.events import EVENTS
-from pagewire.gateway.responses.items import MessageItem
-from pagewire.gateway.responses.queries import InputItemsQuery, RetrieveQuery
-from pagewire.gateway.responses.requests import CreateResponse
-from pagewire.gateway.responses.stored import PREFIX, Stored, new_id, stored_input, stored_response
+from pagewire.gateway.responses.stored import PREFIX, RESPONSES, Stored, new_id, stored_input, stored_response
 from pagewire.gateway.responses.translate import generate_request, names_of, new_response
 from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
@@ -35,11 +44,10 @@ _RESPONSE = openapi.event_responses(ModelResponse, EVENTS)
 @router.post("/v1/responses", responses=_RESPONSE)
 async def create_response(request: Request, body: CreateResponse) -> Response:
     """The next turn of a conversation; with `stream: true` as server-sent events."""
-    gateway = gateway_of(request)
     request_context(request.scope).names = names_of(body)
-    responses = gateway.responses
-    kept = await gateway.keeper.open(request, body)
-    own, generate = await _read(gateway, body)
+    responses = RESPONSES.of(request)
+    kept = await KEEPER.of(request).open(request, body)
+    own, generate = await _read(request, body)
     head = replace(await head_of(request, body, "resp"), id=new_id() if kept is None else PREFIX + kept.id)
     response = new_response(body, head.id, head.created, head.model)
     input = stored_input(head.id, own)
@@ -48,15 +56,15 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
         return _told(stored)
     if body.background:
         if stored is None:
-            await gateway.background.add(response, input, generate)
-        return await _events(gateway, head.id, 0) if body.stream else json_response(response)
+            await BACKGROUND.of(request).add(response, input, generate)
+        return await _events(request, head.id, 0) if body.stream else json_response(response)
     answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))
 
     async def keep() -> None:
         await responses.save(head.id, stored_response(answer.response, input))
 
     return GenerationResponse(
-        gateway.link,
+        TOKENIZER.of(request).link,
         [generate],
         answer,
         stream=bool(body.stream),
@@ -68,22 +76,24 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(request: Request, body: CreateResponse) -> InputTokens:
     """How many tokens the prompt of a response would have, without its images."""
-    gateway = gateway_of(request)
     request_context(request.scope).names = names_of(body)
-    _, generate = await _read(gateway, body)
-    return InputTokens(input_tokens=(await count_tokens(gateway, generate))[0])
+    _, generate = await _read(request, body)
+    return InputTokens(input_tokens=(await count_tokens(TOKENIZER.of(request), generate))[0])
 
 
-async def _read(gateway: Gateway, body: CreateResponse) -> tuple[list[AnyItem], GenerateRequest]:
+async def _read(request: Request, body: CreateResponse) -> tuple[list[AnyItem], GenerateRequest]:
     """The items of the input, and the request for what follows the whole conversation."""
-    own = await gateway.responses.resolve(_items(body))
-    history = await gateway.responses.conversation(body.previous_response_id) if body.previous_response_id else []
+    responses = RESPONSES.of(request)
+    own = await responses.resolve(_items(body))
+    history = await responses.conversation(body.previous_response_id) if body.previous_response_id else []
     items = [*history, *own]
 
     def request_of(items: Sequence[AnyItem]) -> GenerateRequest:
         return generate_request(body, messages_of(body.instructions, items))
 
-    return own, await shortened(gateway, items, request_of) if body.truncation == "auto" else request_of(items)
+    if body.truncation == "auto":
+        return own, await shortened(TOKENIZER.of(request), items, request_of)
+    return own, request_of(items)
 
 
 def _items(body: CreateResponse) -> list[AnyItem]:
@@ -95,22 +105,21 @@ def _items(body: CreateResponse) -> list[AnyItem]:
 @router.get("/v1/responses/{response_id}", responses=_RESPONSE)
 async def retrieve_response(request: Request, response_id: str, query: Annotated[RetrieveQuery, Query()]) -> Response:
     """A stored response; with `stream=true` the events of one in the background, also while it is generated."""
-    gateway = gateway_of(request)
     if query.stream:
-        return await _events(gateway, response_id, 0 if query.starting_after is None else query.starting_after + 1)
-    return _told(await gateway.responses.get(response_id))
+        return await _events(request, response_id, 0 if query.starting_after is None else query.starting_after + 1)
+    return _told(await RESPONSES.of(request).get(response_id))
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
-    await gateway_of(request).background.delete(response_id)
+    await BACKGROUND.of(request).delete(response_id)
     return DeletedResponse(id=response_id)
 
 
 @router.post("/v1/responses/{response_id}/cancel", responses={200: openapi.response(ModelResponse)})
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Ends a response in the background; what it has said until then stays."""
-    return _told(await gateway_of(request).background.cancel(response_id))
+    return _told(await BACKGROUND.of(request).cancel(response_id))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -118,12 +127,13 @@ async def list_input_items(
     request: Request, response_id: str, query: Annotated[InputItemsQuery, Query()]
 ) -> InputItemList:
     """What was given as input to this response alone, in its long form."""
-    return await gateway_of(request).responses.input_items(response_id, query)
+    return await RESPONSES.of(request).input_items(response_id, query)
 
 
 def _told(stored: Stored) -> Response:
     return Response(stored.response, media_type="application/json")
 
 
-async def _events(gateway: Gateway, id: str, first: int) -> Response:
-    return StreamingResponse(await gateway.background.events(id, first, gateway.shutdown), headers=_EVENT_STREAM)
+async def _events(request: Request, id: str, first: int) -> Response:
+    events = await BACKGROUND.of(request).events(id, first, SHUTDOWN.of(request))
+    return StreamingResponse(events, headers=_EVENT_STREAM)

@@ -8,12 +8,19 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
+from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.responses.bodies import InputItemList, ModelResponse, decode_response
+from pagewire.gateway.responses.bodies.items import (
+    FunctionCallInput,
+    FunctionCallOutput,
+    ItemReference,
+    Items,
+    MessageItem,
+)
+from pagewire.gateway.responses.bodies.queries import InputItemsQuery
+from pagewire.gateway.responses.bodies.responses import InputItemList, ModelResponse, decode_response
 from pagewire.gateway.responses.conversation import AnyItem
-from pagewire.gateway.responses.items import FunctionCallInput, FunctionCallOutput, ItemReference, Items, MessageItem
-from pagewire.gateway.responses.queries import InputItemsQuery
 from pagewire.gateway.store import Bound, Jobs, Lease, Store
 from pagewire.wire.tenants import NOBODY, Tenant, present
 
@@ -147,6 +154,9 @@ class Responses:
             "it was never stored (`store: false`), was deleted, or has expired: responses are kept for"
             f" {_duration(self._ttl_s)}, and the oldest make room for new ones"
         )
+
+
+RESPONSES = AppState[Responses]("responses")
 
 
 def _duration(seconds: float) -> str:

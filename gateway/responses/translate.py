@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pagewire.gateway.chat.bodies import ChatCompletionRequest
+from pagewire.gateway.chat.translate import chat_requests
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
-from pagewire.gateway.generation.translate import chat_requests
-from pagewire.gateway.responses.bodies import FunctionSettings, ModelResponse, ReasoningSettings, TextSettings
-from pagewire.gateway.responses.requests import (
+from pagewire.gateway.responses.bodies.requests import (
     LOGPROBS,
     SHARED,
     AllowedTools,
@@ -15,8 +15,13 @@ from pagewire.gateway.responses.requests import (
     FunctionTool,
     NamedFunction,
 )
+from pagewire.gateway.responses.bodies.responses import (
+    FunctionSettings,
+    ModelResponse,
+    ReasoningSettings,
+    TextSettings,
+)
 from pagewire.gateway.schema.chat_messages import Message
-from pagewire.gateway.schema.requests import ChatCompletionRequest
 from pagewire.gateway.schema.structured import JsonSchemaFormat, NamedSchema
 from pagewire.gateway.schema.tools import Function, FunctionName, NamedToolChoice, Tool
 from pagewire.v1.inference_pb2 import GenerateRequest

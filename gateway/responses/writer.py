@@ -6,9 +6,9 @@ What is written follows from the response's id and the outputs alone, so whoever
 from collections.abc import Iterable, Iterator
 
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reply import ChoiceOutput
 from pagewire.gateway.generation.logprobs import chat_logprobs
-from pagewire.gateway.generation.reply import ChoiceOutput
-from pagewire.gateway.responses.bodies import (
+from pagewire.gateway.responses.bodies.responses import (
     FunctionCallItem,
     IncompleteDetails,
     ItemStatus,
@@ -36,7 +36,7 @@ from pagewire.gateway.responses.events import (
     TextDelta,
     TextDone,
 )
-from pagewire.gateway.schema.responses import ChatLogprob
+from pagewire.gateway.schema.answers import ChatLogprob
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import TokenLogprob
 

@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from pagewire.gateway.core.request_context import REQUEST_ID_PATTERN
+
 # Which service does what the field asks for.
 Service = Literal["gateway", "tokenizer", "scheduler", "executor"]
 HANDLED_BY = "x-handled-by"
 
-# It returns in a header.
-REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 RequestId = Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)]
 
 

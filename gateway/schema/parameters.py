@@ -1,6 +1,6 @@
 """What all bodies are made of: the type that refuses unknown names, and values that several bodies have."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -74,3 +74,12 @@ class Parameters(BaseModel):
     @classmethod
     def _only_known_names(cls, data: Any) -> Any:
         return check_names(data, cls.model_fields, cls.unsupported) if isinstance(data, dict) else data
+
+
+def as_list(prompts: str | list[int] | list[str] | list[list[int]]) -> Sequence[str | list[int]]:
+    """One prompt or several, each as text or token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]

@@ -9,11 +9,12 @@ from msgspec import UNSET, UnsetType
 from pagewire.gateway.core.encoding import DONE, event
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.field_names import GRAMMAR
-from pagewire.gateway.generation.answer import UsageTotal, finish_reason, stop_reason
+from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.answer import finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import MIN_LOGPROB
-from pagewire.gateway.generation.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.schema.sglang import OF_SGLANG
-from pagewire.gateway.sglang.schema import (
+from pagewire.gateway.sglang.bodies import (
     MAX_NEW_TOKENS,
     NativeFinish,
     NativeGenerateRequest,

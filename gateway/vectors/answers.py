@@ -10,10 +10,10 @@ from msgspec import UNSET, Raw
 
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.answer import Head
-from pagewire.gateway.generation.translate import as_list, chat_prompt
-from pagewire.gateway.vectors.calls import VectorCall
-from pagewire.gateway.vectors.requests import (
+from pagewire.gateway.generation.head import Head
+from pagewire.gateway.generation.prompt import fill_chat
+from pagewire.gateway.schema.parameters import as_list
+from pagewire.gateway.vectors.bodies.requests import (
     ClassificationRequest,
     EmbeddingRequest,
     InputParameters,
@@ -25,7 +25,7 @@ from pagewire.gateway.vectors.requests import (
     text_of,
     texts_of,
 )
-from pagewire.gateway.vectors.responses import (
+from pagewire.gateway.vectors.bodies.responses import (
     Classification,
     ClassificationResponse,
     Embedding,
@@ -40,6 +40,7 @@ from pagewire.gateway.vectors.responses import (
     VectorData,
     VectorUsage,
 )
+from pagewire.gateway.vectors.calls import VectorCall
 from pagewire.v1 import common_pb2, inference_pb2
 
 MAX_INPUTS = 65_536
@@ -53,7 +54,7 @@ Answer = TypeVar("Answer")
 
 
 async def embeddings(call: VectorCall, body: EmbeddingRequest, head: Head) -> EmbeddingResponse:
-    embed = call.gateway.inference.Embed
+    embed = call.tokenizer.inference.Embed
 
     def items(answer: inference_pb2.EmbedResponse, start: int) -> Iterator[Embedding]:
         for index, vector in enumerate(answer.embeddings, start):
@@ -65,9 +66,9 @@ async def embeddings(call: VectorCall, body: EmbeddingRequest, head: Head) -> Em
 
 
 async def pooling(call: VectorCall, body: PoolingRequest, head: Head) -> PoolingResponse:
-    inference, task = call.gateway.inference, body.task
+    inference, task = call.tokenizer.inference, body.task
     if task is None:
-        kind = (await call.gateway.list_models())[0].kind
+        kind = (await call.tokenizer.list_models())[0].kind
         task = "classify" if kind == common_pb2.MODEL_KIND_CLASSIFY else "embed"
     if task == "embed":
         answers = call.answers(inference.Embed, _embed_request(body), _inputs(body))
@@ -88,7 +89,7 @@ async def pooling(call: VectorCall, body: PoolingRequest, head: Head) -> Pooling
 
 
 async def classification(call: VectorCall, body: ClassificationRequest, head: Head) -> ClassificationResponse:
-    classify = call.gateway.inference.Classify
+    classify = call.tokenizer.inference.Classify
 
     def items(answer: inference_pb2.ClassifyResponse, start: int) -> Iterator[Classification]:
         for index, scores in enumerate(answer.scores, start):
@@ -159,7 +160,7 @@ async def _scores(call: VectorCall, body: PairParameters, first: Sequence[str], 
     )
     pairs = (inference_pb2.InputText(text=text, text_pair=pair) for text, pair in zip(first, second, strict=True))
     result: list[float] = []
-    async with aclosing(call.answers(call.gateway.inference.Score, message, pairs)) as answers:
+    async with aclosing(call.answers(call.tokenizer.inference.Score, message, pairs)) as answers:
         async for answer in answers:
             result += answer.scores
     return result
@@ -190,10 +191,11 @@ def _num_inputs(body: InputParameters) -> int:
 
 def _inputs(body: InputParameters) -> Iterator[inference_pb2.InputText]:
     if body.input is None:
-        chat = chat_prompt(body.messages or (), body)
-        if not chat.HasField("add_generation_prompt"):
-            chat.add_generation_prompt = False  # nobody answers
-        return iter([inference_pb2.InputText(chat=chat)])
+        given = inference_pb2.InputText()
+        fill_chat(given.chat, body.messages or (), body)
+        if not given.chat.HasField("add_generation_prompt"):
+            given.chat.add_generation_prompt = False  # no answer follows
+        return iter([given])
     check_number(_num_inputs(body), "input")
     return map(_input, as_list(body.input))
 

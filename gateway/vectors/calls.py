@@ -9,11 +9,13 @@ import grpc
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pagewire.gateway.core import genai, metrics
+from pagewire.gateway.core import metrics
 from pagewire.gateway.core.errors import ApiError, from_rpc
-from pagewire.gateway.core.gateway import NamedBody, gateway_of, head_of
 from pagewire.gateway.core.middleware import CLIENT_GONE
 from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation import genai
+from pagewire.gateway.generation.head import NamedBody, head_of
 from pagewire.gateway.generation.serving import OK
 from pagewire.gateway.vectors.names import names_of
 from pagewire.telemetry import semconv
@@ -38,7 +40,7 @@ class VectorCall:
     def __init__(self, request: Request, operation: str, model: str) -> None:
         """operation: its name in metrics and spans. model: that the answer names."""
         scope = request.scope
-        self.gateway = gateway_of(request)
+        self.tokenizer = TOKENIZER.of(request)
         self.operation = operation
         self.prompt_tokens = 0
         self._name = f"{scope['method']} {scope['path']}"
@@ -59,7 +61,7 @@ class VectorCall:
         running: deque[asyncio.Task[Any]] = deque()
 
         async def answer(part: VectorsRequest) -> Any:
-            answer = await self.gateway.call_to_its_end(method, part, self._span.trace)
+            answer = await self.tokenizer.call_to_its_end(method, part, self._span.trace)
             self.prompt_tokens += sum(answer.num_tokens)
             return answer
 
@@ -79,7 +81,7 @@ class VectorCall:
         self._context.note = f" prompt={self.prompt_tokens}" + ("" if failure is None else f": {failure}")
         if failure is None:
             metrics.E2E_LATENCY.labels(self.operation).observe(self._context.elapsed)
-        model = self.gateway.served_name(self._model, answered=status == OK)
+        model = self.tokenizer.served_name(self._model, answered=status == OK)
         tokens = {"input": self.prompt_tokens} if failure is None else {}
         genai.observe(self._span, self.operation, (model, model), self._context.elapsed, status, tokens)
         attributes = genai.http_attributes(self._scope, status) | {

@@ -8,11 +8,11 @@ from msgspec import field as field_of
 from pydantic import Field, model_validator
 
 from pagewire.config.sampling_params import INT32_MAX
+from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.answer import Head
+from pagewire.gateway.generation.head import Head
 from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.parameters import MODEL, Parameters
-from pagewire.gateway.schema.responses import Body
 from pagewire.gateway.schema.unsupported import Refused
 from pagewire.gateway.vectors.answers import base64_of, check_number, encoded_items
 from pagewire.gateway.vectors.calls import VectorCall
@@ -108,7 +108,7 @@ async def embed(call: VectorCall, body: CohereEmbedRequest, head: Head) -> Coher
                 yield _WRITTEN[type_](vector)
 
     inputs = (inference_pb2.InputText(text=text) for text in body.texts)
-    answers = call.answers(call.gateway.inference.Embed, await _embed_request(call, body), inputs)
+    answers = call.answers(call.tokenizer.inference.Embed, await _embed_request(call, body), inputs)
     data = await encoded_items(answers, items, len(body.texts) * len(types))
     of_types: dict[str, Any] = {
         "float_" if type_ == "float" else type_: data[place :: len(types)] for place, type_ in enumerate(types)
@@ -122,7 +122,7 @@ async def _embed_request(call: VectorCall, body: CohereEmbedRequest) -> inferenc
     if body.truncate != "NONE":
         options.truncate_prompt_tokens = -1
     if body.max_tokens is not None:
-        takes = (await call.gateway.list_models())[0].max_model_len
+        takes = (await call.tokenizer.list_models())[0].max_model_len
         options.truncate_prompt_tokens = min(body.max_tokens, takes)
     return inference_pb2.EmbedRequest(
         model=body.model or "",

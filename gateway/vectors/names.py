@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pagewire.gateway.vectors.requests import SIDES, InputParameters, RerankRequest, ScoreRequest
+from pagewire.gateway.vectors.bodies.requests import SIDES, InputParameters, RerankRequest, ScoreRequest
 
 
 def names_of(body: Any) -> dict[str, str]:

@@ -4,23 +4,23 @@ from fastapi import APIRouter, Request
 
 from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.vectors import answers
-from pagewire.gateway.vectors.calls import serve
-from pagewire.gateway.vectors.cohere import CohereEmbedRequest, CohereEmbedResponse
-from pagewire.gateway.vectors.cohere import embed as cohere_embed
-from pagewire.gateway.vectors.requests import (
+from pagewire.gateway.vectors.bodies.requests import (
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from pagewire.gateway.vectors.responses import (
+from pagewire.gateway.vectors.bodies.responses import (
     ClassificationResponse,
     EmbeddingResponse,
     PoolingResponse,
     RerankResponse,
     ScoreResponse,
 )
+from pagewire.gateway.vectors.calls import serve
+from pagewire.gateway.vectors.cohere import CohereEmbedRequest, CohereEmbedResponse
+from pagewire.gateway.vectors.cohere import embed as cohere_embed
 
 router = APIRouter(route_class=JsonRoute, tags=["vectors"])
 

@@ -13,10 +13,10 @@ from fastapi import APIRouter, Request
 
 from pagewire.config import GatewayConfig
 from pagewire.errors import StartupError
-from pagewire.gateway.admin import routes as admin_routes
-from pagewire.gateway.admin.route import AdminRoute
 from pagewire.gateway.main import listen_for_operators
-from pagewire.gateway.schema.responses import Health
+from pagewire.gateway.operation.admin import routes as admin_routes
+from pagewire.gateway.operation.admin.route import AdminRoute
+from pagewire.gateway.operation.bodies import Health
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.test_keys import PROBES, new

@@ -2,8 +2,8 @@
 
 import re
 
+from pagewire.gateway.api_table import page
 from pagewire.gateway.app import with_routes
-from pagewire.gateway.core.api_table import page
 from pagewire.gateway.schema.field import HANDLED_BY
 
 

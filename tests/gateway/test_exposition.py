@@ -11,8 +11,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pagewire.gateway.core.siblings import Siblings
-from pagewire.gateway.exposition.merge import expose
+from pagewire.gateway.operation.exposition.merge import expose
+from pagewire.gateway.operation.siblings import Siblings
 from pagewire.telemetry.recent import Accounts
 from pagewire.v1.admin_pb2 import ExplainRequestRequest, ServiceMetrics
 from tests.expositions import fresh_expositions

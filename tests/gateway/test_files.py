@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from pagewire.gateway.files import files as files_module
+from pagewire.gateway.files.bodies import FileQuery
 from pagewire.gateway.files.files import Files
-from pagewire.gateway.files.schema import FileQuery
 from pagewire.gateway.files.upload import Upload
 from pagewire.gateway.store import Store
 from tests.gateway.conftest import running_gateway

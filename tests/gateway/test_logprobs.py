@@ -7,7 +7,8 @@ import httpx
 import openai
 import pytest
 
-from pagewire.gateway.generation.logprobs import echoed_logprobs, prompt_logprobs
+from pagewire.gateway.completions.logprobs import echoed_logprobs
+from pagewire.gateway.generation.logprobs import prompt_logprobs
 from tests.gateway.conftest import eventually
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from pagewire.gateway.core.json_route import JsonRoute
-from pagewire.gateway.schema.responses import Version
+from pagewire.gateway.operation.bodies import Version
 from pagewire.wire.rpc import RpcError
 from tests.gateway.fake_tokenizer import FakeTokenizer
 

@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
-from pagewire.gateway.schema.requests import ChatCompletionRequest, CompletionRequest
+from pagewire.gateway.chat.bodies import ChatCompletionRequest
+from pagewire.gateway.completions.bodies import CompletionRequest
 from pagewire.gateway.schema.unsupported import UNSUPPORTED
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from pagewire.gateway.status import routes
+from pagewire.gateway.operation.status import routes
 from pagewire.v1.admin_pb2 import (
     ExecutorStatus,
     GetStatusResponse,

@@ -274,7 +274,7 @@ async def test_new_requests_wait_for_a_tokenizer_that_is_away(
 async def test_calls_wait_for_a_tokenizer_no_longer_than_a_moment(
     client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire.gateway.core.gateway.AWAY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("pagewire.gateway.core.tokenizer_client.AWAY_TIMEOUT_S", 0.2)
     await fake.stop()
     response = await client.get("/v1/models")
     assert response.status_code == 503

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from pagewire.gateway.generation.reply import ChoiceDelta, Reply
+from pagewire.gateway.core.reply import ChoiceDelta, Reply
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
 

@@ -16,7 +16,7 @@ from deploy.observability import __main__ as observability
 from deploy.observability.dashboards import dashboards
 from deploy.observability.rules import Objectives, alerts, recordings
 from pagewire import config
-from pagewire.gateway.exposition.merge import expose
+from pagewire.gateway.operation.exposition.merge import expose
 from tests.expositions import fresh_expositions
 
 ROOT = Path(__file__).parents[2]

@@ -118,7 +118,8 @@ def edges(folder: str) -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize(
-    "folder", ["kernels", "pagewire", "quantize", "services/executor", "services/scheduler", "services/tokenizer"]
+    "folder",
+    ["gateway", "kernels", "pagewire", "quantize", "services/executor", "services/scheduler", "services/tokenizer"],
 )
 def test_nothing_imports_what_imports_it(folder: str) -> None:
     """Neither a file, nor the folder that a file lies in."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from pagewire.gateway.core.gateway import MAX_ATTEMPTS
+from pagewire.gateway.core.tokenizer_client import MAX_ATTEMPTS
 from tests.chaos.answers import difference
 from tests.chaos.client import Answer, Client, Trouble
 from tests.chaos.faults.catalogue import ALL, RARE

@@ -1,0 +1,40 @@
+"""Bodies of /v1/completions to GenerateRequests."""
+
+from pagewire.gateway.completions.bodies import CompletionRequest
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.generation.translate import choices_of, generate_request
+from pagewire.gateway.schema.parameters import as_list
+from pagewire.v1 import inference_pb2
+
+COMPLETION_MAX_TOKENS = 16
+# Prompts times choices of one HTTP request; more would be a batch job in the way of everybody else.
+MAX_GENERATIONS = 1024
+
+
+def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateRequest]:
+    """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
+    # One token is always generated.
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    requests = []
+    prompts = as_list(body.prompt)
+    count, factor = (body.n or 1, "n") if body.best_of is None else (body.best_of, "best_of")
+    if (total := len(prompts) * count) > MAX_GENERATIONS:
+        message = (
+            f"the request asks for {total} completions (prompts times {factor}); at most {MAX_GENERATIONS} are possible"
+        )
+        raise ApiError(400, message, param="prompt")
+    for prompt in prompts:
+        request = generate_request(body, max_tokens, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            params = request.sampling_params
+            params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
+        if body.add_special_tokens is not None:
+            request.add_special_tokens = body.add_special_tokens
+        if body.best_of is not None and body.best_of > (body.n or 1):
+            request.best_of = body.best_of
+        requests.extend(choices_of(request, body))
+    return requests

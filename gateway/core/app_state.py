@@ -1,0 +1,26 @@
+"""What an application keeps for its routes, by type."""
+
+from typing import Generic, TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.types import Scope
+
+Value = TypeVar("Value")
+
+
+class AppState(Generic[Value]):
+    """One value in the state of an application. The folder whose routes need it declares it; app.py sets it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def put(self, app: Starlette, value: Value) -> None:
+        setattr(app.state, self._name, value)
+
+    def of(self, request: Request) -> Value:
+        return self.in_scope(request.scope)
+
+    def in_scope(self, scope: Scope) -> Value:
+        value: Value = getattr(scope["app"].state, self._name)
+        return value

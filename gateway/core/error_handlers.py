@@ -1,0 +1,85 @@
+"""Every error that a route or the router raises, as the HTTP response that the client expects."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import compile_path
+from starlette.types import Scope
+
+from pagewire.gateway.core.encoding import json_response
+from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.field_names import rename
+from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.core.validation import from_validation
+from pagewire.wire.rpc import RpcError
+
+RETRY_AFTER_S = 1
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """In the shape of the API that the request of this scope speaks."""
+    context, headers = request_context(scope), {}
+    rename(error, context.names)
+    if error.status in (429, 503):
+        delay = RETRY_AFTER_S if error.retry_delay is None else error.retry_delay
+        headers["retry-after"] = str(math.ceil(delay))
+        headers["retry-after-ms"] = str(math.ceil(1000 * delay))  # OpenAI's and Anthropic's clients read it first
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(context.dialect.error_body(error, context.request_id), error.status, headers)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Every error that a route or the router raises leaves as error_response() says it."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        return error_response(error, request.scope)
+
+    @app.exception_handler(grpc.aio.AioRpcError)
+    async def on_rpc_error(request: Request, error: grpc.aio.AioRpcError) -> Response:
+        return error_response(from_rpc(RpcError.from_call(error)), request.scope)
+
+    @app.exception_handler(UnicodeEncodeError)
+    async def on_unicode_error(request: Request, error: UnicodeEncodeError) -> Response:
+        # JSON can escape half a surrogate pair; no message on the wire can carry it.
+        half = ascii(error.object[error.start])
+        message = f"the body holds {half}, half a surrogate pair: not valid Unicode text"
+        return error_response(ApiError(400, message), request.scope)
+
+    @app.exception_handler(RecursionError)
+    async def on_recursion_error(request: Request, error: RecursionError) -> Response:
+        # Only bodies nest; what reads and writes JSON gives up at a depth of its own.
+        return error_response(ApiError(400, "the body is nested too deeply"), request.scope)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return error_response(from_validation(error.errors(), error.body), request.scope)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        message = error.detail
+        if error.status_code == 404:
+            message = f"no route {request.method} {request.url.path}; see /docs"
+        elif error.status_code == 405:
+            message = f"{request.url.path} does not take {request.method}"
+        response = error_response(ApiError(error.status_code, message), request.scope)
+        response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            methods = {*response.headers.get("allow", "").split(", "), *_documented_methods(request)} - {""}
+            response.headers["allow"] = ", ".join(sorted(methods))
+        return response
+
+
+def _documented_methods(request: Request) -> set[str]:
+    """What the path takes, by all its routes; the router knows of the first one."""
+    paths: Mapping[str, Mapping[str, Any]] = request.app.openapi()["paths"]
+    path = request.url.path
+    taken = [paths[path]] if path in paths else [paths[one] for one in paths if compile_path(one)[0].match(path)]
+    return {method.upper() for methods in taken for method in methods}

@@ -1,0 +1,324 @@
+"""What one HTTP response waits for: its choices, each of which is one generation.
+
+Outputs are merged until the response takes them, so a slow HTTP client costs only itself; one that does not read at
+all is aborted at MAX_PENDING_BYTES.
+"""
+
+import asyncio
+import io
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from pagewire.gateway.core import metrics
+from pagewire.gateway.core.errors import ApiError
+from pagewire.v1 import common_pb2
+from pagewire.v1.common_pb2 import RequestContext
+from pagewire.v1.inference_link_pb2 import GenerateSubmission
+from pagewire.v1.inference_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    PromptLogprobs,
+    TokenLogprob,
+    ToolCallDelta,
+)
+from pagewire.wire.rpc import RpcError, deadline_of
+from pagewire.wire.status import error_details
+from pagewire.wire.streams import LinkedRequest
+
+MAX_PENDING_BYTES = 1024 * 1024
+
+
+class ChoiceDelta:
+    """More output of a choice that goes on, and nothing else; looks like the GenerateResponse that would say it."""
+
+    __slots__ = ("text", "token_ids")
+
+    logprobs: Sequence[TokenLogprob] = ()
+    reasoning = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
+    finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
+
+    def __init__(self, text: str, token_ids: list[int]) -> None:
+        self.text = text
+        self.token_ids = token_ids
+
+
+ChoiceOutput = GenerateResponse | ChoiceDelta
+ChoiceOutputs = list[tuple[int, ChoiceOutput]]  # by index of the choice
+
+
+class PendingChoice(LinkedRequest):
+    """One choice of a reply: its request, and what of its output has arrived."""
+
+    __slots__ = (
+        "cached_tokens",
+        "index",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "reply",
+        "request",
+        "token_ids",
+        "usage",
+        "weights_version",
+    )
+
+    def __init__(self, request: GenerateRequest, index: int, reply: "Reply") -> None:
+        super().__init__()
+        self.request = request
+        self.index = index
+        self.reply = reply
+        self.cached_tokens: int | None = None
+        self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs: PromptLogprobs | None = None
+        self.token_ids: list[int] = []
+        self.usage = common_pb2.Usage()  # up to the latest output
+        self.weights_version = ""  # of the weights that make all of its tokens; "" = nobody has said
+
+    def to_submit(self) -> "Submission":
+        return Submission(self, resumes=self.was_sent or bool(self.prompt_token_ids))
+
+    def fail(self, error: RpcError) -> None:
+        self.reply.fail(error)
+
+    def add_earlier(self, response: GenerateResponse) -> None:
+        """Notes an output of an attempt that another process made."""
+        noted = GenerateResponse()
+        noted.CopyFrom(response)
+        self.add_response(noted)
+
+    def add_response(self, response: GenerateResponse) -> None:
+        """Notes what has arrived, and leaves in the response what it means for the client."""
+        if response.prompt_token_ids:
+            # Told again after a resubmission, where it is the same.
+            self.prompt_token_ids[:] = response.prompt_token_ids
+            response.ClearField("prompt_token_ids")
+        if response.weights_version:
+            self.weights_version = response.weights_version
+            response.ClearField("weights_version")
+        if response.HasField("prompt_logprobs"):
+            self.prompt_logprobs = PromptLogprobs()
+            self.prompt_logprobs.CopyFrom(response.prompt_logprobs)
+            response.ClearField("prompt_logprobs")
+        if self.cached_tokens is None:
+            self.cached_tokens = response.usage.cached_tokens
+        else:
+            # A request that is computed anew after an interruption hits its own blocks.
+            response.usage.cached_tokens = self.cached_tokens
+        if response.usage.prompt_tokens:
+            self.usage.CopyFrom(response.usage)
+        self.token_ids.extend(response.token_ids)
+
+    def add_delta(self, delta: ChoiceDelta) -> None:
+        self.token_ids += delta.token_ids
+        self.usage.completion_tokens += len(delta.token_ids)
+
+
+class Submission(NamedTuple):
+    """A choice that is about to be sent. The message is written where it is sent from, so a prompt is copied once."""
+
+    choice: PendingChoice
+    resumes: bool  # after an interruption
+
+    def ByteSize(self) -> int:
+        """The size of the request in bytes, roughly."""
+        return self.choice.request.ByteSize()
+
+    def write(self, message: GenerateSubmission) -> None:
+        """Fills an empty message."""
+        choice, reply = self.choice, self.choice.reply
+        message.number = choice.number
+        message.request.CopyFrom(choice.request)
+        if reply.context is not None:
+            message.context.CopyFrom(reply.context)
+        if reply.deadline is not None:
+            timeout = max(0.0, reply.deadline - time.monotonic())
+            message.context.timeout.CopyFrom(error_details.duration(timeout))
+        # The first choice is admitted or refused for all: they would wait for each other.
+        message.resubmitted = self.resumes or choice.index > 0
+        if self.resumes:
+            metrics.RESUBMISSIONS.inc()
+        if choice.prompt_token_ids:
+            if not _has_images(message.request):  # token ids do not carry pixels
+                message.request.output_parsing.tools.extend(choice.request.chat.tools)
+                message.request.token_ids.ids[:] = choice.prompt_token_ids
+            message.resume_token_ids[:] = choice.token_ids
+            message.weights_version = choice.weights_version
+
+
+def _has_images(request: GenerateRequest) -> bool:
+    return any(part.HasField("image") for message in request.chat.messages for part in message.parts)
+
+
+Abort = Callable[[Iterable[PendingChoice]], None]
+
+
+class Reply:
+    """The choices of one HTTP response and those of their outputs that were not taken yet."""
+
+    def __init__(
+        self,
+        abort: Abort,
+        requests: Sequence[GenerateRequest],
+        *,
+        streaming: bool,
+        context: RequestContext | None = None,
+    ) -> None:
+        """abort: ends choices upstream.
+
+        streaming: outputs are wanted as they come; otherwise only once, when all is there.
+        """
+        self.choices = [PendingChoice(request, index, self) for index, request in enumerate(requests)]
+        self.context = context
+        self.deadline = None if context is None else deadline_of(context)
+        self._abort = abort
+        self._streaming = streaming
+        self._running = len(requests)
+        self._pending: dict[int, _Unread] = {}  # by index of the choice
+        self._pending_bytes = 0
+        self._error: BaseException | None = None
+        self._wake = asyncio.Event()
+
+    def push(self, choice: PendingChoice, output: ChoiceOutput, size: int) -> None:
+        """size: bytes, roughly."""
+        unread = self._pending.get(choice.index)
+        if unread is None:
+            self._pending[choice.index] = _Unread(output)
+        else:
+            unread.add(output)
+        if output.finish_reason:
+            self._running -= 1
+        if self._streaming:
+            self._pending_bytes += size
+            if self._pending_bytes > MAX_PENDING_BYTES:
+                self.fail(ApiError(408, "the client does not read its response"))
+            self._wake.set()
+        elif not self._running:
+            self._wake.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing comes after what was taken."""
+        return not self._running and not self._pending
+
+    def ended_earlier(self) -> None:
+        """One of the choices has all its outputs from an earlier attempt."""
+        self._running -= 1
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the response with an error and its choices upstream. The first error counts."""
+        self.abort()
+        if self._error is None:
+            self._error = error
+        self._pending.clear()
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Ends what still runs upstream."""
+        self._abort(self.choices)
+
+    async def whole(self) -> ChoiceOutputs:
+        """All outputs of every choice, once each has its finish reason. Raises RpcError, or what fail() was given."""
+        while self._running:
+            await self._woken()
+        return self._take()
+
+    async def next(self) -> ChoiceOutputs:
+        """What has arrived since the last time, merged by choice; empty once every choice has its finish reason.
+
+        Raises RpcError, or whatever fail() was given, after the last output too.
+        """
+        while not self._pending and (self._running or self._error is not None):
+            await self._woken()
+        return self._take()
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> ChoiceOutputs:
+        pending, self._pending = self._pending, {}
+        self._pending_bytes = 0
+        return [(index, unread.read()) for index, unread in pending.items()]
+
+
+class Line(Protocol):
+    """A way to the tokenizer service."""
+
+    def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        streaming: bool,
+        context: RequestContext | None = None,
+        earlier: Sequence[Sequence[GenerateResponse]] = (),
+    ) -> Reply:
+        """Starts one generation per request.
+
+        Args:
+            context: the context of all requests.
+            earlier: by request, all outputs of an earlier attempt, after which the generation continues.
+
+        Raises RpcError UNAVAILABLE.
+        """
+
+
+def merged_by_choice(outputs: ChoiceOutputs) -> ChoiceOutputs:
+    """One output for each choice."""
+    by_choice: dict[int, _Unread] = {}
+    for index, output in outputs:
+        if index in by_choice:
+            by_choice[index].add(output)
+        else:
+            by_choice[index] = _Unread(output)
+    return [(index, unread.read()) for index, unread in by_choice.items()]
+
+
+class _Unread:
+    """Outputs of one choice, as one. It grows with their tokens and text, whatever the number of outputs."""
+
+    __slots__ = ("_output", "_reasoning", "_text")
+
+    def __init__(self, output: ChoiceOutput) -> None:
+        self._output = output
+        # Once there are several; a string that grows by a few characters each time would be copied as often.
+        self._text: io.StringIO | None = None
+        self._reasoning: list[str] = []
+
+    def add(self, newer: ChoiceOutput) -> None:
+        """With what one output would have said for all, but for the usage, which a PendingChoice keeps."""
+        if self._text is None:
+            self._text = io.StringIO()
+            self._take_in(self._text, self._output)
+            self._output = _copied(self._output)
+        self._take_in(self._text, newer)
+        if isinstance(newer, ChoiceDelta):
+            self._output.token_ids.extend(newer.token_ids)
+            return
+        if isinstance(self._output, ChoiceDelta):
+            self._output = GenerateResponse(token_ids=self._output.token_ids)
+        self._output.MergeFrom(newer)
+
+    def _take_in(self, text: io.StringIO, output: ChoiceOutput) -> None:
+        text.write(output.text)
+        if output.reasoning:
+            self._reasoning.append(output.reasoning)
+
+    def read(self) -> ChoiceOutput:
+        if self._text is not None:
+            # Of strings, a merged message has the last.
+            self._output.text = self._text.getvalue()
+            if not isinstance(self._output, ChoiceDelta):
+                self._output.reasoning = "".join(self._reasoning)
+        return self._output
+
+
+def _copied(output: ChoiceOutput) -> ChoiceOutput:
+    """What may be changed."""
+    if isinstance(output, ChoiceDelta):
+        return ChoiceDelta("", list(output.token_ids))
+    copy = GenerateResponse()
+    copy.CopyFrom(output)
+    return copy

@@ -1,0 +1,183 @@
+"""The way to the tokenizer service: the streams of generations, unary calls, and recovery when it restarts."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar, cast
+
+import grpc
+
+from pagewire.config import GatewayConfig
+from pagewire.gateway.core.app_state import AppState
+from pagewire.gateway.core.balanced_stub import AWAY, AdminStub, BalancedStub, InferenceStub, Method
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.request_context import time_left
+from pagewire.gateway.core.tokenizer_link import TokenizerLink
+from pagewire.telemetry.trace import Trace
+from pagewire.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pagewire.wire import tenants
+from pagewire.wire.admin import Neighbour
+from pagewire.wire.discovery import discover
+from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.wire.status import error_details
+
+CALL_TIMEOUT_S = 60.0
+# For a tokenizer service that is away: as long as a restart takes, and less than clients wait.
+AWAY_TIMEOUT_S = 10.0
+
+# Attempts at a call under which the service died: the next attempt may be what kills it again.
+MAX_ATTEMPTS = 3
+AWAY_POLL_S = 0.1
+# After a broken call: seconds in which the link, on the same connection, has noticed too. Streams of a service that
+# stops break a little after it has refused calls.
+NOTICED_S = 1.0
+
+Answered = TypeVar("Answered")
+Metadata = Sequence[tuple[str, str]]
+
+
+class TokenizerClient:
+    """The tokenizer services, as the routes of all APIs use them."""
+
+    def __init__(self, config: GatewayConfig, tls: ServiceTls = NO_TLS) -> None:
+        found = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
+        self.link = TokenizerLink(found, tls.listed_channel, config.recovery_timeout, config.hang_timeout)
+        self.inference = cast(InferenceStub, BalancedStub(self.link, inference_pb2_grpc.InferenceServiceStub))
+        self.admin = cast(AdminStub, BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub))
+        self._default_model = ""
+        self._served: frozenset[str] = frozenset()
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    async def list_models(self) -> Sequence[inference_pb2.Model]:
+        """Returns the served models, the default one first. Raises like call()."""
+        models = (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
+        self._served = frozenset(model.id for model in models)
+        return models
+
+    async def default_model(self) -> str:
+        """Returns the first served name: the model of an answer whose request named none. Raises like call()."""
+        if not self._default_model:
+            self._default_model = (await self.list_models())[0].id
+        return self._default_model
+
+    async def known_model(self) -> str:
+        """Returns default_model() if it is known or can be found out now; otherwise ""."""
+        if not self._default_model and self.link.is_up:
+            with suppress(ApiError, grpc.aio.AioRpcError):
+                await self.default_model()
+        return self._default_model
+
+    def served_name(self, model: str, *, answered: bool) -> str:
+        """Returns the served model that a request was for; "" if it is not known to be served.
+
+        Args:
+            model: the name in the request, or "".
+            answered: whether the request was answered successfully.
+        """
+        if not model:
+            return self._default_model
+        return model if answered or model in self._served else ""
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def neighbours(self) -> list[Neighbour]:
+        return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
+
+    async def call(self, method: Method[Answered], request: object, metadata: Metadata = ()) -> Answered:
+        """Makes a unary call. It waits for a service that is away for a moment, and is made again if that dies.
+
+        Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
+        """
+        for attempt in itertools.count(1):
+            is_away, num_breaks = self.link.is_available and not self.link.is_up, self.link.num_breaks
+            timeout = _at_most(AWAY_TIMEOUT_S if is_away else CALL_TIMEOUT_S)
+            if is_away:
+                await self._wait_until_up(timeout)
+            try:
+                return await method(request, timeout=timeout, metadata=metadata, wait_for_ready=is_away)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_away and not self.link.is_up:
+                    raise ApiError(503, AWAY) from error
+                if not self.link.is_available or not _has_died(error) or attempt == MAX_ATTEMPTS:
+                    raise
+                await self._wait_for_break(num_breaks)
+        raise AssertionError("unreachable")
+
+    async def call_to_its_end(self, method: Method[Answered], request: object, trace: Trace) -> Answered:
+        """Makes a unary call that computes, for as long as it takes.
+
+        It waits for a tokenizer service that is away, and is made again if that dies under it.
+
+        Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
+        """
+        metadata = [*tenants.metadata(), *trace.metadata]
+        for attempt in itertools.count(1):
+            while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
+                await asyncio.sleep(AWAY_POLL_S)
+            if not self.link.is_available:
+                raise ApiError(503, AWAY)
+            num_breaks = self.link.num_breaks
+            try:
+                return await method(request, timeout=time_left(), metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                if not _has_died(error) or attempt == MAX_ATTEMPTS:
+                    raise
+                await self._wait_for_break(num_breaks)
+        raise AssertionError("unreachable")
+
+    async def call_each(
+        self, method_of: Callable[[InferenceStub], Method[Answered]], request: object, metadata: Metadata = ()
+    ) -> list[Answered]:
+        """Makes a unary call to every tokenizer service that is up, otherwise like call()."""
+        peers = [peer for peer in self.link.peers if peer.is_up]
+        if len(peers) < 2:
+            return [await self.call(method_of(self.inference), request, metadata)]
+        stubs = [cast(InferenceStub, inference_pb2_grpc.InferenceServiceStub(peer.channel)) for peer in peers]
+        timeout = _at_most(CALL_TIMEOUT_S)
+        answers = await asyncio.gather(
+            *(method_of(stub)(request, timeout=timeout, metadata=metadata) for stub in stubs),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            # The requests of a service that dies go on elsewhere.
+            if isinstance(answer, BaseException) and not (
+                isinstance(answer, grpc.aio.AioRpcError) and _has_died(answer)
+            ):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _wait_until_up(self, timeout: float) -> None:
+        """Returns when a tokenizer service is up, or in `timeout` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                changed = self.link.changed
+                while not self.link.is_up:
+                    await changed.wait()
+                    changed = self.link.changed
+
+    async def _wait_for_break(self, num_breaks: int) -> None:
+        """Returns when the link has broken more often than that, too, which it soon has after a call has."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOTICED_S):
+                changed = self.link.changed
+                while self.link.num_breaks == num_breaks:
+                    await changed.wait()
+                    changed = self.link.changed
+
+
+TOKENIZER = AppState[TokenizerClient]("tokenizer")
+
+
+def _has_died(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call failed on the way. A service that refuses a call names a delay for the next attempt; gRPC cancels
+    the calls that arrive while a server stops."""
+    is_refused = error_details.retry_delay_of(error) is not None
+    return error.code() is grpc.StatusCode.CANCELLED or (error.code() is grpc.StatusCode.UNAVAILABLE and not is_refused)
+
+
+def _at_most(seconds: float) -> float:
+    """Returns these seconds, or fewer if the present request has fewer left."""
+    left = time_left()
+    return seconds if left is None else min(seconds, left)

@@ -1,0 +1,97 @@
+"""What OpenTelemetry's conventions for GenAI and HTTP say of a request: attributes of its span, and histograms.
+
+The gateway is the client of the services that generate; what these measure as servers is in the tokenizer service.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.types import Scope
+
+from pagewire.gateway.generation.usage import UsageTotal
+from pagewire.telemetry import semconv
+from pagewire.telemetry.loop_histogram import LoopHistogram
+from pagewire.telemetry.metrics import GENAI_DURATION_BUCKETS, GENAI_LABELS
+from pagewire.telemetry.spans import Span
+from pagewire.v1.inference_pb2 import GenerateRequest
+
+OPERATION_DURATION = LoopHistogram(
+    "gen_ai_client_operation_duration_seconds",
+    "Seconds that a GenAI operation took the gateway, from the request's head to the end of its answer",
+    GENAI_DURATION_BUCKETS,
+    [*GENAI_LABELS, "error_type"],
+)
+TOKEN_USAGE = LoopHistogram(
+    "gen_ai_client_token_usage",
+    "Tokens of a GenAI operation, by gen_ai_token_type: input (the prompt) or output",
+    [4**power for power in range(14)],
+    [*GENAI_LABELS, "gen_ai_token_type"],
+)
+# What the conventions have no name for is what comes closest.
+_OPERATIONS = {"generate": "text_completion", "embed": "embeddings"}
+
+
+def operation_name(operation: str) -> str:
+    return _OPERATIONS.get(operation, operation)
+
+
+def http_attributes(scope: Scope, status: int) -> dict[str, Any]:
+    """status: that of the answer; 0 if the client did not wait for one."""
+    address, port = scope.get("server") or (None, None)
+    return {
+        semconv.HTTP_METHOD: scope["method"],
+        semconv.HTTP_ROUTE: getattr(scope.get("route"), "path", scope["path"]),
+        semconv.HTTP_STATUS: status,
+        semconv.URL_PATH: scope["path"],
+        semconv.URL_SCHEME: scope["scheme"],
+        semconv.SERVER_ADDRESS: address,
+        semconv.SERVER_PORT: port,
+        semconv.ERROR_TYPE: error_type(status),
+    }
+
+
+def error_type(status: int) -> str | None:
+    """None: the server did what it should; a request that is wrong is no error of its."""
+    return str(status) if status >= 500 else None
+
+
+def generation_attributes(
+    requests: Sequence[GenerateRequest], operation: str, response_model: str, usage: UsageTotal
+) -> dict[str, Any]:
+    """What is known of a generation whatever becomes of it."""
+    request = requests[0]
+    params = request.sampling_params
+    # Rounded: the wire's floats are of 32 bits.
+    sampling = {
+        attribute: round(getattr(params, name), 6)
+        for name, attribute in semconv.REQUEST_SAMPLING.items()
+        if params.HasField(name)
+    }
+    return sampling | {
+        semconv.OPERATION_NAME: operation_name(operation),
+        semconv.PROVIDER_NAME: semconv.PROVIDER,
+        semconv.OUTPUT_TYPE: "json" if params.HasField("grammar") else "text",
+        semconv.REQUEST_MODEL: request.model or None,
+        semconv.REQUEST_STOP_SEQUENCES: list(request.stop) or None,
+        semconv.RESPONSE_MODEL: response_model or None,
+        semconv.USAGE_INPUT_TOKENS: usage.prompt_tokens,
+        semconv.USAGE_OUTPUT_TOKENS: usage.completion_tokens,
+        semconv.USAGE_CACHED_TOKENS: usage.cached_tokens,
+        semconv.USAGE_REASONING_TOKENS: usage.reasoning_tokens or None,
+    }
+
+
+def observe(
+    span: Span, operation: str, models: tuple[str, str], seconds: float, status: int, tokens: Mapping[str, int]
+) -> None:
+    """Notes an operation in the histograms.
+
+    Args:
+        models: of the request and of the response; of a request for a model that is not served, neither: clients could
+            make series without end.
+        tokens: by gen_ai.token.type.
+    """
+    labels = (operation_name(operation), semconv.PROVIDER, *models)
+    OPERATION_DURATION.labels(*labels, error_type(status) or "").observe(seconds, span.exemplar)
+    for kind, number in tokens.items():
+        TOKEN_USAGE.labels(*labels, kind).observe(number)

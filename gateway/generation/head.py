@@ -1,0 +1,34 @@
+"""The head of an answer."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastapi import Request
+
+from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.core.tokenizer_client import TOKENIZER
+
+
+@dataclass(frozen=True)
+class Head:
+    """What an answer, and every chunk of it, begins with."""
+
+    id: str
+    created: int  # Unix time, seconds
+    model: str
+
+
+class NamedBody(Protocol):
+    """A body that may name a model, and an id for its answer."""
+
+    model: str | None
+    request_id: str | None
+
+
+async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
+    """prefix: of the id, as "chatcmpl". Raises grpc.aio.AioRpcError or ApiError."""
+    context = request_context(request.scope)
+    if body.request_id is not None and "x-request-id" not in request.headers:
+        context.request_id = body.request_id
+    model = body.model or await TOKENIZER.of(request).default_model()
+    return Head(id=f"{prefix}-{context.request_id}", created=context.created, model=model)

@@ -1,0 +1,45 @@
+"""Token counts of an answer."""
+
+from collections.abc import Sequence
+
+from pagewire.gateway.core.reply import PendingChoice
+from pagewire.gateway.schema.answers import CompletionTokensDetails, PromptTokensDetails, UsageInfo
+
+
+class UsageTotal:
+    """Token counts of an answer, from the cumulative counts of its generations."""
+
+    def __init__(
+        self, generations: Sequence[PendingChoice], choices_per_prompt: int, *, counts_output: bool = True
+    ) -> None:
+        """The generations of one prompt are neighbours; each prompt counts once. counts_output: false where no token of
+        the output is wanted."""
+        self._generations = generations
+        self._choices_per_prompt = choices_per_prompt
+        self._counts_output = counts_output
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(one.usage.prompt_tokens for one in self._generations[:: self._choices_per_prompt])
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(one.usage.completion_tokens for one in self._generations) if self._counts_output else 0
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(one.usage.cached_tokens for one in self._generations[:: self._choices_per_prompt])
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(one.usage.reasoning_tokens for one in self._generations)
+
+    def info(self) -> UsageInfo:
+        prompt_tokens, completion_tokens = self.prompt_tokens, self.completion_tokens
+        return UsageInfo(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
+        )

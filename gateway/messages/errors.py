@@ -1,0 +1,44 @@
+"""Errors as Anthropic's clients read them: {"type": "error", "error": {"type", "message"}, "request_id"}."""
+
+from collections.abc import Mapping
+
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.messages.bodies.responses import (
+    NO_THREADS,
+    MessagesError,
+    MessagesErrorDetail,
+    MessagesErrorDetails,
+    MessagesErrorType,
+)
+
+_PATH = "/v1/messages"
+_TYPES: Mapping[int, MessagesErrorType] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessagesDialect:
+    """A `Dialect`."""
+
+    request_id_header: bytes | None = b"request-id"
+
+    def error_body(self, error: ApiError, request_id: str) -> MessagesError:
+        kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        detail = MessagesErrorDetail(type=kind, message=error.message)
+        if error.code == NO_THREADS:
+            detail.details = MessagesErrorDetails(error_code=error.code, unsupported=[error.param or ""])
+        return MessagesError(error=detail, request_id=request_id)
+
+
+MESSAGES = MessagesDialect()
+
+
+def is_spoken(path: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a client speaks this API: it sends `anthropic-version`, or asks for a route that is Anthropic's alone."""
+    return b"anthropic-version" in headers or path == _PATH or path.startswith(f"{_PATH}/")

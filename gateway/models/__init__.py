@@ -1,0 +1,1 @@
+"""The served models, and text as their tokens."""

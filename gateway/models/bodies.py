@@ -1,0 +1,66 @@
+"""Requests and answers of the routes for models and tokens."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pagewire.gateway.core.body import Body
+from pagewire.gateway.schema.chat_messages import ChatPromptParameters, Messages
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.parameters import MODEL, Parameters, TokenId
+
+# Texts of one request to /tokenize: they are read one after the other.
+MAX_TOKENIZED = 1024
+
+
+class TokenizeRequest(ChatPromptParameters):
+    """Either prompt or messages."""
+
+    model: str | None = field("tokenizer", MODEL)
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TOKENIZED)] | None = field(
+        "tokenizer", "A text; or several, which are answered with lists.", union_mode="left_to_right"
+    )
+    messages: Messages | None = field("tokenizer", "Or a conversation, as the chat template writes it.")
+    return_token_strs: bool | None = field("tokenizer", "Also the text of each token.", False)
+
+
+class DetokenizeRequest(Parameters):
+    model: str | None = field("tokenizer", MODEL)
+    tokens: list[TokenId] | Annotated[list[list[TokenId]], Field(max_length=MAX_TOKENIZED)] = required(
+        "tokenizer", "Token ids; or lists of them, which are answered with a list.", union_mode="left_to_right"
+    )
+    skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", False)
+
+
+# Answers.
+
+
+class Model(Body, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["pagewire"] = "pagewire"
+    root: str
+    parent: None = None
+    max_model_len: int | None
+
+
+class ModelList(Body, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class TokenizeResponse(Body):
+    """Of several texts each member but `max_model_len` is a list with one entry for each."""
+
+    count: int | list[int]
+    max_model_len: int
+    tokens: list[int | list[int]]
+    token_strs: list[str | list[str]] | None
+
+
+class DetokenizeResponse(Body):
+    """The text, as vLLM's and as SGLang's clients look for it."""
+
+    prompt: str | list[str]
+    text: str | list[str]

@@ -1,0 +1,132 @@
+"""POST /v1/admin/weights, and the same by SGLang's name: other weights while requests go on."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import grpc
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.body import Body, ErrorResponse
+from pagewire.gateway.core.encoding import encode, json_response
+from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.request_context import time_left
+from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.operation.admin.route import AdminRoute
+from pagewire.gateway.schema.field import field, required
+from pagewire.gateway.schema.parameters import Parameters
+from pagewire.gateway.schema.unsupported import Refused
+from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
+from pagewire.wire.rpc import RpcError
+
+router = APIRouter(route_class=AdminRoute, tags=["operation"])
+
+_PATTERN = r"^[A-Za-z0-9._:+-]{1,64}$"
+_STATUSES = {grpc.StatusCode.FAILED_PRECONDITION: 409, grpc.StatusCode.RESOURCE_EXHAUSTED: 507}
+
+
+class WeightsBody(Parameters):
+    """Which weights take the place of those in force. All else stays: architecture, shapes and quantization, end
+    tokens, tokenizer, chat template."""
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {}
+
+    model: Annotated[str, Field(min_length=1)] = required(
+        "executor", "Where they are, for the executors: a directory, a `.gguf` file or a hub id, as `--model`."
+    )
+    revision: str | None = field("executor", "Of a hub id: branch, tag or commit.")
+    version: str | None = field(
+        "scheduler",
+        "What responses call them (`system_fingerprint`); without it a digest of the files.",
+        pattern=_PATTERN,
+    )
+    max_wait_seconds: Annotated[float, Field(ge=0)] | None = field(
+        "scheduler",
+        "How long running requests may go on with the old weights; then they end with an error. Without it, to their "
+        "ends.",
+    )
+
+
+class ReplacedWeights(Body):
+    """`executors`: how many have them."""
+
+    object: Literal["weights"]
+    version: str
+    previous_version: str
+    executors: int
+
+
+class DiskWeightsBody(Parameters):
+    """SGLang's body."""
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {
+        "manifest": Refused("weights are read as safetensors or GGUF"),
+    }
+
+    model_path: Annotated[str, Field(min_length=1)] = required("executor", "As `model` of `/v1/admin/weights`.")
+    load_format: Literal["auto", "safetensors", "gguf"] | None = field("executor", "Changes nothing: it is seen.")
+    weight_version: str | None = field("scheduler", "As `version` of `/v1/admin/weights`.", pattern=_PATTERN)
+    abort_all_requests: bool | None = field("scheduler", "As `max_wait_seconds: 0`.", False)
+    is_async: bool | None = field("scheduler", "Changes nothing.")
+    torch_empty_cache: bool | None = field("executor", "Changes nothing.")
+    keep_pause: Literal[False] | None = field("scheduler", "Requests go on afterwards.")
+    recapture_cuda_graph: bool | None = field("executor", "Changes nothing: graphs read the new weights.")
+    token_step: int | None = field("scheduler", "Changes nothing.")
+    flush_cache: bool | None = field("scheduler", "Changes nothing: nothing cached is used with other weights.")
+
+
+class DiskWeightsAnswer(Body):
+    success: bool
+    message: str
+    num_paused_requests: int = 0
+
+
+@router.post("/v1/admin/weights")
+async def replace_weights(request: Request, body: WeightsBody) -> ReplacedWeights:
+    """Replaces the weights of all executors, and answers when all have the new ones. No request is lost: those that run
+    end with the old weights, others wait or run elsewhere. If the caller goes away, it goes on.
+
+    Through gRPC: `pagewire.v1.AdminService/ReplaceWeights`.
+    """
+    wanted = ReplaceWeightsRequest(
+        model=body.model,
+        revision=body.revision or "",
+        version=body.version or "",
+        max_wait_seconds=body.max_wait_seconds,
+    )
+    replaced = await _replace(TOKENIZER.of(request), wanted)
+    return ReplacedWeights(
+        object="weights",
+        version=replaced.version,
+        previous_version=replaced.previous_version,
+        executors=replaced.num_executors,
+    )
+
+
+_FAILED = {"description": "They stay as they are.", "content": openapi.content_of((DiskWeightsAnswer, ErrorResponse))}
+
+
+@router.post("/update_weights_from_disk", responses={200: openapi.response(DiskWeightsAnswer), 400: _FAILED})
+async def update_weights_from_disk(request: Request, body: DiskWeightsBody) -> Response:
+    """The same for SGLang's clients; a failure is status 400 with `success: false`."""
+    wanted = ReplaceWeightsRequest(model=body.model_path, version=body.weight_version or "")
+    if body.abort_all_requests:
+        wanted.max_wait_seconds = 0
+    try:
+        replaced = await _replace(TOKENIZER.of(request), wanted)
+    except ApiError as error:
+        failed = encode(DiskWeightsAnswer(success=False, message=error.message))
+        return Response(failed, status_code=400, media_type="application/json")
+    return json_response(DiskWeightsAnswer(success=True, message=f"weights {replaced.version} are in force"))
+
+
+async def _replace(tokenizer: TokenizerClient, wanted: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
+    """Raises ApiError."""
+    try:
+        return await tokenizer.admin.ReplaceWeights(wanted, timeout=time_left())
+    except grpc.aio.AioRpcError as error:
+        if error.code() in _STATUSES:
+            raise ApiError(_STATUSES[error.code()], error.details() or error.code().name) from error
+        raise from_rpc(RpcError.from_call(error)) from error

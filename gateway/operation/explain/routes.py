@@ -1,0 +1,48 @@
+"""The route."""
+
+import asyncio
+import re
+
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.answering import GENERATIONS
+from pagewire.gateway.core.encoding import json_response
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.operation.explain.bodies import Explanation
+from pagewire.gateway.operation.explain.report import explain
+from pagewire.gateway.operation.siblings import SIBLINGS
+from pagewire.v1.admin_pb2 import ExplainRequestRequest
+from pagewire.wire import tenants
+from pagewire.wire.admin import accounts_behind
+
+router = APIRouter(route_class=JsonRoute, tags=["operation"])
+
+# What the ids of answers begin with.
+_PREFIX = re.compile(r"(chatcmpl-|cmpl-|msg_|resp_)")
+
+
+@router.get("/v1/requests/{request_id}/explain", responses={200: openapi.response(Explanation)})
+async def explain_request(request: Request, request_id: str) -> Response:
+    """Where the time of a generation goes, or went, if it has ended lately; by the id of its answer or by X-Request-Id;
+    as text where the header Accept says text/plain. A tenant's own, or with a key that may change the service, or where
+    there are no tenants, anybody's."""
+    name, whose = _PREFIX.sub("", request_id, count=1), tenants.whose_requests()
+    wanted = ExplainRequestRequest(request_id=name, tenant=whose)
+    behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in TOKENIZER.of(request).neighbours()))
+    # Behind them, so that of a request that goes on the gateway's time is not less than theirs.
+    own = GENERATIONS.of(request).accounts.find(name, whose) or await SIBLINGS.of(request).accounts(wanted)
+    accounts = [*own, *(one for told in behind for one in told)]
+    explanation = explain(name, accounts)
+    if explanation is None:
+        message = (
+            f"no service knows a generation {request_id!r}: it was not among the last thousand, or the services have"
+            " been started again"
+        )
+        raise ApiError(404, message, code="request_not_found")
+    if "text/plain" in request.headers.get("accept", ""):
+        return PlainTextResponse(explanation.text)
+    return json_response(explanation)

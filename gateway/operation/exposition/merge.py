@@ -1,0 +1,73 @@
+"""Metrics of all services in one exposition, in the text format of Prometheus or as OpenMetrics."""
+
+import logging
+from collections import Counter as Counts
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
+
+from pagewire.gateway.operation.exposition.text import Family, labels_of, labels_text, parsed, quoted, written
+from pagewire.gateway.operation.exposition.vllm_names import vllm_families
+from pagewire.v1.admin_pb2 import ServiceMetrics
+
+logger = logging.getLogger(__name__)
+
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text"
+# What the client library says of a process itself, which no model changes.
+_OF_PROCESSES = ("process_", "python_")
+
+
+class Exposition(NamedTuple):
+    content: bytes
+    content_type: str
+
+
+def expose(services: Iterable[ServiceMetrics], accept: str, model_name: str, *, with_vllm_names: bool) -> Exposition:
+    """One family per name, its samples told apart by the label `service` and, where there are several of a service, by
+    `address`.
+
+    accept: the scraper's header; who knows OpenMetrics gets it, with exemplars. model_name: a label of all samples but
+    those of processes; "" if nobody knows it yet.
+    """
+    families = merge(services, model_name)
+    if with_vllm_names:
+        families += vllm_families(families)
+    as_openmetrics = _OPENMETRICS in accept
+    content = written(families, as_openmetrics=as_openmetrics).encode()
+    return Exposition(content, CONTENT_TYPE_LATEST if as_openmetrics else _TEXT)
+
+
+def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Family]:
+    services = list(services)
+    counts = Counts(service.service for service in services)
+    families: dict[str, Family] = {}
+    for service in services:
+        own = {"service": quoted(service.service)}
+        if counts[service.service] > 1:
+            own["address"] = quoted(service.address)
+        of_process, of_model = _Labelled(own), _Labelled({**own, "model_name": quoted(model_name)})
+        for family in parsed(service.exposition):
+            merged = families.setdefault(family.name, Family(family.name, family.kind, family.documentation))
+            if merged.kind != family.kind:
+                logger.warning(
+                    "metric %s is a %s here and a %s at the %s: left out",
+                    family.name, merged.kind, family.kind, service.service,
+                )  # fmt: skip
+                continue
+            labelled = of_process if family.name.startswith(_OF_PROCESSES) else of_model
+            merged.samples += [one._replace(labels=labelled[one.labels]) for one in family.samples]
+    return list(families.values())
+
+
+class _Labelled(dict[str, str]):
+    """Labels with those of a service, by those without. Many samples have the same ones."""
+
+    def __init__(self, own: dict[str, str]) -> None:
+        super().__init__()
+        self._own = own
+
+    def __missing__(self, labels: str) -> str:
+        self[labels] = result = labels_text({**labels_of(labels), **self._own})
+        return result

@@ -1,0 +1,139 @@
+"""The body and the answer of /generate."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, UnsetType
+from pydantic import Field, create_model, model_validator
+
+from pagewire.config.sampling_params import INT32_MAX, INT64_MAX, MAX_CHOICES
+from pagewire.gateway.core.body import Body
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.schema.field import RequestId, field
+from pagewire.gateway.schema.parameters import CacheSalt, LogitBias, Parameters, StopString, TokenId, TokenIdList
+from pagewire.gateway.schema.sampling import sampling_fields
+from pagewire.gateway.schema.structured import Schema
+from pagewire.gateway.schema.unsupported import UNSUPPORTED, Refused
+
+MAX_NEW_TOKENS = 128
+
+_IMAGES = "images are parts of chats; see /v1/chat/completions"
+# Parameters of the table with another name or place in SGLang's body; all others have the same name in both APIs.
+_NAMED_OTHERWISE = frozenset({"max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "priority"})
+
+_SameSampling = create_model(
+    "_SameSampling",
+    __base__=Parameters,
+    **{name: value for name, value in sampling_fields().items() if name not in _NAMED_OTHERWISE},
+)
+
+
+class NativeSamplingParams(_SameSampling):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
+    """How the output is sampled, and where it ends."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
+        "scheduler", "Longest output.", MAX_NEW_TOKENS
+    )
+    min_new_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
+        "executor", "No end token is sampled, and no stop string counts, before so many.", 0
+    )
+    sampling_seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = field(
+        "executor", "Same seed, same output."
+    )
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field("gateway", "Outputs for each prompt.", 1)
+    stop: StopString | list[StopString] | None = field(
+        "tokenizer", "Strings that end the output, which stops before them.", union_mode="left_to_right"
+    )
+    stop_token_ids: list[TokenId] | None = field("scheduler", "Tokens that end the output.")
+    no_stop_trim: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
+    skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)
+    spaces_between_special_tokens: bool | None = field("tokenizer", "Changes nothing.")
+    logit_bias: LogitBias | None = field("executor", "Token ids in decimal -> -100 to 100.")
+    # At most one of them.
+    json_schema: str | Schema | None = field("executor", "The form of the output: a JSON schema.")
+    regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
+    ebnf: str | None = field("executor", "A grammar, as GBNF or Lark.")
+    structural_tag: str | None = field("executor", "A structural tag, as JSON.")
+
+
+class NativeGenerateRequest(Parameters):
+    """Either text or input_ids: one prompt, or several with the same sampling parameters."""
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {
+        **UNSUPPORTED,
+        "audio_data": Refused("no model here hears"),
+        "image_data": Refused(_IMAGES),
+        "input_embeds": Refused("prompts are text or token ids"),
+        "logprob_start_len": Refused("see prompt_logprobs of /v1/completions", (-1,)),
+        "token_ids_logprob": Refused("ask for more alternatives (top_logprobs_num)", ([],)),
+        "video_data": Refused(_IMAGES),
+    }
+
+    text: str | Annotated[list[str], Field(min_length=1)] | None = field(
+        "tokenizer", "Prompts.", union_mode="left_to_right"
+    )
+    input_ids: TokenIdList | Annotated[list[TokenIdList], Field(min_length=1)] | None = field(
+        "tokenizer", "Prompts, as token ids.", union_mode="left_to_right"
+    )
+    sampling_params: NativeSamplingParams | None = field("executor", "For all prompts.")
+    stream: bool | None = field("gateway", "Send events as the output grows, each with all of its text so far.", False)
+    rid: RequestId | None = field("gateway", "Its id, by which /abort_request ends it.")
+    return_logprob: bool | None = field("executor", "Log probabilities of the output's tokens.", False)
+    top_logprobs_num: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
+        "executor", "With `return_logprob`: that many of the most probable tokens.", 0
+    )
+    return_text_in_logprobs: bool | None = field("tokenizer", "With `return_logprob`: the tokens' texts.", False)
+    cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
+    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = field(
+        "scheduler", "With `--scheduling-policy priority`: lower runs first.", 0
+    )
+    log_metrics: bool | None = field("gateway", "Changes nothing: all requests are counted.", True)
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> "NativeGenerateRequest":
+        if (self.text is None) == (self.input_ids is None):
+            raise ApiError(400, "give either text or input_ids", param="text")
+        return self
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the answer is an output, and no list of them."""
+        prompts: Any = self.input_ids if self.text is None else self.text
+        params = self.sampling_params
+        return (isinstance(prompts, str) or isinstance(prompts[0], int)) and (params is None or params.n in (None, 1))
+
+
+NativeLogprob = tuple[float, int, str | None]
+"""Log probability, token id, and the token's text if that was asked for."""
+
+
+class NativeFinish(Body, kw_only=True):
+    """Why an output ended: `matched` by what stop string or token, `length` after how many tokens."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | UnsetType | None = UNSET
+    length: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class NativeMeta(Body, kw_only=True):
+    """`e2e_latency` in seconds, since the request came."""
+
+    id: str
+    finish_reason: NativeFinish | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    weight_version: str  # of the weights that make it
+    e2e_latency: float
+    output_token_logprobs: list[NativeLogprob] | UnsetType = UNSET
+    output_top_logprobs: list[list[NativeLogprob]] | UnsetType = UNSET
+
+
+class NativeOutput(Body, kw_only=True):
+    """An output, or all of it so far. `index` among several."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: NativeMeta
+    index: int | UnsetType = UNSET
