@@ -1,4 +1,4 @@
-"""From what sources say to settings of fields: acts on the tables of `pagewire.config.legacy`."""
+"""Settings of all sources as settings of fields; acts on the tables of `pagewire.config.legacy`."""
 
 import dataclasses
 import json
@@ -12,14 +12,14 @@ from pagewire.flags.values import UsageError, json_value, parse_switch
 
 
 class Answers:
-    """What becomes of settings; `lines` are what their givers are told."""
+    """Turns settings into settings of fields; `lines` report to the user what became of flags of vLLM."""
 
     def __init__(self, fields: Mapping[str, dataclasses.Field[Any]]) -> None:
         self._fields = fields
         self.lines: list[str] = []
 
     def settle(self, given: Iterable[Given]) -> dict[str, Given]:
-        """By field, or "profile": the last that was given. Raises UsageError for what is refused."""
+        """Returns the last setting of each field, or of "profile". Raises UsageError for a refused flag or value."""
         settled: dict[str, Given] = {}
         for setting in given:
             for meant in self._of(setting):
@@ -47,7 +47,7 @@ class Answers:
         is_off = entry.takes == "switch" and not parse_switch(given.text, given.source)
         if entry.verdict == legacy.REFUSED:
             if is_off or str(given.text) in entry.harmless:
-                self._say(f"{given.source}{'' if is_off else f' {given.text}'}: changes nothing here")
+                self._say(f"{given.source}{'' if is_off else f' {given.text}'}: has no effect")
                 return []
             raise UsageError(f"{given.source} is not supported: {entry.why}")
         if entry.verdict == legacy.IGNORED:
@@ -64,10 +64,12 @@ class Answers:
         except ValueError as error:
             raise UsageError(f"{given.source}: {error}, got {text!r}") from error
         if missing := [name for name in becomes if name not in self._fields and name != "profile"]:
-            raise UsageError(f"{given.source}: {flag_name(missing[0])} is of another service")
+            raise UsageError(f"{given.source}: {flag_name(missing[0])} belongs to another service")
         now = " ".join(f"{flag_name(name)} {value}" for name, value in becomes.items())
         self._say(
-            f"{given.source}: " + (f"now {now}" if now else "is so anyway") + (f": {entry.why}" if entry.why else "")
+            f"{given.source}: "
+            + (f"now {now}" if now else "is the case anyway")
+            + (f": {entry.why}" if entry.why else "")
         )
         return [dataclasses.replace(given, name=name, text=value, path=()) for name, value in becomes.items()]
 
@@ -77,7 +79,7 @@ class Answers:
 
 
 def _joined(before: Given | None, after: Given) -> Given:
-    """`after`, which wins; objects that are given piece by piece, with the keys of both."""
+    """Returns `after`, or both merged, if they are JSON objects that are given piece by piece."""
     pieces = after.path or (after.name == "hf_overrides" and before is not None and before.source != after.source)
     if not pieces:
         return after
@@ -88,7 +90,7 @@ def _joined(before: Given | None, after: Given) -> Given:
 
 
 def _nested(given: Given) -> dict[str, Any]:
-    """{"a": {"b": 4}} of `.a.b 4`; what is no JSON is a string."""
+    """Returns {"a": {"b": 4}} for `.a.b 4`; text that is not JSON is a string."""
     try:
         value = json_object.loads(str(given.text))
     except json.JSONDecodeError:

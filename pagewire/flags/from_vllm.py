@@ -10,15 +10,16 @@ _HEAD = """\
 
 <!-- Made by `python -m pagewire.flags.from_vllm`. -->
 
-A command line of `vllm serve`, or a YAML file of its, is taken as it is: `pagewire serve` in place of `vllm serve` or
-`python -m vllm.entrypoints.openai.api_server`, and `pagewire.LLM(...)` in place of `vllm.LLM(...)`. Flags that mean the
-same have the same names, and are spelled as you like: `--max-num-seqs 64`, `--max-num-seqs=64`, `--max_num_seqs 64`,
+Pagewire takes a command line or a YAML file of `vllm serve` as it is: write `pagewire serve` instead of `vllm serve` or
+`python -m vllm.entrypoints.openai.api_server`, and `pagewire.LLM(...)` instead of `vllm.LLM(...)`. Flags with the same
+meaning have the same names, in every spelling of vLLM: `--max-num-seqs 64`, `--max-num-seqs=64`, `--max_num_seqs 64`,
 `--enable-prefix-caching True`, `--no-enable-prefix-caching`, `-tp 2`, `--served-model-name a b`,
-`--speculative-config.method ngram`. `pagewire serve ... --show-config` prints what a line came to, and starts nothing.
+`--speculative-config.method ngram`. `pagewire serve ... --show-config` prints the resulting configuration and starts
+nothing.
 
-The other flags of vLLM, those of tutorials that it has dropped included, are answered in a line each. What means
-something here becomes that; what changes no answer is ignored; and what would serve something else than was asked for
-ends the command with exit code 2.
+Pagewire answers every other flag of vLLM with one line, also flags of tutorials that vLLM has dropped. A flag with
+another name here is renamed. A flag that changes no answer is ignored. A flag that asks for something else than Pagewire
+serves ends the command with exit code 2.
 
 ```
 $ pagewire serve --swap-space 4 --task embed --worker-cls custom
@@ -28,7 +29,7 @@ pagewire serve: error: --worker-cls is not supported: code from outside is not l
 
 
 def page() -> str:
-    """In Markdown."""
+    """Returns the page in Markdown."""
     return "\n".join([_HEAD, *_renamed(), *_answered("Ignored", legacy.IGNORED), *_refused(), *_values()])
 
 
@@ -41,7 +42,7 @@ def _renamed() -> Iterator[str]:
         for value, means in entry.values.items():
             spelled = f"--{entry.name} {value}" if entry.takes != "switch" else f"--{_no(value)}{entry.name}"
             meant = " ".join(f"{flag_name(name)} {text}" for name, text in means.items())
-            yield f"| `{spelled}` | {f'`{meant}`' if meant else 'so anyway'}{why} |"
+            yield f"| `{spelled}` | {f'`{meant}`' if meant else 'the case anyway'}{why} |"
     yield ""
 
 
@@ -61,7 +62,7 @@ def _answered(title: str, verdict: str) -> Iterator[str]:
 
 
 def _listed(values: Sequence[str]) -> str:
-    """Numbers from 0 on as a range."""
+    """Lists values; numbers from 0 on become a range."""
     if len(values) > 2 and values == tuple(str(number) for number in range(len(values))):
         return f"`{values[0]}` to `{values[-1]}`"
     return ", ".join(f"`{value}`" for value in values if value)
@@ -72,7 +73,7 @@ def _refused() -> Iterator[str]:
 
 
 def _values() -> Iterator[str]:
-    yield from ("## Values", "", "Of flags that both have.", "", "| vLLM | Pagewire |", "|---|---|")
+    yield from ("## Values", "", "Values of flags that both have.", "", "| vLLM | Pagewire |", "|---|---|")
     for name, values in legacy.VALUES.items():
         by_meaning: dict[str, list[str]] = {}
         for spelled, value in values.items():
@@ -84,7 +85,7 @@ def _values() -> Iterator[str]:
 def _meaning(value: legacy.Value) -> str:
     if value.refused:
         return f"refused: {value.why}"
-    means = f"`{value.means}`" if value.means else "as if it were not given"
+    means = f"`{value.means}`" if value.means else "as if the flag were not given"
     return f"{means}: {value.why}" if value.why else means
 
 

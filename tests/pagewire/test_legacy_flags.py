@@ -143,7 +143,7 @@ def test_spellings_that_mean_the_same_are_taken_without_a_word(
         (["--device-memory-utilization=0.5"], {"gpu_memory_utilization": 0.5}, "now --gpu-memory-utilization 0.5"),
         (["--no-async-scheduling"], {"pipeline_depth": 1}, "now --pipeline-depth 1"),
         (["--performance-mode", "interactivity"], {"max_num_seqs": 64}, "now --profile latency"),
-        (["--max-num-queued-reqs=9"], {"max_waiting_requests": 9}, "those that wait, not those that run"),
+        (["--max-num-queued-reqs=9"], {"max_waiting_requests": 9}, "waiting requests, not running ones"),
         (["--worker-use-ray"], {"distributed_executor_backend": "ray"}, "now --distributed-executor-backend ray"),
         (
             ["--rope-scaling", '{"type": "yarn"}', "--hf-overrides", '{"a": 1}'],
@@ -151,7 +151,7 @@ def test_spellings_that_mean_the_same_are_taken_without_a_word(
             "now --hf-overrides",
         ),
         (["-O3"], {}, "-O3: ignored: nothing is compiled"),
-        (["--no-enable-log-requests"], {}, "--no-enable-log-requests: ignored: a request is one line of the log"),
+        (["--no-enable-log-requests"], {}, "--no-enable-log-requests: ignored: the log has one line for each request"),
         (["--structured-outputs-config.backend=xgrammar"], {}, "ignored: grammars are compiled by the executor"),
         (["--swap-space", "4"], {}, "--swap-space: ignored: a preempted request is computed again"),
         (["--trust-remote-code"], {}, "--trust-remote-code: ignored: code in a checkpoint is never run"),
@@ -171,20 +171,20 @@ def test_what_means_something_else_here_is_said(
     ("argv", "message"),
     [
         (["--enable-lora"], "--enable-lora is not supported: LoRA adapters are not served; merge the adapter"),
-        (["--quantization", "aqlm"], "--quantization aqlm: checkpoints of this format are not read"),
-        (["--kv-cache-dtype=fp8_e5m2"], "--kv-cache-dtype fp8_e5m2: keys and values are stored as fp8_e4m3"),
-        (["--rope-theta", "1e6"], "--rope-theta is not supported: config.json says where the base is"),
+        (["--quantization", "aqlm"], "--quantization aqlm: checkpoints of this format cannot be read"),
+        (["--kv-cache-dtype=fp8_e5m2"], "--kv-cache-dtype fp8_e5m2: fp8 means fp8_e4m3"),
+        (["--rope-theta", "1e6"], "--rope-theta is not supported: set the base in config.json"),
         (["--rope-scaling", "[]"], "--rope-scaling: expected a JSON object, got '[]'"),
         (["--task", "draft"], "--task: expected one of auto, generate"),
         (["--spec-decoding-acceptance-method", "typical_acceptance_sampler"], "keeps the distribution of tokens"),
-        (["--nnodes", "2"], "--nnodes is not supported: processes on several machines"),
+        (["--nnodes", "2"], "--nnodes is not supported: start processes on several machines"),
         (
             ["--max-logprobs", "21"],
-            "--max-logprobs is not supported: a request gets 20 log probabilities of a token at most",
+            "--max-logprobs is not supported: a request gets at most 20 log probabilities for each token",
         ),
         (
             ["--max-logprobs", "-1"],
-            "--max-logprobs is not supported: a request gets 20 log probabilities of a token at most",
+            "--max-logprobs is not supported: a request gets at most 20 log probabilities for each token",
         ),
         (["--tensor-paralel-size=1"], "unknown flag --tensor-paralel-size; did you mean --tensor-parallel-size?"),
         (["--swap-spce", "1"], "unknown flag --swap-spce; did you mean --swap-space?"),
@@ -213,7 +213,7 @@ def test_what_asks_for_nothing_is_not_refused(capsys: pytest.CaptureFixture[str]
         ["--config-format=hf"],
     ):
         assert parse(*argv) == ServeConfig()
-        assert "changes nothing here" in capsys.readouterr().err
+        assert "has no effect" in capsys.readouterr().err
 
 
 def test_a_service_takes_what_is_its_own_and_is_told_of_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_a_service_takes_what_is_its_own_and_is_told_of_the_rest(capsys: pytest.
     assert "--swap-space: ignored" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse("--renderer-num-workers=4", config_class=ExecutorConfig)
-    assert "--tokenizer-pool-size is of another service" in capsys.readouterr().err
+    assert "--tokenizer-pool-size belongs to another service" in capsys.readouterr().err
 
 
 def test_the_page_for_users_of_vllm_is_what_is_done() -> None:

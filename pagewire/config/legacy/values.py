@@ -1,28 +1,28 @@
-"""Values that vLLM has for flags that both have."""
+"""Values of vLLM for flags that Pagewire has, too."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a value means here. Neither `means` nor `refused`: the same as if the flag were not given."""
+    """The meaning of a value here. Neither `means` nor `refused`: the flag counts as not given."""
 
     means: str | None = None
-    why: str = ""  # said to whoever gives it; nothing if it means just that
+    why: str = ""  # for the user; "" if there is nothing to add to the meaning
     refused: bool = False
 
 
 _NOT_GIVEN = Value()
 _NOT_READ = Value(
-    why="checkpoints of this format are not read; those of AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, MXFP4 and"
-    " GGUF are, and `pagewire quantize` makes AWQ and GPTQ ones",
+    why="checkpoints of this format cannot be read; use one of AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, MXFP4"
+    " or GGUF, or make one of AWQ or GPTQ with `pagewire quantize`",
     refused=True,
 )
 _NOT_AT_LOAD = Value(
-    why="weights are not quantized while they are loaded; `pagewire quantize` makes a checkpoint",
+    why="weights are not quantized while they are loaded; make a quantized checkpoint with `pagewire quantize`",
     refused=True,
 )
-_MAPPED = Value("auto", "weights are mapped from their files: no other loader is needed")
+_MAPPED = Value("auto", "weights are mapped from their files, so no other loader is needed")
 _PICKLED = Value(why="reading pickled weights may run code; convert them to safetensors", refused=True)
 _NO_DEVICE = Value(why="steps run on CPUs and on CUDA devices", refused=True)
 
@@ -30,7 +30,7 @@ _NO_DEVICE = Value(why="steps run on CPUs and on CUDA devices", refused=True)
 VALUES: dict[str, dict[str, Value]] = {
     "dtype": {"half": Value("float16"), "float": Value("float32")},
     "max_model_len": {
-        "auto": _NOT_GIVEN,  # without the flag it is the model's, or what fits into memory
+        "auto": _NOT_GIVEN,  # without the flag: the length of the model, or as much as fits into memory
         "-1": _NOT_GIVEN,
     },
     "quantization": {
@@ -39,9 +39,9 @@ VALUES: dict[str, dict[str, Value]] = {
         "auto_awq": Value("awq"),
         "auto_gptq": Value("gptq"),
         "gpt_oss_mxfp4": Value("mxfp4"),
-        "ipex": Value(why="it names kernels; a checkpoint runs in the format it has"),
-        "moe_wna16": Value(why="it names kernels; a checkpoint runs in the format it has"),
-        "humming": Value(why="it names kernels; a checkpoint runs in the format it has"),
+        "ipex": Value(why="it names kernels; a checkpoint runs in its own format"),
+        "moe_wna16": Value(why="it names kernels; a checkpoint runs in its own format"),
+        "humming": Value(why="it names kernels; a checkpoint runs in its own format"),
         **dict.fromkeys(
             (
                 *("aqlm", "deepspeedfp", "gptq_marlin_24", "hqq", "marlin", "modelopt", "modelopt_fp4"),
@@ -59,7 +59,7 @@ VALUES: dict[str, dict[str, Value]] = {
         ),
     },
     "kv_cache_dtype": {
-        "fp8_e5m2": Value(why="keys and values are stored as fp8_e4m3, which is more exact; use fp8", refused=True),
+        "fp8_e5m2": Value(why="fp8 means fp8_e4m3, which is more exact; use fp8", refused=True),
         **dict.fromkeys(
             ("int8_per_token_head", "int4_per_token_head", "fp8_per_token_head", "nvfp4", "fp8_inc", "fp8_ds_mla"),
             Value(why="keys and values are stored in 16 bits or as fp8; use fp8", refused=True),
@@ -81,11 +81,9 @@ VALUES: dict[str, dict[str, Value]] = {
     "model_impl": {"vllm": Value("pagewire")},
     "device": dict.fromkeys(("neuron", "openvino", "tpu", "xpu", "hpu"), _NO_DEVICE),
     "distributed_executor_backend": {"uni": Value("mp"), "external_launcher": Value("external")},
-    "tokenizer_pool_size": {"0": Value(why="there is always a pool; its size is chosen by the number of cores")},
+    "tokenizer_pool_size": {"0": Value(why="there is always a pool; its size follows from the number of cores")},
     "tokenizer_pool_type": {"ray": Value("process", "workers are processes of the tokenizer service, not of Ray")},
     "generation_config": {"None": Value("vllm")},
-    "runner": {"draft": Value(why="a model that drafts is named by --spec-model", refused=True)},
-    "convert": {
-        "reward": Value(why="reward heads are served as `classify`, if the architecture has one", refused=True)
-    },
+    "runner": {"draft": Value(why="name a draft model with --spec-model", refused=True)},
+    "convert": {"reward": Value(why="reward heads are served as `classify`; use --convert classify", refused=True)},
 }
