@@ -66,11 +66,8 @@ class Answers:
         if missing := [name for name in becomes if name not in self._fields and name != "profile"]:
             raise UsageError(f"{given.source}: {flag_name(missing[0])} belongs to another service")
         now = " ".join(f"{flag_name(name)} {value}" for name, value in becomes.items())
-        self._say(
-            f"{given.source}: "
-            + (f"now {now}" if now else "is the case anyway")
-            + (f": {entry.why}" if entry.why else "")
-        )
+        meaning = f"now {now}" if now else "is the case anyway"
+        self._say(f"{given.source}: {meaning}" + (f": {entry.why}" if entry.why else ""))
         return [dataclasses.replace(given, name=name, text=value, path=()) for name, value in becomes.items()]
 
     def _say(self, line: str) -> None:

@@ -18,8 +18,8 @@ meaning have the same names, in every spelling of vLLM: `--max-num-seqs 64`, `--
 nothing.
 
 Pagewire answers every other flag of vLLM with one line, also flags of tutorials that vLLM has dropped. A flag with
-another name here is renamed. A flag that changes no answer is ignored. A flag that asks for something that is not served
-ends the command with exit code 2.
+another name here is renamed. A flag that changes no answer is ignored. A flag that asks for something that is not
+served ends the command with exit code 2.
 
 ```
 $ pagewire serve --swap-space 4 --task embed --worker-cls custom
