@@ -22,8 +22,7 @@ from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.files.files import FILES, Files
 from pagewire.gateway.generation.searches import SEARCHES, Searches
-from pagewire.gateway.kept.keeper import KEEPER, Keeper, open_log
-from pagewire.gateway.kept.log import Bounds
+from pagewire.gateway.kept import KEEPER, Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
 from pagewire.gateway.models import routes as models_routes
@@ -38,10 +37,9 @@ from pagewire.gateway.operation.status.source import STATUS, StatusSource
 from pagewire.gateway.page.routes import add_page, needs_no_key
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.responses.background import BACKGROUND, Background
-from pagewire.gateway.responses.output_log import OutputLog
 from pagewire.gateway.responses.stored import RESPONSES, Responses
 from pagewire.gateway.sglang import routes as sglang_routes
-from pagewire.gateway.store import Bound, Store
+from pagewire.gateway.store import Bound, Bounds, Store, open_log
 from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.telemetry import metrics
 from pagewire.wire.addresses import is_loopback
@@ -75,7 +73,7 @@ class Parts:
         files = Files(store, config.max_file_bytes, config.file_store_size)
         stored = Bound(config.max_stored_responses, config.response_store_size)
         responses = Responses(store, stored, config.response_store_ttl)
-        outputs = OutputLog(store, config.response_store_size, config.response_store_ttl)
+        logs = Bounds(stored.count, stored.bytes, config.response_store_ttl, drops_unfinished=False)
         kept = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)
         shutdown = GracefulShutdown()
         readiness = Readiness(tokenizer.link, shutdown)
@@ -92,7 +90,7 @@ class Parts:
             files=files,
             batches=Batches(store, files),
             responses=responses,
-            background=Background(tokenizer.link, store, responses, outputs),
+            background=Background(tokenizer.link, responses, store.jobs("response", logs)),
             searches=Searches(tokenizer),
             siblings=siblings,
             readiness=readiness,

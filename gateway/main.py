@@ -138,13 +138,12 @@ async def serve(
     link = asyncio.create_task(parts.tokenizer.link.run())
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(parts.background.run())
-    keeper = asyncio.create_task(parts.keeper.run())
     serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
     watching = asyncio.create_task(connections.watch())
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
     try:
-        running = {link, *serving, watching, batches, background, keeper}
+        running = {link, *serving, watching, batches, background}
         ended, _ = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
@@ -158,7 +157,7 @@ async def serve(
             server.should_exit = True
         await asyncio.wait(serving)
     finally:
-        await rpc.cancel([stopped, *serving, watching, batches, background, link, keeper])
+        await rpc.cancel([stopped, *serving, watching, batches, background, link])
         await parts.siblings.close()
         await parts.keeper.close()
         await store.close()

@@ -22,7 +22,7 @@ from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.files.bodies import MAX_EXPIRY_S
 from pagewire.gateway.files.files import Files, new_id
 from pagewire.gateway.files.upload import storage_error
-from pagewire.gateway.store import Document, Lease, Store
+from pagewire.gateway.store import Document, Lease, Store, held
 from pagewire.wire.tenants import NOBODY, Tenant, present
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -88,7 +88,8 @@ class Batches:
         await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
         try:
             value, owner = msgspec.json.encode(record), record.tenant.name
-            await self._documents.put(id, value, owner=owner, jobs=self.jobs)
+            await self._documents.put(id, value, owner=owner, first=self.jobs.log.beginning(id, b""))
+            self.jobs.wake()
         except BaseException:
             self.working_file(id).unlink(missing_ok=True)
             raise
@@ -129,11 +130,12 @@ class Batches:
     async def save(self, record: Record, lease: Lease) -> None:
         """Raises LeaseLost if another process runs it now."""
         expires_at = time.time() + KEPT_S if record.batch.status in ENDED else None
-        await self._documents.put(record.batch.id, msgspec.json.encode(record), expires_at=expires_at, lease=lease)
+        value = msgspec.json.encode(record)
+        await self._documents.put(record.batch.id, value, expires_at=expires_at, first=held(lease))
 
     async def _with_cancellation(self, batch: Batch) -> Batch:
         """The record is its owner's, who learns of a cancellation a moment later."""
-        if batch.status in ("validating", "in_progress") and (when := await self.jobs.cancelled_at(batch.id)):
+        if batch.status in ("validating", "in_progress") and (when := await self.jobs.log.cancelled_at(batch.id)):
             return msgspec.structs.replace(batch, status="cancelling", cancelling_at=int(when))
         return batch
 

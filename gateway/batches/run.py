@@ -75,7 +75,7 @@ class BatchRun:
             return
         for name in (batch.id, self._record.output_file_id, self._record.error_file_id):
             self._batches.working_file(name).unlink(missing_ok=True)
-        await self._batches.jobs.finish(self._lease)
+        await self._batches.jobs.end(self._lease)
         logger.info(
             "batch %s is %s: %d requests, %d failed",
             *(batch.id, batch.status, batch.request_counts.total, batch.request_counts.failed),
@@ -211,7 +211,7 @@ class BatchRun:
     async def _begin_finalizing(self, ending: str) -> None:
         batch = self._batch
         self._record.ending = ending
-        if (when := await self._batches.jobs.cancelled_at(batch.id)) is not None:
+        if (when := await self._batches.jobs.log.cancelled_at(batch.id)) is not None:
             batch.cancelling_at = int(when)
         batch.status, batch.finalizing_at = "finalizing", int(time.time())
         await self._save()

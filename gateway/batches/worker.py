@@ -71,14 +71,7 @@ class BatchWorker:
     async def _work(self, lease: Lease) -> None:
         try:
             async with self._batches.jobs.hold(lease):
-                running = asyncio.create_task(self._run(lease))
-                lost = asyncio.create_task(lease.lost.wait())
-                try:
-                    await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    await rpc.cancel([running, lost])
-                if running.cancelled():
-                    raise LeaseLost
+                await self._run(lease)
         except LeaseLost:
             logger.warning("batch %s has gone to another process", lease.id)
         except (ApiError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Generations that outlive their connection, and the gateway that serves it: see `Keeper`."""
+"""Generations that outlive their connection and the gateway process which serves it: see `Keeper`."""
 
 from pagewire.gateway.kept.keeper import KEEPER, Keeper, Kept
 

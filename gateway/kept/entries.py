@@ -1,4 +1,4 @@
-"""An entry of the log: what the line has said at one time, of one choice or of several."""
+"""An entry of the log of a generation: the outputs that arrived together, of one choice or of several."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,8 +11,12 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 
 
-def encode_entry(choices: Sequence[PendingChoice], outputs: ChoiceOutputs, prompts_told: set[int]) -> bytes:
-    """outputs: just taken, so `choices` know nothing later. prompts_told: choices whose prompt an entry has; grows."""
+def encode_entry(choices: Sequence[PendingChoice], outputs: ChoiceOutputs, with_prompt: set[int]) -> bytes:
+    """Returns the entry of these outputs.
+
+    outputs: just taken from the reply, so that `choices` are at the same state. with_prompt: the choices whose prompt
+    is in this entry or an earlier one; this function adds to it.
+    """
     entry = []
     for index, output in outputs:
         choice, message = choices[index], GenerateResponse()
@@ -21,8 +25,8 @@ def encode_entry(choices: Sequence[PendingChoice], outputs: ChoiceOutputs, promp
         else:
             message.CopyFrom(output)
         message.usage.CopyFrom(choice.usage)
-        if index not in prompts_told and choice.prompt_token_ids:
-            prompts_told.add(index)
+        if index not in with_prompt and choice.prompt_token_ids:
+            with_prompt.add(index)
             message.prompt_token_ids[:] = choice.prompt_token_ids
             message.weights_version = choice.weights_version
             if choice.prompt_logprobs is not None:
@@ -36,7 +40,7 @@ def decode_entry(value: bytes) -> list[tuple[int, GenerateResponse]]:
 
 
 def by_choice(values: Iterable[bytes], num_choices: int) -> list[list[GenerateResponse]]:
-    """The outputs of each choice in these entries."""
+    """Returns the outputs of each choice in these entries."""
     outputs: list[list[GenerateResponse]] = [[] for _ in range(num_choices)]
     for value in values:
         for index, output in decode_entry(value):

@@ -1,48 +1,44 @@
-"""What one HTTP response takes of a kept generation: what a `Reply` is to others, but told from the log's entries.
+"""The outputs of a kept generation, as one HTTP response reads them from the log, in the place of a `Reply`.
 
-So every response to it, the first and any later one, of this gateway or another, says the same in the same events.
+So every response to the generation, the first and any later one, of this gateway or another, has the same events.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reply import ChoiceOutputs, PendingChoice, Reply, merged_by_choice
 from pagewire.gateway.kept.drive import Drive
 from pagewire.gateway.kept.entries import decode_entry
-from pagewire.gateway.kept.log import Log
+from pagewire.gateway.store import Log
 from pagewire.v1.inference_pb2 import GenerateRequest
 
-# Between two looks at what another process writes.
+# Between two looks at the entries of another process.
 POLL_S = 0.05
 
 
-class Drives(Protocol):
-    """The part of a `Keeper` that a response uses."""
+class DriveOf(Protocol):
+    """Returns the drive of this process, which is started if no process owns the generation."""
 
-    log: Log
-    drives: dict[str, Drive]
+    def __call__(self, *, is_free: bool) -> Drive | None: ...
 
 
 class KeptReply:
-    def __init__(
-        self, keeper: Drives, id: str, requests: Sequence[GenerateRequest], drive: Callable[[], Drive]
-    ) -> None:
-        """drive: goes on with the generation in this process."""
+    def __init__(self, log: Log, id: str, requests: Sequence[GenerateRequest], drive: DriveOf) -> None:
         self.choices = Reply(_nothing, requests, streaming=False).choices
-        self._keeper = keeper
+        self._log = log
         self._id = id
-        self._start_drive = drive
-        self._number = 0  # of the entry that comes next
-        self._unread: deque[bytes] = deque()  # that one and later ones
-        self._drive: Drive | None = None  # that it follows
+        self._drive_of_process = drive
+        self._number = 0  # of the next entry
+        self._unread: deque[bytes] = deque()  # that entry and later ones
+        self._drive: Drive | None = None  # that this reply follows
         self._waiting: asyncio.Task[bytes | None] | None = None
         self._error: BaseException | None = None
 
     async def next(self) -> ChoiceOutputs:
-        """The next entry's outputs; empty at the end. Raises RpcError, ApiError, or whatever fail() was given."""
+        """Returns the outputs of the next entry; none at the end. Raises RpcError, ApiError, or the error of fail()."""
         if self._error is None:
             self._waiting = asyncio.create_task(self._entry())
             try:
@@ -62,7 +58,7 @@ class KeptReply:
         return outputs
 
     async def whole(self) -> ChoiceOutputs:
-        """All outputs of every choice. Raises like next()."""
+        """Returns all outputs of every choice. Raises like next()."""
         outputs: ChoiceOutputs = []
         while more := await self.next():
             outputs += more
@@ -77,16 +73,16 @@ class KeptReply:
         self.abort()
 
     def abort(self) -> None:
-        """Follows no more. Nothing is generated for nobody."""
+        """Stops following. A generation without followers rests."""
         if self._drive is not None:
             self._drive.leave(self)
             self._drive = None
 
     async def _entry(self) -> bytes | None:
-        """None: it has ended."""
+        """Waits for the next entry; None at the end."""
         while not self._unread:
             if self._drive is None:
-                tail = await self._keeper.log.read(self._id, self._number)
+                tail = await self._log.read(self._id, self._number)
                 if tail is None:
                     raise _no_room()
                 self._unread.extend(tail.values)
@@ -105,10 +101,8 @@ class KeptReply:
         return self._unread.popleft()
 
     async def _join(self, *, is_free: bool) -> None:
-        """Follows this process's drive, if it has one or may have; otherwise waits for another look."""
-        drive = self._keeper.drives.get(self._id)
-        if drive is None and is_free:
-            drive = self._start_drive()
+        """Follows the drive of this process, if there is one or can be one. Otherwise returns after POLL_S."""
+        drive = self._drive_of_process(is_free=is_free)
         if drive is None:
             await asyncio.sleep(POLL_S)
         elif drive.is_stopping:
@@ -119,12 +113,12 @@ class KeptReply:
 
 
 def _nothing(choices: Iterable[PendingChoice]) -> None:
-    """Nothing to abort: others do that."""
+    """Drives abort generations; replies have none of their own."""
 
 
 def _no_room() -> ApiError:
     return ApiError(
         503,
-        "what is kept of this generation has made room for others: try again, without Last-Event-ID, or see "
-        "--generation-store-size and --max-stored-generations",
+        "this generation made room for others in the store; try again without Last-Event-ID, or start the server with "
+        "a larger --generation-store-size or --max-stored-generations",
     )

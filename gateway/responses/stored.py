@@ -1,8 +1,9 @@
-"""Stored responses: what was asked and answered, to be retrieved, and to be continued from."""
+"""Stored responses, with their input: clients retrieve them, and continue conversations from them."""
 
+import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,11 +22,11 @@ from pagewire.gateway.responses.bodies.items import (
 from pagewire.gateway.responses.bodies.queries import InputItemsQuery
 from pagewire.gateway.responses.bodies.responses import InputItemList, ModelResponse, decode_response
 from pagewire.gateway.responses.conversation import AnyItem
-from pagewire.gateway.store import Bound, Jobs, Lease, Store
+from pagewire.gateway.store import Bound, Lease, Store, held
 from pagewire.wire.tenants import NOBODY, Tenant, present
 
 PREFIX = "resp_"
-# Of one conversation: responses, and bytes of what was said in them.
+# The most responses of one conversation, and bytes of their inputs and outputs.
 MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 32 * 1024 * 1024
 
@@ -39,34 +40,36 @@ class Stored(msgspec.Struct, gc=False):
     response: bytes  # JSON
     input: bytes  # JSON of the items, each with its id
     previous: str | None = None
-    logprobs: bool = False  # told of text
+    logprobs: bool = False  # text has log probabilities
     num_outputs: int = 0  # of a response in the background that has ended
-    tenant: Tenant = NOBODY  # whose it is, in the background
+    tenant: Tenant = NOBODY  # of a response in the background
 
 
 class Responses:
-    """Each tenant has its own; others' are as good as none. Every method raises ApiError if the store fails."""
+    """The stored responses. Those of other tenants are not found. Every method raises ApiError if the store fails."""
 
     def __init__(self, store: Store, bound: Bound, ttl_s: float) -> None:
         self._documents = store.documents("response", bound)
         self._ttl_s = ttl_s
 
-    async def save(self, id: str, stored: Stored, jobs: Jobs | None = None) -> None:
-        """jobs: adds one that is to generate it."""
+    async def save(
+        self, id: str, stored: Stored, *, first: Callable[[sqlite3.Connection], object] | None = None
+    ) -> None:
+        """first: work that comes first in the same transaction."""
         owner = present.get().name
-        await self._documents.put(id, _encode(stored), owner=owner, expires_at=self._expires_at(), jobs=jobs)
+        await self._documents.put(id, _encode(stored), owner=owner, expires_at=self._expires_at(), first=first)
 
-    async def update(self, id: str, stored: Stored, lease: Lease) -> None:
-        """Nothing is saved if it was deleted meanwhile. Raises LeaseLost."""
-        await self._documents.replace(id, _encode(stored), expires_at=self._expires_at(), lease=lease)
+    async def update(self, id: str, stored: Stored, lease: Lease) -> bool:
+        """Saves a response, unless it was deleted. Returns whether it was there. Raises LeaseLost."""
+        return await self._documents.replace(id, _encode(stored), expires_at=self._expires_at(), first=held(lease))
 
     async def find(self, id: str) -> Stored | None:
-        """The present tenant's."""
+        """Finds a response of the present tenant."""
         document = await self._documents.get(id, present.get().name)
         return None if document is None else _decode(document.value)
 
     async def find_any(self, id: str) -> Stored | None:
-        """Whosever it is."""
+        """Finds a response of any tenant."""
         document = await self._documents.get(id)
         return None if document is None else _decode(document.value)
 
@@ -76,13 +79,13 @@ class Responses:
             raise ApiError(404, f"no response {id!r}: {self._why()}", param="response_id", code="response_not_found")
         return stored
 
-    async def delete(self, id: str) -> None:
-        """Raises ApiError 404."""
-        if not await self._documents.delete(id, present.get().name):
+    async def delete(self, id: str, *, first: Callable[[sqlite3.Connection], object]) -> None:
+        """first: work of the same transaction. Raises ApiError 404."""
+        if not await self._documents.delete(id, present.get().name, first=first):
             await self.get(id)
 
     async def conversation(self, id: str) -> list[AnyItem]:
-        """All items up to this response, its output included. Raises ApiError 400 naming the one that is missing."""
+        """Returns all items up to this response and its output. Raises ApiError 400 naming a missing response."""
         turns: list[list[AnyItem]] = []
         size, next_id = 0, id or None
         while next_id is not None:
@@ -107,14 +110,14 @@ class Responses:
         return stored
 
     async def resolve(self, items: Sequence[AnyItem]) -> list[AnyItem]:
-        """References replaced by what they name. Raises ApiError 400 for one that is not stored."""
+        """Returns the items with references replaced. Raises ApiError 400 for an item that is not stored."""
         resolved: list[AnyItem] = []
         for index, item in enumerate(items):
             resolved.append(await self._resolve(item, index) if isinstance(item, ItemReference) else item)
         return resolved
 
     async def _resolve(self, reference: ItemReference, index: int) -> AnyItem:
-        """Ids say which response has the item."""
+        """Finds the item in the response that its id names."""
         parts = reference.id.split("_")
         stored = await self.find(PREFIX + parts[1]) if len(parts) == 3 else None
         items = [*_ITEMS.validate_json(stored.input), *_output_items(stored)] if stored is not None else ()
@@ -129,7 +132,7 @@ class Responses:
         )
 
     async def input_items(self, id: str, query: InputItemsQuery) -> InputItemList:
-        """A page of the input. Raises ApiError."""
+        """Returns a page of the input. Raises ApiError."""
         items: list[dict[str, Any]] = msgspec.json.decode((await self.get(id)).input)
         if query.order == "desc":
             items.reverse()
@@ -188,7 +191,7 @@ def _output_items(stored: Stored) -> list[AnyItem]:
 
 
 def stored_input(id: str, items: Sequence[AnyItem]) -> bytes:
-    """JSON of a response's own input, in its long form, each item with an id."""
+    """Returns the JSON of a response's own input, in its long form, each item with an id."""
     return msgspec.json.encode([_long_form(item, id.removeprefix(PREFIX), i) for i, item in enumerate(items)])
 
 
@@ -207,7 +210,7 @@ def _long_form(item: AnyItem, hex: str, index: int) -> dict[str, Any]:
 
 
 def stored_response(response: ModelResponse, input: bytes) -> Stored:
-    """Of a response that has ended."""
+    """Returns the document of a response that has ended."""
     return Stored(encode(response), input, response.previous_response_id)
 
 

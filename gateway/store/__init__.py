@@ -1,19 +1,23 @@
-"""What gateways keep: documents and jobs, in a directory that all gateway processes of a host may share."""
+"""The data directory of gateways: documents, and jobs with their logs. All gateway processes of a host may share it."""
 
-from pagewire.gateway.store.database import Database, Schema
 from pagewire.gateway.store.documents import Bound, Document, Documents
-from pagewire.gateway.store.jobs import Jobs, Lease, LeaseLost
-from pagewire.gateway.store.store import Store, data_directory
+from pagewire.gateway.store.leases import Jobs, Leases
+from pagewire.gateway.store.log import Bounds, Lease, LeaseLost, Log
+from pagewire.gateway.store.sqlite_log import held
+from pagewire.gateway.store.store import Store, data_directory, open_log
 
 __all__ = [
     "Bound",
-    "Database",
+    "Bounds",
     "Document",
     "Documents",
     "Jobs",
     "Lease",
     "LeaseLost",
-    "Schema",
+    "Leases",
+    "Log",
     "Store",
     "data_directory",
+    "held",
+    "open_log",
 ]

@@ -1,10 +1,10 @@
 """An SQLite database in a thread of its own, open to several processes of one host."""
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,24 +12,14 @@ from pagewire.errors import StartupError
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.failure import storage_failure
 
+logger = logging.getLogger(__name__)
+
 BUSY_TIMEOUT_S = 10.0
 
-
-@dataclass(frozen=True)
-class Schema:
-    """The tables of a database, and the statements that make them."""
-
-    version: int
-    tables: tuple[str, ...]
-    script: str
-    upgrades: tuple[str, ...] = ()  # from each version, beginning with 1, to the next
-
-
-STORE = Schema(
-    version=2,
-    upgrades=("ALTER TABLE documents ADD COLUMN owner TEXT NOT NULL DEFAULT '';",),
-    tables=("documents", "totals", "jobs"),
-    script="""
+TABLES = ("documents", "totals", "jobs", "entries")
+# Each script makes the next version of the schema of the one before; the first makes version 1 of an empty database.
+SCRIPTS = (
+    """
 CREATE TABLE documents (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     collection TEXT NOT NULL,
@@ -37,7 +27,6 @@ CREATE TABLE documents (
     value BLOB NOT NULL,
     created_at REAL NOT NULL,
     expires_at REAL,
-    owner TEXT NOT NULL DEFAULT '',
     UNIQUE (collection, id)
 );
 CREATE INDEX documents_in_order ON documents (collection, seq);
@@ -67,20 +56,54 @@ CREATE TABLE jobs (
     UNIQUE (kind, id)
 );
 """,
+    "ALTER TABLE documents ADD COLUMN owner TEXT NOT NULL DEFAULT '';",
+    """
+ALTER TABLE jobs ADD COLUMN about BLOB NOT NULL DEFAULT x'';
+ALTER TABLE jobs ADD COLUMN ended INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN touched_at REAL NOT NULL DEFAULT 0;
+CREATE INDEX jobs_by_age ON jobs (kind, touched_at);
+CREATE INDEX unfinished_jobs ON jobs (kind, seq) WHERE NOT ended;
+CREATE TABLE entries (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+
+INSERT INTO totals SELECT 'jobs/' || kind, count(*), 0 FROM jobs GROUP BY kind;
+CREATE TRIGGER jobs_inserted AFTER INSERT ON jobs BEGIN
+    INSERT INTO totals VALUES ('jobs/' || new.kind, 1, new.bytes)
+    ON CONFLICT DO UPDATE SET count = count + 1, bytes = bytes + new.bytes;
+END;
+CREATE TRIGGER jobs_grown AFTER UPDATE OF bytes ON jobs BEGIN
+    UPDATE totals SET bytes = bytes + new.bytes - old.bytes WHERE collection = 'jobs/' || new.kind;
+END;
+CREATE TRIGGER jobs_deleted AFTER DELETE ON jobs BEGIN
+    UPDATE totals SET count = count - 1, bytes = bytes - old.bytes WHERE collection = 'jobs/' || old.kind;
+    DELETE FROM entries WHERE job = old.seq;
+END;
+
+UPDATE jobs SET about = coalesce(
+    (SELECT value FROM documents WHERE collection = 'response_output' AND documents.id = jobs.id || '/request'), x''
+);
+UPDATE jobs SET bytes = length(about);
+DELETE FROM documents WHERE collection = 'response_output';
+""",
 )
 
 Result = TypeVar("Result")
 
 
 class Database:
-    """One connection. What its methods are given runs in its thread, in one transaction each."""
+    """One connection. Each read() or write() runs its work in one transaction, in the thread of the database."""
 
-    def __init__(self, path: Path, schema: Schema = STORE) -> None:
-        """Raises StartupError naming the path if it is damaged, cannot be written, or has another schema."""
+    def __init__(self, path: Path) -> None:
+        """Raises StartupError naming the path if it is damaged, cannot be written, or has an unknown schema."""
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
-            self._connection = _open(path, schema)
+            self._connection = _open(path)
         except sqlite3.Error as error:
             raise StartupError(
                 f"--data-dir {path.parent}: {path.name} cannot be used ({error}): make the directory writable, move a"
@@ -92,7 +115,7 @@ class Database:
         return await self._run("BEGIN", work)
 
     async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Committed when it returns; undone if `work` raises. Raises ApiError, 507 if the disk is full."""
+        """Returns after the commit; if `work` raises, nothing is written. Raises ApiError, 507 if the disk is full."""
         return await self._run("BEGIN IMMEDIATE", work)
 
     async def close(self) -> None:
@@ -122,29 +145,31 @@ class Database:
         return storage_failure(self._path.parent, error, is_full=code == sqlite3.SQLITE_FULL)
 
 
-def _open(path: Path, schema: Schema) -> sqlite3.Connection:
-    """Raises sqlite3.Error, and StartupError for another schema."""
+def _open(path: Path) -> sqlite3.Connection:
+    """Raises sqlite3.Error, and StartupError for an unknown schema."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
-        # A process that dies loses nothing that was committed; a machine that does, perhaps the last moments.
+        # The death of a process loses nothing that was committed; that of the machine perhaps the last moments.
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")  # processes that start together make one schema
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            for statement in _statements(schema.script):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {schema.version}")
-        while 0 < version <= len(schema.upgrades):
-            connection.execute(schema.upgrades[version - 1])
-            version += 1
-            connection.execute(f"PRAGMA user_version = {version}")
-        if version not in (0, schema.version):
+        if version > len(SCRIPTS):
             raise StartupError(
-                f"--data-dir {path.parent}: another version of Pagewire made it (schema {version}, this one's is"
-                f" {schema.version}): use that version, or name another directory with --data-dir"
+                f"--data-dir {path.parent}: another version of Pagewire made it (schema {version}, this version has"
+                f" {len(SCRIPTS)}); use that version, or name another directory with --data-dir"
             )
-        for table in schema.tables:  # reads a page of each
+        if 0 < version < len(SCRIPTS):
+            logger.info(
+                "--data-dir %s: upgrading schema %d to %d; the events of responses that ended in the background are"
+                " dropped, and unfinished ones begin again",
+                *(path.parent, version, len(SCRIPTS)),
+            )
+        for script in SCRIPTS[version:]:
+            for statement in _statements(script):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(SCRIPTS)}")
+        for table in TABLES:  # reads a page of each
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
         connection.execute("COMMIT")
     except BaseException:

@@ -1,14 +1,12 @@
 """Documents: values by id, in collections."""
 
 import sqlite3
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.database import Database
-from pagewire.gateway.store.jobs import Jobs, Lease, check_held
 
 
 @dataclass(frozen=True)
@@ -21,15 +19,16 @@ class Document:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a collection may hold; the oldest documents make room for a new one."""
+    """The room of a collection; the oldest documents make room for a new one."""
 
     count: int
     bytes: int
 
 
 class Documents:
-    """One collection, in the order in which ids were first put. An expired document is as good as gone, and so is one
-    of another owner; None stands for whoever it is.
+    """One collection, in the order in which ids were first put.
+
+    A document that has expired, or belongs to another owner, is not found. The owner None stands for all owners.
 
     Every method raises ApiError if the store fails, 507 if the disk is full.
     """
@@ -46,20 +45,20 @@ class Documents:
         *,
         owner: str = "",
         expires_at: float | None = None,
-        lease: Lease | None = None,
-        jobs: Jobs | None = None,
+        first: Callable[[sqlite3.Connection], object] | None = None,
     ) -> None:
-        """Adds, or replaces, which changes no owner. lease: written only while it is held. jobs: adds one of the same
-        id, or neither.
+        """Adds a document, or replaces one, whose owner stays the same.
 
-        Raises LeaseLost, or ApiError 413 if the value alone is larger than the bound.
+        first: work that comes first in the same transaction; if it raises, nothing is written.
+
+        Raises whatever `first` raises, or ApiError 413 if the value alone is larger than the bound.
         """
         self._check_size(value)
         now = time.time()
 
         def work(connection: sqlite3.Connection) -> None:
-            if lease is not None:
-                check_held(connection, lease)
+            if first is not None:
+                first(connection)
             connection.execute("DELETE FROM documents WHERE expires_at <= ?", (now,))
             connection.execute(
                 "INSERT INTO documents (collection, id, value, created_at, expires_at, owner) VALUES (?, ?, ?, ?, ?, ?)"
@@ -68,19 +67,22 @@ class Documents:
             )
             if self._bound is not None:
                 self._make_room(connection, self._bound)
-            if jobs is not None:
-                jobs.insert(connection, id)
 
         await self._database.write(work)
-        if jobs is not None:
-            jobs.wake()
 
-    async def replace(self, id: str, value: bytes, *, expires_at: float | None = None, lease: Lease) -> bool:
-        """Whether it is still there; what was deleted does not come back. Raises LeaseLost, or ApiError 413."""
+    async def replace(
+        self,
+        id: str,
+        value: bytes,
+        *,
+        expires_at: float | None = None,
+        first: Callable[[sqlite3.Connection], object],
+    ) -> bool:
+        """Replaces a document, unless it was deleted. Returns whether it was there. first, errors: see put()."""
         self._check_size(value)
 
         def work(connection: sqlite3.Connection) -> bool:
-            check_held(connection, lease)
+            first(connection)
             if self._get(connection, id) is None:
                 return False
             connection.execute(
@@ -96,22 +98,24 @@ class Documents:
     async def get(self, id: str, owner: str | None = None) -> Document | None:
         return await self._database.read(lambda connection: self._get(connection, id, owner))
 
-    async def delete(self, id: str, owner: str | None = None) -> bool:
-        """Whether it was there."""
+    async def delete(
+        self,
+        id: str,
+        owner: str | None = None,
+        *,
+        first: Callable[[sqlite3.Connection], object] | None = None,
+    ) -> bool:
+        """Returns whether it was there. first: work of the same transaction, if it was."""
 
         def work(connection: sqlite3.Connection) -> bool:
             if self._get(connection, id, owner) is None:
                 return False
+            if first is not None:
+                first(connection)
             connection.execute("DELETE FROM documents WHERE collection = ? AND id = ?", (self._collection, id))
             return True
 
         return await self._database.write(work)
-
-    async def delete_all(self, prefix: str) -> None:
-        """Those whose ids begin like this."""
-        statement = "DELETE FROM documents WHERE collection = ? AND id >= ? AND id < ?"
-        values = (self._collection, prefix, prefix + chr(sys.maxunicode))
-        await self._database.write(lambda connection: connection.execute(statement, values))
 
     async def list(
         self,
@@ -121,15 +125,15 @@ class Documents:
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Sequence[Document] | None:
-        """after: the id that the page before ended with; None is returned if there is no such document (any more)."""
+        """Returns a page of documents. after: the last id of the previous page; None is returned if that is gone."""
         comes_after, order = ("<", "DESC") if newest_first else (">", "ASC")
 
         def work(connection: sqlite3.Connection) -> Sequence[Document] | None:
-            whose, values = "collection = ? AND owner = coalesce(?, owner)", (self._collection, owner)
-            condition = f"{whose} AND (expires_at IS NULL OR expires_at > ?)"
+            of_owner, values = "collection = ? AND owner = coalesce(?, owner)", (self._collection, owner)
+            condition = f"{of_owner} AND (expires_at IS NULL OR expires_at > ?)"
             if after is not None:
-                place = f"SELECT seq FROM documents WHERE {whose} AND id = ?"
-                found = connection.execute(place, (*values, after)).fetchone()
+                position = f"SELECT seq FROM documents WHERE {of_owner} AND id = ?"
+                found = connection.execute(position, (*values, after)).fetchone()
                 if found is None:
                     return None
                 condition += f" AND seq {comes_after} {found[0]}"
@@ -143,7 +147,7 @@ class Documents:
         return await self._database.read(work)
 
     async def total(self) -> tuple[int, int]:
-        """(documents, bytes), those that have expired but were not removed yet included."""
+        """Returns the number of documents and of their bytes, with those that have expired but are still there."""
         statement = "SELECT count, bytes FROM totals WHERE collection = ?"
         row = await self._database.read(
             lambda connection: connection.execute(statement, (self._collection,)).fetchone()
@@ -161,7 +165,7 @@ class Documents:
 
     def _check_size(self, value: bytes) -> None:
         if self._bound is not None and len(value) > self._bound.bytes:
-            raise ApiError(413, f"{len(value)} bytes are more than the {self._bound.bytes} that may be stored")
+            raise ApiError(413, f"{len(value)} bytes are more than the {self._bound.bytes} that can be stored")
 
     def _make_room(self, connection: sqlite3.Connection, bound: Bound) -> None:
         totals = "SELECT count, bytes FROM totals WHERE collection = ?"

@@ -1,4 +1,4 @@
-"""A data directory that fails: clients are told what is wrong, operators where."""
+"""Errors of the data directory: clients learn what is wrong, operators also where."""
 
 import logging
 import math
@@ -10,16 +10,16 @@ from pagewire.gateway.core.errors import ApiError
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 60.0
-_logged: dict[str, float] = {}  # kinds, and when they were logged last
+_logged: dict[str, float] = {}  # kind of the failure -> time of its latest log line
 
 
 def storage_failure(directory: Path, error: Exception, *, is_full: bool) -> ApiError:
-    """507 for a full disk, else 500. The log has one line a minute, however many requests fail."""
+    """Returns ApiError 507 for a full disk, else 500. Logs one line a minute, however many requests fail."""
     now, kind = time.monotonic(), "full" if is_full else type(error).__name__
     cause = "no space is left: free some" if is_full else f"cannot be used: {error}"
     if now - _logged.get(kind, -math.inf) >= _LOG_EVERY_S:
         _logged[kind] = now
-        logger.error("--data-dir %s: %s; requests fail that keep something there", directory, cause)
+        logger.error("--data-dir %s: %s; requests that store something there fail", directory, cause)
     if is_full:
         return ApiError(507, "no space is left in the gateway's data directory")
     return ApiError(500, "the gateway's data directory cannot be used; its log says why")

@@ -1,17 +1,28 @@
 """The gateway's data directory."""
 
+import logging
 import os
 from pathlib import Path
 
 from pagewire.errors import StartupError
 from pagewire.gateway.store.database import Database
 from pagewire.gateway.store.documents import Bound, Documents
-from pagewire.gateway.store.jobs import LEASE_S, POLL_S, Jobs
+from pagewire.gateway.store.leases import POLL_S, Jobs
+from pagewire.gateway.store.log import LEASE_S, Bounds, Log
+from pagewire.gateway.store.sqlite_log import SqliteLog
+
+logger = logging.getLogger(__name__)
+
+DATABASE = "pagewire.db"
 
 
 def data_directory(given: str | None, port: int) -> Path:
-    """Where the gateways of this REST port keep their data: --data-dir, else a directory of the user for this port, so
-    that several stacks of one user do not meet in it. Raises StartupError if the user has none."""
+    """Returns the directory of the gateways of this REST port.
+
+    That is --data-dir, else a directory for this port in the user's home, which other stacks of the user do not share.
+
+    Raises StartupError if the user has no home.
+    """
     if given is not None:
         return Path(given).expanduser().absolute()
     try:
@@ -22,9 +33,9 @@ def data_directory(given: str | None, port: int) -> Path:
 
 
 class Store:
-    """Documents and jobs in a directory. Any number of processes of one host may have it open.
+    """Documents and jobs in a directory, which any number of processes of one host may have open.
 
-    `directory` may also be used for files, each feature's in a folder of its own.
+    Features that need files have a folder each in `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -37,14 +48,40 @@ class Store:
                 " gateway may write to"
             ) from error
         self.directory = directory
-        self._database = Database(directory / "pagewire.db")
+        self._database = Database(directory / DATABASE)
 
     def documents(self, collection: str, bound: Bound | None = None) -> Documents:
         return Documents(self._database, collection, bound)
 
-    def jobs(self, kind: str, lease_s: float = LEASE_S, poll_s: float = POLL_S) -> Jobs:
-        """lease_s: seconds that a job stays with an owner that is not heard of. poll_s: seconds between two looks."""
-        return Jobs(self._database, kind, lease_s, poll_s)
+    def jobs(
+        self, kind: str, bounds: Bounds | None = None, *, lease_s: float = LEASE_S, poll_s: float = POLL_S
+    ) -> Jobs:
+        return Jobs(SqliteLog(self._database, kind, bounds, lease_s), lease_s, poll_s)
 
     async def close(self) -> None:
         await self._database.close()
+
+
+def open_log(choice: str, directory: Path, bounds: Bounds) -> Log:
+    """Opens the log of generations that are kept for their clients. choice: --generation-store. Raises StartupError."""
+    if choice.startswith(("redis://", "rediss://", "unix://")):
+        return _redis_log(choice, bounds)
+    if choice not in ("disk", "memory"):
+        raise StartupError(f"--generation-store {choice}: give disk, memory or a URL as redis://HOST:PORT")
+    for name in ("generations.db", "generations.db-wal", "generations.db-shm"):
+        if (old := directory / name).exists():
+            logger.info("%s, the generations kept by an earlier version, is removed", old)
+            old.unlink(missing_ok=True)
+    # A connection of its own, as the entries of streams do not wait for documents.
+    return SqliteLog(Database(Path(":memory:") if choice == "memory" else directory / DATABASE), "kept", bounds)
+
+
+def _redis_log(url: str, bounds: Bounds) -> Log:
+    try:
+        from pagewire.gateway.store.redis_log import RedisLog
+    except ModuleNotFoundError as error:
+        raise StartupError("--generation-store redis://…: run `pip install 'pagewire[redis]'`") from error
+    try:
+        return RedisLog(url, bounds)
+    except ValueError as error:
+        raise StartupError(f"--generation-store is no URL of Redis: {error}") from error

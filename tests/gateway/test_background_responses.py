@@ -151,7 +151,7 @@ async def test_what_is_cancelled_as_it_begins_stays_so(fake: FakeTokenizer, addr
         await eventually(lambda: fake.received)
         cancelling = [asyncio.create_task(other.post(f"{RESPONSES}/{id}/cancel")) for _ in range(3)]
         store = Store(data)
-        while await store.jobs("response").cancelled_at(id) is None:  # noqa: ASYNC110 - the job is there
+        while await store.jobs("response").log.cancelled_at(id) is None:  # noqa: ASYNC110 - the job is there
             await asyncio.sleep(0.005)
         await store.close()
         fake.running.set()
@@ -196,11 +196,11 @@ async def test_what_is_deleted_does_not_come_back(fake: FakeTokenizer, address: 
         id = (await owner.post(RESPONSES, json=BODY)).json()["id"]
         await eventually(lambda: fake.received)
         store = Store(data)
-        said = store.documents("response_output")
+        log = store.jobs("response").log
         assert await store.documents("response").delete(id)
         fake.running.set()
         async with asyncio.timeout(10):
-            while await said.list():  # noqa: ASYNC110 - another process's
+            while await log.read(id, 0) is not None:  # noqa: ASYNC110 - another process's
                 await asyncio.sleep(0.05)
         assert (await owner.get(f"{RESPONSES}/{id}")).status_code == 404
         await store.close()
@@ -216,7 +216,9 @@ async def test_a_gateway_that_takes_no_jobs_ends(address: str, data: Path, monke
 
     make = Store.jobs
     monkeypatch.setattr(
-        Store, "jobs", lambda store, name: Broken(store._database, name) if name == kind else make(store, name)
+        Store,
+        "jobs",
+        lambda store, name, *bounds: Broken(make(store, name).log) if name == kind else make(store, name, *bounds),
     )
     config = GatewayConfig(port=0, tokenizer_address=address, data_dir=str(data))
     with pytest.raises(ExceptionGroup) as ended:
@@ -253,7 +255,7 @@ async def test_what_gateways_die_of_is_given_up(fake: FakeTokenizer, address: st
     store = Store(data)
     jobs = store.jobs("response", lease_s=0.0)
     for _ in range(4):  # who dies gives nothing back
-        assert await jobs.take() is not None
+        assert await jobs.log.claim() is not None
     await store.close()
     async with running_gateway(address) as client:
         await wait_ready(client)
@@ -288,7 +290,7 @@ async def test_events_make_room_before_responses_do(client: httpx.AsyncClient, f
     id = (await client.post(RESPONSES, json=BODY)).json()["id"]
     response = await ended(client, id)
     store = Store(data)
-    await store.documents("response_output").delete_all(id)
+    await store.jobs("response").log.delete(id)
     await store.close()
     answer = await client.get(f"{RESPONSES}/{id}", params={"stream": "true"})
     assert (answer.status_code, "made room" in answer.text) == (404, True)

@@ -1,4 +1,4 @@
-"""What every log of kept generations does, whatever it is made of."""
+"""The guarantees of a log of kept generations, with each of its stores."""
 
 import asyncio
 import shutil
@@ -11,10 +11,11 @@ import pytest
 
 from pagewire.errors import StartupError
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.kept.keeper import open_log
-from pagewire.gateway.kept.log import Append, Bounds, Log
-from pagewire.gateway.kept.redis_log import RedisLog
-from pagewire.gateway.kept.sqlite_log import SqliteLog
+from pagewire.gateway.store import Bounds, Lease, Log, open_log
+from pagewire.gateway.store.database import Database
+from pagewire.gateway.store.log import Append, Standing
+from pagewire.gateway.store.redis_log import RedisLog
+from pagewire.gateway.store.sqlite_log import SqliteLog
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.test_kept import BODY, CHAT, KEY, events, id_of, read_until
@@ -50,7 +51,7 @@ async def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
     def open_one(bounds: Bounds) -> Log:
         if request.param == "disk":
-            logs.append(SqliteLog(tmp_path / "generations.db", bounds, LEASE_S))
+            logs.append(SqliteLog(Database(tmp_path / "pagewire.db"), "kept", bounds, LEASE_S))
         else:
             logs.append(RedisLog(request.getfixturevalue("redis_url"), bounds, LEASE_S))
         return logs[-1]
@@ -64,57 +65,64 @@ async def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         await log.close()
 
 
-def entry(owner: str, number: int, value: bytes = b"v", *, is_last: bool = False, id: str = "g") -> Append:
-    return Append(id, owner, number, value, is_last)
+def entry(lease: Lease, number: int, value: bytes = b"v", *, is_last: bool = False) -> Append:
+    return Append(lease, number, value, is_last)
 
 
-async def test_one_writes_at_a_time_and_all_read(open_one: OpenLog) -> None:
+async def claimed(log: Log, id: str) -> Lease:
+    lease = await log.claim(id)
+    assert lease is not None
+    return lease
+
+
+async def test_one_process_writes_at_a_time_and_all_read(open_one: OpenLog) -> None:
     mine, yours = open_one(ROOM), open_one(ROOM)
     assert await mine.find("g") is None and await mine.read("g", 0) is None
-    assert not await mine.claim("g", "nobody")
+    assert await mine.claim("g") is None
     assert await mine.begin("g", b"first") == b"first"
     assert await yours.begin("g", b"second") == b"first" == await yours.find("g")
-    assert await mine.claim("g", "me")
-    assert not await yours.claim("g", "you")
-    assert await mine.append([entry("me", 0, b"a\x00"), entry("you", 0), entry("me", 1, b"b")]) == [True, False, True]
+    me, stranger = await claimed(mine, "g"), Lease("kept", "g")
+    assert await yours.claim("g") is None
+    assert await mine.append([entry(me, 0, b"a\x00"), entry(stranger, 0), entry(me, 1, b"b")]) == [True, False, True]
     tail = await yours.read("g", 1)
     assert tail is not None and (tail.values, tail.ended, tail.is_free) == ([b"b"], False, False)
-    await yours.release("g", "you")
-    assert not await yours.claim("g", "you")
-    await mine.release("g", "me")
-    assert await yours.claim("g", "you")
-    assert await mine.append([entry("me", 2)]) == [False]
-    assert await yours.append([entry("you", 2, b"c", is_last=True)]) == [True]
+    await yours.release(stranger)
+    assert await yours.claim("g") is None
+    await mine.release(me)
+    you = await claimed(yours, "g")
+    assert await mine.append([entry(me, 2)]) == [False]
+    assert await yours.append([entry(you, 2, b"c", is_last=True)]) == [True]
     tail = await mine.read("g", 0)
     assert tail is not None and (tail.values, tail.ended) == ([b"a\x00", b"b", b"c"], True)
-    assert not await mine.claim("g", "me")
+    assert await mine.claim("g") is None
 
 
-async def test_a_lease_that_nobody_renews_runs_out(open_one: OpenLog) -> None:
+async def test_a_lease_that_is_not_renewed_expires(open_one: OpenLog) -> None:
     mine, yours = open_one(ROOM), open_one(ROOM)
     await mine.begin("g", b"")
-    assert await mine.claim("g", "me")
+    me = await claimed(mine, "g")
     async with asyncio.timeout(20):
         for _ in range(8):
             await asyncio.sleep(LEASE_S / 5)
-            await mine.renew([("g", "me")])
-            assert not await yours.claim("g", "you")
-        while not await yours.claim("g", "you"):  # noqa: ASYNC110 - time is what it is about
+            assert await mine.renew([me]) == [Standing.HELD]
+            assert await yours.claim("g") is None
+        while (you := await yours.claim("g")) is None:  # noqa: ASYNC110 - time is what it is about
             await asyncio.sleep(LEASE_S / 10)
-    await mine.renew([("g", "me")])
-    assert await mine.append([entry("me", 0)]) == [False]
+    assert await mine.renew([me]) == [Standing.LOST]
+    assert await yours.renew([you]) == [Standing.HELD]
+    assert await mine.append([entry(me, 0)]) == [False]
 
 
 async def test_the_oldest_at_rest_make_room(open_one: OpenLog) -> None:
     log = open_one(Bounds(count=3, bytes=1000, ttl_s=60))
     for id in "abc":
         await log.begin(id, b"")
-    assert await log.claim("a", "me")
+    a = await claimed(log, "a")
     await log.begin("d", b"")
     assert [id for id in "abcd" if await log.find(id) is not None] == ["a", "c", "d"]
-    assert await log.append([entry("me", 0, b"x" * 990, id="a"), entry("me", 1, b"x" * 9, id="a")]) == [True, True]
+    assert await log.append([entry(a, 0, b"x" * 990), entry(a, 1, b"x" * 9)]) == [True, True]
     assert [id for id in "acd" if await log.find(id) is not None] == ["a", "c", "d"]
-    await log.append([entry("me", 2, b"xx", id="a")])
+    await log.append([entry(a, 2, b"xx")])
     assert [id for id in "acd" if await log.find(id) is not None] == []
     for id in "ef":
         await log.begin(id, b"y" * 600)
@@ -125,12 +133,12 @@ async def test_generations_expire_at_rest(open_one: OpenLog) -> None:
     log = open_one(Bounds(count=3, bytes=1000, ttl_s=0.2))
     for id in "ab":
         await log.begin(id, b"old")
-    assert await log.claim("a", "me")
-    await log.append([entry("me", 0, id="b")])
+    a = await claimed(log, "a")
+    await log.append([entry(Lease("kept", "b"), 0)])
     async with asyncio.timeout(20):
         while await log.find("b") is not None:
             await asyncio.sleep(0.02)
-            await log.renew([("a", "me")])
+            await log.renew([a])
     assert await log.find("a") == b"old"
     assert await log.begin("b", b"new") == b"new"
 

@@ -1,6 +1,7 @@
-"""The store: what one gateway process puts there, others find, take over and may end."""
+"""The store: a gateway process finds the documents of others, continues their jobs and may end them."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import sqlite3
@@ -8,16 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from pagewire.errors import StartupError
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.store import Bound, LeaseLost, Store, data_directory, failure
+from pagewire.gateway.store import Bound, Bounds, LeaseLost, Store, data_directory, database, failure, held, open_log
+from pagewire.gateway.store import store as store_module
+from pagewire.gateway.store.database import SCRIPTS
 
 LEASE_S = 0.8
+BOUNDS = Bounds(count=10, bytes=50, ttl_s=60, drops_unfinished=False)
 
 
 @pytest.fixture
@@ -89,14 +93,15 @@ async def test_documents_are_their_owners(stores: tuple[Store, Store]) -> None:
     assert await notes.delete("a", "alice")
 
 
-async def test_a_directory_of_before_there_were_owners_is_nobodys(tmp_path: Path) -> None:
-    await Store(tmp_path).close()
-    connection = sqlite3.connect(tmp_path / "pagewire.db")
-    connection.execute("ALTER TABLE documents DROP COLUMN owner")
-    connection.execute("INSERT INTO documents (collection, id, value, created_at) VALUES ('notes', 'a', x'31', 1)")
-    connection.execute("PRAGMA user_version = 1")
-    connection.commit()
-    connection.close()
+def directory_of_version(version: int, directory: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(directory / "pagewire.db")
+    connection.executescript("".join(SCRIPTS[:version]) + f"PRAGMA user_version = {version};")
+    return connection
+
+
+async def test_documents_from_before_there_were_owners_belong_to_no_tenant(tmp_path: Path) -> None:
+    with closing(directory_of_version(1, tmp_path)) as connection, connection:
+        connection.execute("INSERT INTO documents (collection, id, value, created_at) VALUES ('notes', 'a', x'31', 1)")
     for _ in range(2):
         store = Store(tmp_path)
         found = await store.documents("notes").get("a", "")
@@ -104,14 +109,66 @@ async def test_a_directory_of_before_there_were_owners_is_nobodys(tmp_path: Path
         await store.close()
 
 
-async def test_all_under_a_prefix_are_deleted(stores: tuple[Store, Store]) -> None:
-    notes, others = stores[0].documents("notes"), stores[0].documents("others")
-    for id in ("a/", "a/1", "a/x", "a", "a0", "b/1"):
-        await notes.put(id, b"")
-    await others.put("a/1", b"")
-    await notes.delete_all("a/")
-    assert [document.id for document in await notes.list() or []] == ["a", "a0", "b/1"]
-    assert await others.total() == (1, 0)
+async def test_jobs_from_before_there_was_a_log_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with closing(directory_of_version(2, tmp_path)) as connection, connection:
+        connection.execute("INSERT INTO jobs (kind, id, cancelled_at) VALUES ('batch', 'b', 5)")
+        connection.execute("INSERT INTO jobs (kind, id, owner, lost_leases) VALUES ('response', 'r', 'died', 1)")
+        for id in ("r/request", "r/0", "ended/0"):
+            values = ("response_output", id, id.encode(), 1)
+            connection.execute("INSERT INTO documents (collection, id, value, created_at) VALUES (?, ?, ?, ?)", values)
+    (tmp_path / "generations.db").touch()
+    for _ in range(2):
+        store = Store(tmp_path)
+        await open_log("disk", tmp_path, BOUNDS).close()
+        await store.close()
+    assert [record.name for record in caplog.records] == [database.__name__, store_module.__name__]
+    assert not await asyncio.to_thread((tmp_path / "generations.db").exists)
+    store = Store(tmp_path)
+    responses, batches = store.jobs("response", BOUNDS), store.jobs("batch")
+    assert await responses.log.find("r") == b"r/request"
+    lease = await responses.next()
+    assert (lease.id, lease.lost_leases) == ("r", 2)
+    await responses.end(lease)
+    assert (await batches.next()).cancelled.is_set()
+    assert await store.documents("response_output").list() == []
+    assert await store.documents("jobs/response").total() == (1, 0)
+    await store.close()
+
+
+async def test_an_ended_job_keeps_its_entries_within_the_bounds(stores: tuple[Store, Store]) -> None:
+    jobs = stores[0].jobs("work", BOUNDS)
+    for id in "abc":
+        await jobs.log.begin(id, b"request")
+        lease = await jobs.next()
+        async with jobs.hold(lease):
+            await jobs.append(lease, 0, id.encode() * 20)
+            await jobs.end(lease)
+        tail = await jobs.log.read(id, 0)
+        assert tail is not None and (tail.values, tail.ended) == ([id.encode() * 20], True)
+        assert await jobs.log.find(id) == b"", "its request is of no more use"
+        assert not await jobs.cancel(id) and await jobs.log.claim(id) is None
+    assert [id for id in "abc" if await jobs.log.read(id, 0) is not None] == ["b", "c"]
+    unbounded = stores[0].jobs("play")
+    await unbounded.add("a")
+    await unbounded.end(await unbounded.next())
+    assert await unbounded.log.read("a", 0) is None
+
+
+async def test_unfinished_jobs_stay_and_leave_no_room_for_more(stores: tuple[Store, Store]) -> None:
+    jobs = stores[0].jobs("work", dataclasses.replace(BOUNDS, ttl_s=0.0))
+    notes = stores[0].documents("notes")
+    await jobs.log.begin("a", b"first")
+    lease = await jobs.next()
+    async with jobs.hold(lease):
+        await jobs.append(lease, 0, bytes(200))  # what runs may grow to its end
+        with pytest.raises(ApiError, match="too many") as refused:
+            await notes.put("b", b"", first=jobs.log.beginning("b", b"second"))
+        assert refused.value.status == 503 and await notes.get("b") is None
+        await jobs.end(lease)
+    await notes.put("b", b"", first=jobs.log.beginning("b", b"second"))
+    assert await jobs.log.read("a", 0) is None
+    assert await jobs.log.find("b") == b"second"
 
 
 async def test_what_has_expired_is_gone(stores: tuple[Store, Store]) -> None:
@@ -145,26 +202,26 @@ async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, 
     await mine.add("a")
     first = await waiting
     assert (first.id, first.lost_leases) == ("a", 0)
-    assert await mine.take() is None
-    assert await stores[0].jobs("play").take() is None
+    assert await mine.log.claim() is None
+    assert await stores[0].jobs("play").log.claim() is None
     async with asyncio.timeout(10):
         second = await mine.next()  # nobody renewed the lease
     assert (second.id, second.lost_leases) == ("a", 1)
     with pytest.raises(LeaseLost):
-        await yours.finish(first)
+        await yours.end(first)
     notes = stores[1].documents("notes")
     with pytest.raises(LeaseLost):
-        await notes.put("of a", b"late", lease=first)
+        await notes.put("of a", b"late", first=held(first))
     assert await notes.get("of a") is None
-    await notes.put("of a", b"in time", lease=second)
+    await notes.put("of a", b"in time", first=held(second))
     with pytest.raises(LeaseLost):
-        await notes.replace("of a", b"late", lease=first)
-    assert await notes.replace("of a", b"done", lease=second)
+        await notes.replace("of a", b"late", first=held(first))
+    assert await notes.replace("of a", b"done", first=held(second))
     assert await notes.delete("of a")
-    assert not await notes.replace("of a", b"again", lease=second)
+    assert not await notes.replace("of a", b"again", first=held(second))
     assert await notes.get("of a") is None
-    await mine.finish(second)
-    assert await yours.take() is None
+    await mine.end(second)
+    assert await yours.log.claim() is None
 
 
 async def test_a_lease_that_is_renewed_stays(stores: tuple[Store, Store]) -> None:
@@ -173,10 +230,10 @@ async def test_a_lease_that_is_renewed_stays(stores: tuple[Store, Store]) -> Non
     lease = await mine.next()
     async with mine.hold(lease):
         await asyncio.sleep(2 * LEASE_S)
-        assert await yours.take() is None
-        assert not lease.lost.is_set()
+        assert await yours.log.claim() is None
+        assert not lease.is_lost
     # Given back: the next one need not wait, and nobody vanished.
-    again = await yours.take()
+    again = await yours.log.claim()
     assert again is not None and again.lost_leases == 0
 
 
@@ -186,9 +243,13 @@ async def test_an_owner_learns_that_it_lost_its_lease(stores: tuple[Store, Store
     lease = await mine.next()
     async with asyncio.timeout(10):
         taken = await yours.next()
-        async with mine.hold(lease):
-            await lease.lost.wait()
-    await yours.finish(taken)
+        with pytest.raises(LeaseLost):
+            async with mine.hold(lease):
+                await asyncio.Future()
+    await yours.log.release(taken)
+    again = await yours.next()
+    assert again.lost_leases == 0, "its owner was slow, and did not die"
+    await yours.end(again)
 
 
 async def test_a_cancellation_reaches_the_owner(stores: tuple[Store, Store]) -> None:
@@ -196,33 +257,34 @@ async def test_a_cancellation_reaches_the_owner(stores: tuple[Store, Store]) -> 
     assert not await mine.cancel("a")
     await mine.add("a")
     lease = await mine.next()
-    assert await yours.cancelled_at("a") is None
+    assert await yours.log.cancelled_at("a") is None
     async with mine.hold(lease):
         assert await yours.cancel("a")
         async with asyncio.timeout(10):
             await lease.cancelled.wait()
-        marked = await mine.cancelled_at("a")
+        marked = await mine.log.cancelled_at("a")
         assert marked is not None
         assert await mine.cancel("a")
-        assert await yours.cancelled_at("a") == marked
-        await mine.finish(lease)
+        assert await yours.log.cancelled_at("a") == marked
+        await mine.end(lease)
     assert not await yours.cancel("a")
 
 
 async def test_a_process_may_take_its_own_job_again(stores: tuple[Store, Store]) -> None:
     """After it slept for longer than its lease."""
-    jobs = stores[0].jobs("work", lease_s=LEASE_S, poll_s=60.0)
+    jobs = stores[0].jobs("work")
     await jobs.add("a")
     first = await jobs.next()
     async with AsyncExitStack() as later:
-        async with jobs.hold(first):
-            async with asyncio.timeout(10):
-                while (second := await jobs.take()) is None:  # noqa: ASYNC110 - the lease runs out
-                    await asyncio.sleep(0.02)
-            await later.enter_async_context(jobs.hold(second))
+        with pytest.raises(LeaseLost):
+            async with jobs.hold(first):
+                await stores[1]._database.write(lambda database: database.execute("UPDATE jobs SET leased_until = 0"))
+                second = await jobs.next()
+                await later.enter_async_context(jobs.hold(second))
+                await asyncio.Future()
         assert await jobs.cancel("a")
         assert second.cancelled.is_set() and not first.cancelled.is_set()
-        await jobs.finish(second)
+        await jobs.end(second)
 
 
 async def test_a_full_disk_fails_the_request_and_nothing_else(
@@ -286,11 +348,10 @@ def test_each_port_has_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch, t
 
 async def test_a_document_and_its_job_come_together(stores: tuple[Store, Store]) -> None:
     notes, jobs = stores[0].documents("notes"), stores[0].jobs("work")
-    waiting = asyncio.create_task(jobs.next())
-    await notes.put("a", b"1", jobs=jobs)
-    assert (await waiting).id == "a"
+    await notes.put("a", b"1", first=jobs.log.beginning("a", b""))
+    assert (await jobs.next()).id == "a"
     with pytest.raises(ApiError):  # there is such a job
-        await notes.put("a", b"2", jobs=jobs)
+        await notes.put("a", b"2", first=jobs.log.beginning("a", b""))
     found = await notes.get("a")
     assert found is not None and found.value == b"1"
 

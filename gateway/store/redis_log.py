@@ -1,4 +1,4 @@
-"""The log in Redis, for the gateways of several hosts.
+"""The log in Redis, for the gateways of several hosts. It has what generations need that are kept for their clients.
 
 Each method is one script, which Redis runs as a whole, by its own clock. All keys begin alike, with a hash tag.
 """
@@ -10,13 +10,14 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.kept.log import LEASE_S, Append, Bounds, Tail
+from pagewire.gateway.store.log import LEASE_S, Append, Bounds, Lease, Standing, Tail
 
 PREFIX = "pagewire:{generations}:"
 TIMEOUT_S = 5.0
 
-# KEYS[1]: what all keys begin with. `about:ID` is a hash of what is kept about a generation, `entries:ID` its list;
-# `ages` orders ids by when they were touched, `sizes` has their bytes, and `total` the sum of these.
+# KEYS[1]: the beginning of all keys. `about:ID` is a hash of the description and the lease of a generation,
+# `entries:ID` the list of its entries; `ages` orders ids by the time of the last claim or release, `sizes` has their
+# bytes, and `total` the sum of these.
 _COMMON = """
 local prefix = KEYS[1]
 local time = redis.call('TIME')
@@ -87,8 +88,8 @@ redis.call('ZADD', ages, now, id)
 return 1
 """
 
-# ARGV: lease in ms, bounds, then id, owner, number, value, is_last of each entry. A call that is made again, as its
-# answer was lost, appends nothing twice.
+# ARGV: lease in ms, bounds, then id, owner, number, value, is_last of each entry. A call that is repeated because its
+# answer was lost appends no entry twice.
 _APPEND = """
 local appended = {}
 for i = 4, #ARGV, 5 do
@@ -121,11 +122,13 @@ return {ended, is_free(id) and 1 or 0, redis.call('LRANGE', entries(id), ARGV[2]
 
 # ARGV: lease in ms, then id and owner of each.
 _RENEW = """
+local renewed = {}
 for i = 2, #ARGV, 2 do
-  if redis.call('HGET', about(ARGV[i]), 'owner') == ARGV[i + 1] then
-    redis.call('HSET', about(ARGV[i]), 'leased_until', now + ARGV[1])
-  end
+  local is_owner = redis.call('HGET', about(ARGV[i]), 'owner') == ARGV[i + 1]
+  if is_owner then redis.call('HSET', about(ARGV[i]), 'leased_until', now + ARGV[1]) end
+  renewed[#renewed + 1] = is_owner and 1 or 0
 end
+return renewed
 """
 
 # ARGV: id, owner.
@@ -138,10 +141,10 @@ end
 
 
 class RedisLog:
-    """A `Log`. What is appended is as durable as Redis is configured to be."""
+    """A `Log`. Its entries are as durable as Redis is configured to be."""
 
     def __init__(self, url: str, bounds: Bounds, lease_s: float = LEASE_S) -> None:
-        """Connects with the first call. Raises ValueError for what is no URL of Redis."""
+        """Connects with the first call. Raises ValueError if `url` is not a URL of Redis."""
         self._redis = Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         self._lease_ms = round(lease_s * 1000)
         self._ttl_ms = round(bounds.ttl_s * 1000)
@@ -158,8 +161,9 @@ class RedisLog:
         about: bytes | None = await self._run(self._find, id, self._ttl_ms)
         return about
 
-    async def claim(self, id: str, owner: str) -> bool:
-        return bool(await self._run(self._claim, id, owner, self._lease_ms))
+    async def claim(self, id: str) -> Lease | None:
+        lease = Lease("kept", id)
+        return lease if await self._run(self._claim, id, lease.owner, self._lease_ms) else None
 
     async def append(self, entries: Sequence[Append]) -> list[bool]:
         values = [part for one in entries for part in _arguments(one)]
@@ -169,11 +173,12 @@ class RedisLog:
         answer = await self._run(self._read, id, first)
         return answer and Tail(answer[2], ended=bool(answer[0]), is_free=bool(answer[1]))
 
-    async def renew(self, leases: Sequence[tuple[str, str]]) -> None:
-        await self._run(self._renew, self._lease_ms, *(part for lease in leases for part in lease))
+    async def renew(self, leases: Sequence[Lease]) -> list[Standing]:
+        owners = [part for lease in leases for part in (lease.id, lease.owner)]
+        return [Standing(one) for one in await self._run(self._renew, self._lease_ms, *owners)]
 
-    async def release(self, id: str, owner: str) -> None:
-        await self._run(self._release, id, owner)
+    async def release(self, lease: Lease) -> None:
+        await self._run(self._release, lease.id, lease.owner)
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -187,4 +192,4 @@ class RedisLog:
 
 
 def _arguments(entry: Append) -> tuple[str | bytes | int, ...]:
-    return entry.id, entry.owner, entry.number, entry.value, int(entry.is_last)
+    return entry.lease.id, entry.lease.owner, entry.number, entry.value, int(entry.is_last)
