@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from tests.e2e.line import Line, running_line
 from tests.services.executor.models.tiny import save_tiny
 
@@ -32,8 +33,8 @@ def sockets() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def line(smollm2_gguf: Path) -> Iterator[Line]:
-    """The default model, shared by all tests: each leaves it ready, with the flags it found."""
+def default_line(smollm2_gguf: Path) -> Iterator[Line]:
+    """The line of the default model, shared by all tests: each leaves it ready, with the flags that it found."""
     flags = {"executor": EXECUTOR_FLAGS, "scheduler": SCHEDULER_FLAGS}
     with short_directory() as name, running_line(Path(name), str(smollm2_gguf), **flags) as line:
         yield line
@@ -41,9 +42,10 @@ def line(smollm2_gguf: Path) -> Iterator[Line]:
 
 @pytest.fixture(scope="session")
 def quick_line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Line]:
-    """A model that costs next to nothing, of 512 tokens: for what depends on the services, not on what they say."""
+    """The line of a model that costs next to nothing, of 512 tokens, for behavior that does not depend on the model."""
     model = tmp_path_factory.mktemp("quick") / "model"
     save_tiny(model, "Llama", vocab_size=49152, max_position_embeddings=512, num_hidden_layers=2)
+    load_tokenizer(smollm2_gguf).backend.save(str(model / "tokenizer.json"))  # what the executor reads for grammars
     flags = {
         "executor": ["--dtype", "float32", "--num-gpu-blocks-override", "400"],
         "scheduler": SCHEDULER_FLAGS,
@@ -51,6 +53,19 @@ def quick_line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> 
     }
     with short_directory() as name, running_line(Path(name), str(model), **flags) as line:
         yield line
+
+
+@pytest.fixture(scope="session")
+def line(default_line: Line) -> Line:
+    """The line of the default model; modules whose behavior does not depend on the model take `any_line` instead."""
+    return default_line
+
+
+@pytest.fixture(scope="session", params=["quick_line", pytest.param("default_line", marks=pytest.mark.slow)])
+def any_line(request: pytest.FixtureRequest) -> Line:
+    """The quick line and, in the full sweep, the default model's line too."""
+    line: Line = request.getfixturevalue(request.param)
+    return line
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,8 @@ async def ended(ai: openai.AsyncOpenAI, id: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def few_at_once(line: Line) -> Iterator[Line]:
+def few_at_once(any_line: Line) -> Iterator[Line]:
+    line = any_line
     line.restart("gateway", "--batch-concurrency", "6")
     asyncio.run(line.wait_ready())
     yield line

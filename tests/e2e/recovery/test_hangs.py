@@ -4,24 +4,29 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.conftest import EXECUTOR_FLAGS, short_directory
-from tests.e2e.line import Line, running_line
+from tests.e2e.line import Line
 
 MAX_TOKENS = 48
 HANG = ["--hang-timeout", "1"]
+SERVICES = ("executor", "scheduler", "tokenizer", "gateway")
 
 
 @pytest.fixture(scope="module")
-def impatient(smollm2_gguf: Path) -> Iterator[Line]:
-    flags = dict.fromkeys(("gateway", "tokenizer", "scheduler"), HANG)
-    flags["executor"] = [*EXECUTOR_FLAGS, *HANG]
-    with short_directory() as name, running_line(Path(name), str(smollm2_gguf), **flags) as line:
-        yield line
+def line(quick_line: Line) -> Iterator[Line]:
+    """The quick line, whose services count as hung after a second."""
+    before = {service: quick_line.flags.get(service, []) for service in SERVICES}
+    for service in SERVICES:
+        quick_line.restart(service, *before[service], *HANG)
+    asyncio.run(quick_line.wait_ready())
+    yield quick_line
+    for service in SERVICES:
+        quick_line.flags[service] = before[service]
+        quick_line.restart(service)
+    asyncio.run(quick_line.wait_ready())
 
 
 async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
@@ -61,9 +66,9 @@ async def until_ready(line: Line, ready: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(impatient: Line) -> list[str]:
+def undisturbed(line: Line) -> list[str]:
     async def run() -> list[str]:
-        return await asyncio.gather(*start(impatient)[0])
+        return await asyncio.gather(*start(line)[0])
 
     return asyncio.run(run())
 
@@ -73,9 +78,8 @@ def undisturbed(impatient: Line) -> list[str]:
     [("executor", "continued"), ("executor", "replaced"), ("scheduler", "replaced"), ("tokenizer", "replaced")],
 )
 async def test_streams_survive_a_service_that_is_stopped(
-    impatient: Line, undisturbed: list[str], victim: str, ending: str
+    line: Line, undisturbed: list[str], victim: str, ending: str
 ) -> None:
-    line = impatient
     tasks, begun = start(line)
     await asyncio.gather(*(event.wait() for event in begun))
     os.kill(line.pid(victim), signal.SIGSTOP)
@@ -89,17 +93,16 @@ async def test_streams_survive_a_service_that_is_stopped(
     await line.wait_ready()
 
 
-async def test_a_service_that_hangs_while_idle_is_noticed(impatient: Line) -> None:
-    os.kill(impatient.pid("executor"), signal.SIGSTOP)
-    await until_ready(impatient, ready=False)
-    os.kill(impatient.pid("executor"), signal.SIGCONT)
-    await impatient.wait_ready()
-    assert await complete(impatient, 1, asyncio.Event())
+async def test_a_service_that_hangs_while_idle_is_noticed(line: Line) -> None:
+    os.kill(line.pid("executor"), signal.SIGSTOP)
+    await until_ready(line, ready=False)
+    os.kill(line.pid("executor"), signal.SIGCONT)
+    await line.wait_ready()
+    assert await complete(line, 1, asyncio.Event())
 
 
-async def test_a_line_that_is_stopped_as_a_whole_goes_on(impatient: Line, undisturbed: list[str]) -> None:
-    line = impatient
-    pids = [line.pid(service) for service in line.processes]
+async def test_a_line_that_is_stopped_as_a_whole_goes_on(line: Line, undisturbed: list[str]) -> None:
+    pids = [line.pid(service) for service in SERVICES]
     tasks, begun = start(line)
     await asyncio.gather(*(event.wait() for event in begun))
     lost = line.log("scheduler").count("lost the executor")
@@ -109,5 +112,5 @@ async def test_a_line_that_is_stopped_as_a_whole_goes_on(impatient: Line, undist
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     assert await asyncio.gather(*tasks) == undisturbed
-    assert all(process.poll() is None for process in line.processes.values())
+    assert all(process.poll() is None for process in map(line.processes.get, SERVICES))
     assert line.log("scheduler").count("lost the executor") == lost

@@ -24,6 +24,12 @@ STRUCTURED = {"structured_outputs": {"json": STEPS}}
 SCORED = {"echo": True, "logprobs": 1}
 
 
+@pytest.fixture(scope="module")
+def line(any_line: Line) -> Line:
+    """The quick line; the full sweep repeats the module on the default model."""
+    return any_line
+
+
 @dataclass(frozen=True)
 class Outcome:
     text: str

@@ -16,6 +16,12 @@ PROMPT = PROMPTS[15]
 NUM_BLOCKS = 14  # fewer than all at once need, and enough for any one
 
 
+@pytest.fixture(scope="module")
+def line(any_line: Line) -> Line:
+    """The quick line; the full sweep repeats the module on the default model."""
+    return any_line
+
+
 async def choices(line: Line, prompt: str = PROMPT, n: int = N, seed: int = SEED) -> list[str]:
     async with line.openai() as client:
         answer = await client.completions.create(
