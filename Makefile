@@ -39,7 +39,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(ARGS)
+	PAGEWIRE_TEST_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(ARGS)
 
 # What follows `check` are paths, not targets.
 ifeq (check,$(firstword $(MAKECMDGOALS)))

@@ -19,6 +19,7 @@ from pagewire.kernels.quantized.packed import pack_grouped, unpack_grouped
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.implementations import fallback, native
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
+from tests.sweep import examples
 
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
 FP32_ROUNDING = 1e-6
@@ -244,7 +245,7 @@ def assert_fixed_point_is_close(weight: GroupedWeight, x: Tensor) -> None:
     assert_product_is_close(actual, x, weight, None, operands_rounded=rounded, fixed_point=fixed_point)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(weight=weights(), num_tokens=st.sampled_from([1, 2, 11, 12, 13, 25, 40]), scale=st.sampled_from([1e-6, 1, 1e4]))
 def test_fixed_point(weight: GroupedWeight, num_tokens: int, scale: float) -> None:
     """Also of inputs of which one in each token is far larger or smaller than the others."""

@@ -31,6 +31,7 @@ from tests.kernels.sampling_batches import (
     random_logits,
     random_masks,
 )
+from tests.sweep import examples
 
 # 0.999 quantiles of the chi-square distribution, by degrees of freedom
 CHI_SQUARE = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5}
@@ -73,7 +74,7 @@ lines_strategy = st.lists(
 
 
 @given(lines_strategy, st.integers(0, 2**32), st.sampled_from([300, 384]), st.sampled_from([0.1, 1.0, 6.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_mix_gets_the_tokens_of_the_reference(lines: list[Row], seed: int, vocab_size: int, scale: float):
     check(random_logits(len(lines), vocab_size, seed=seed, scale=scale), lines)
 
@@ -141,7 +142,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), min_size=
 
 
 @given(TEXTS, st.integers(1, 6), st.integers(1, 6), st.integers(0, 16))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_followed_the_last_tokens_before_is_found(texts: list[list[int]], a: int, b: int, wanted: int):
     num_wanted = [(wanted + index) % 17 for index in range(len(texts))]
     actual, expected = (lookup_args(texts, num_wanted, max(a, b), min(a, b)) for _ in range(2))
@@ -394,7 +395,7 @@ def splitmix_gumbel(seed: int, position: int, column: int) -> float:
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20), st.integers(0, 5), st.integers(0, 1500))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_noise_is_a_fixed_function(seed: int, position: int, draw: int, column: int):
     """Resumed requests continue their stream on any device and in any later version: the function is a promise."""
     count = column + 3

@@ -12,6 +12,7 @@ from pagewire.kernels import reference
 from pagewire.kernels.reference.drafts import places, vote
 from tests.kernels.implementations import native
 from tests.kernels.sampling_batches import suffix_args
+from tests.sweep import examples
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=40)
 
@@ -55,7 +56,7 @@ def test_the_most_frequent_continuation_is_drafted(
     factor=st.sampled_from([0.5, 1.0, 4.0]),
     min_share=st.sampled_from([0.0, 0.1, 0.5]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_rows_are_drafted_as_specified(
     texts: list[list[int]], others: list[int], wanted: int, max_depth: int, factor: float, min_share: float
 ) -> None:

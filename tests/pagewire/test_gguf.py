@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.files.gguf import GgufError, read_header, read_metadata
+from tests.sweep import examples
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_every_truncation_is_an_error_not_a_crash(small_file: Path, tmp_path: Pa
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_flipped_bytes_never_crash_or_take_all_memory(tmp_path_factory, data) -> None:
     path = tmp_path_factory.getbasetemp() / "flip.gguf"
     original = _small_bytes(tmp_path_factory)

@@ -32,7 +32,9 @@ def test_memory(models: tuple[Model, Model]) -> None:
     assert native.weight_bytes < 0.45 * dequantized.weight_bytes
 
 
-@pytest.mark.parametrize(("rows", "step"), [(1, WINDOW), (8, 1)], ids=["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("rows", "step"), [(1, WINDOW), pytest.param(8, 1, marks=pytest.mark.slow)], ids=["prefill", "decode"]
+)
 def test_perplexity(models: tuple[Model, Model], smollm2_gguf: Path, rows: int, step: int) -> None:
     windows = text_windows(str(smollm2_gguf), TEXT, 8 * WINDOW, WINDOW)
     native, dequantized = (perplexity(model, windows, rows, step) for model in models)

@@ -8,6 +8,7 @@ from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.v1.common_pb2 import Logprobs
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
+from tests.sweep import examples
 
 # What happens, one after the other, and on which replica, modulo their number; "arrive" takes the next arrival,
 # "abort 3" ends the third live request, "loss" takes an executor away, which "return" or the end brings back.
@@ -85,7 +86,7 @@ class Story:
             assert sum(step.num_scheduled_tokens) <= most
 
 
-PROPERTY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @PROPERTY
@@ -152,7 +153,7 @@ def test_replicas_share_the_requests_and_take_over_from_each_other(
     story.finish()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(line=lines(), to_come=many_arrivals, script=quiet_events)
 def test_no_step_schedules_a_token_too_many(line: PureLine, to_come: list[Arrival], script: list) -> None:
     story = Story(line, to_come)

@@ -21,6 +21,7 @@ from pagewire.services.scheduler.values.step import ScheduledStep
 from tests.fakes import FakeExecutorDied
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
+from tests.sweep import examples
 
 # Prompts that begin with these kill an executor, or are refused by it.
 DEADLY, REFUSED = 48, 49
@@ -343,5 +344,5 @@ def assert_counted(account: Account, requests: Sequence[Request]) -> None:
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

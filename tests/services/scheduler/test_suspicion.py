@@ -11,6 +11,7 @@ from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason
 from tests.fakes import FakeExecutor, FakeExecutorDied, expected_output
 from tests.services.scheduler.pure_line import PureLine
+from tests.sweep import examples
 
 VOCAB_SIZE = 1000
 DEADLY, REFUSED, NAN = 999, 998, 997
@@ -51,7 +52,7 @@ def run(line: PureLine, loss: Loss = Loss.DEVICE) -> int:
     return num_deaths
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(["good", "good", "deadly", "nan", "refused"]), min_size=1, max_size=8),
     num_replicas=st.integers(1, 2),

@@ -11,6 +11,7 @@ from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.weights.target import WeightsPlan, may_go_over
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
+from tests.sweep import examples
 
 VOCAB_SIZE = 50
 MAX_ROUNDS = 2000
@@ -86,7 +87,7 @@ class Rollout:
     depth=st.integers(1, 2),
     events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), min_size=60, max_size=160),
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tokens_are_of_one_version_and_none_is_lost(
     num_replicas: int, num_blocks: int, max_num_seqs: int, depth: int, events: list[tuple[str, int]]
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.v1.common_pb2 import SamplingParams, Thinking, TokenSequence
+from tests.sweep import examples
 
 VOCAB_SIZE = 40
 EOS = 39
@@ -80,7 +81,7 @@ def test_messages_of_reasoning_share_a_budget() -> None:
     assert follow(matcher(**{**marks, "budget": 4}), calls) == calls
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 5, 9]), max_size=30),
     st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3),

@@ -16,6 +16,7 @@ from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.models.registry.table import example_config
+from tests.sweep import examples
 
 # Of each, an architecture that reads it, and a value that no model has.
 WRONG: list[tuple[str, str, Any]] = [
@@ -127,7 +128,7 @@ def test_a_key_of_a_part_is_named_with_its_part() -> None:
         build("Gemma3ForConditionalGeneration", keys | {"text_config": text})
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
 def test_no_value_of_any_key_is_a_traceback(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(ARCHITECTURES)))

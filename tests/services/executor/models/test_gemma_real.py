@@ -116,6 +116,7 @@ def check_greedy_text(file: Path, expected: Gemma3ForCausalLM, texts: list[str],
         assert logits.argmax(-1).tolist() == output, text
 
 
+@pytest.mark.slow
 def test_greedy_text(gemma3_gguf: Path, expected: Gemma3ForCausalLM) -> None:
     check_greedy_text(gemma3_gguf, expected, PROMPTS[:3], num_tokens=10)
 

@@ -27,6 +27,7 @@ from pagewire.services.tokenizer.prompts.prompts import encode_prompt
 from pagewire.v1 import inference_pb2
 from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
+from tests.sweep import examples
 from tests.vision_checkpoints import IMAGE_TOKENS, data_uri, encoded, image_processor, picture, save_vision_checkpoint
 
 MAX_PIXELS = 1_000_000
@@ -320,7 +321,7 @@ def test_hostile_images_are_refused(data, message):
         decode(data, MAX_PIXELS)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP"]),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),

@@ -9,6 +9,7 @@ from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokeniz
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers, UnsupportedDecoderError
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.texts import TEXTS
+from tests.sweep import examples
 
 
 def stream(detokenizers: Detokenizers, token_ids: list[int], *, skip_special_tokens: bool) -> list[str]:
@@ -22,7 +23,7 @@ def assert_streams_like_decode(tokenizer: LoadedTokenizer, detokenizers: Detoken
 
 
 @given(token_ids=st.lists(st.one_of(st.integers(0, 49_160), st.integers(0, 300)), max_size=40), skip=st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_tokens_of_the_real_model(smollm2, detokenizers, token_ids, skip) -> None:
     """Special tokens, lone bytes of characters, ids beyond the vocabulary."""
     assert_streams_like_decode(smollm2, detokenizers, token_ids, skip)
@@ -65,7 +66,7 @@ def tiny(request, tmp_path_factory) -> LoadedTokenizer:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_tokens_of_every_kind_of_decoder(tiny: LoadedTokenizer, data) -> None:
     vocab_size = tiny.backend.get_vocab_size()
     token_ids = data.draw(st.lists(st.integers(0, vocab_size + 2), max_size=30))
@@ -74,7 +75,7 @@ def test_any_tokens_of_every_kind_of_decoder(tiny: LoadedTokenizer, data) -> Non
 
 # "<0xE2>" is id 3 + 0xE2: many valid and invalid runs of bytes.
 @given(values=st.lists(st.sampled_from([0xE2, 0x82, 0xAC, 0x41, 0xFF, 0xF0, 0x9F, 0x91, 0x8D, 300, 301, 1, 0])))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_runs_of_byte_tokens(tmp_path_factory, values) -> None:
     tokenizer = _sentencepiece(tmp_path_factory)
     assert_streams_like_decode(tokenizer, Detokenizers(tokenizer), [3 + value for value in values], False)

@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.tokenizer.output.stop import StopChecker, StopHit
+from tests.sweep import examples
 
 
 def run(stops, pieces, *, include=False, unchecked=0) -> tuple[list[str], str | None]:
@@ -56,7 +57,7 @@ alphabet = st.text("ab.", max_size=4)
     pieces=st.lists(alphabet, max_size=12),
     include=st.booleans(),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_returned_text_is_the_text_up_to_the_first_stop_string(stops, pieces, include) -> None:
     returned, stop = run(stops, pieces, include=include)
     text = "".join(pieces)

@@ -34,6 +34,7 @@ from tests.services.tokenizer.parsers.outputs import (
     gpt_oss,
     hermes,
 )
+from tests.sweep import examples
 
 FORCED: dict[str, Callable[[], ToolCallReader]] = {"listed": ListedCallReader, "named": lambda: ArgumentsReader("f")}
 MARKED = [name for name in TOOL_CALLS if name not in FORCED]  # text to them is what has no marks
@@ -158,7 +159,7 @@ ANY_PARSER = st.sampled_from(
 
 
 @given(make=ANY_PARSER, pieces=st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=25))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_any_output_in_any_pieces(make: Make, pieces: list[str]) -> None:
     output = "".join(pieces)
     said, after = read(make, pieces)
@@ -175,7 +176,7 @@ def test_any_output_in_any_pieces(make: Make, pieces: list[str]) -> None:
     cuts=st.lists(st.floats(0, 1), max_size=8),
     cut_off=st.floats(0, 1),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_outputs_that_end_too_early_in_random_pieces(
     case: tuple[str, Make, str, Said], cuts: list[float], cut_off: float
 ) -> None:
@@ -190,7 +191,7 @@ def test_outputs_that_end_too_early_in_random_pieces(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8,
 ).map(lambda value: {"value": value}), ascii_only=st.booleans(), indent=st.sampled_from([None, 2]))  # fmt: skip
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_arguments_are_the_models_character_for_character(values: dict, ascii_only: bool, indent: int | None) -> None:
     written = json.dumps(values, ensure_ascii=ascii_only, indent=indent)
     output = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
@@ -215,7 +216,7 @@ def test_strings_of_python_are_told_as_they_come() -> None:
 
 
 @given(text=st.text(), quoted=st.sampled_from([repr, json.dumps]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_strings_of_python_are_what_they_stand_for(text: str, quoted: Callable[[str], str]) -> None:
     said, _ = read(tool_calls_of("pythonic"), f"[f(value={quoted(text)})]")
     [(name, arguments)] = said.calls

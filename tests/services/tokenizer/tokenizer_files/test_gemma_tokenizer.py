@@ -16,6 +16,7 @@ from pagewire.files.gguf import read_metadata
 from pagewire.files.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
 from pagewire.files.tokenizer_files.gguf_vocabulary import TokenType
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
+from tests.sweep import examples
 
 SPACE = "▁"
 SPACES = [" " * count for count in (2, 3, 31, 32, 33, 64, 100)] + ["a  b   c", "▁▁ literal ▁", "\t" * 40, "\n" * 70]
@@ -90,7 +91,7 @@ def test_texts(gemma: tuple[Tokenizer, SentencePiece], texts: list[str]) -> None
         assert tokenizer.decode(encoded, skip_special_tokens=False) == text.replace(SPACE, " ")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.one_of(st.text(max_size=60), st.text("ab \n\t<div>/=-▁", max_size=80), st.text("eθя界 👍", max_size=60)))
 def test_any_text(gemma: tuple[Tokenizer, SentencePiece], text: str) -> None:
     tokenizer, reference = gemma

@@ -34,6 +34,7 @@ from pagewire.v1.inference_pb2 import (
     TokenIds,
 )
 from tests.services.tokenizer.service_line import FakeScheduler, TokenizerLine
+from tests.sweep import examples
 
 EMBED, CLASSIFY = common_pb2.MODEL_KIND_EMBED, common_pb2.MODEL_KIND_CLASSIFY
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", ":", *"abcdefg", "##b", "##,", "do", "not", "'", "s", ".", "n't"]
@@ -301,7 +302,7 @@ async def _embed(running: TokenizerLine, *given: str) -> Any:
     return await running.stub.Embed(EmbedRequest(inputs=texts(*given)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     first=st.integers(0, 9), second=st.none() | st.integers(0, 9), limit=st.integers(4, 22), from_start=st.booleans()
 )

@@ -17,6 +17,7 @@ from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization import gguf_blocks
 from pagewire.services.executor.loading.quantization.gguf import GgufFormat, GgufQuantization
 from tests.services.executor.loading.quantization.gguf_tensors import HALVES, random_blocks
+from tests.sweep import examples
 
 TYPES = list(HALVES)
 K_QUANTS = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
@@ -35,7 +36,7 @@ def test_all_types_are_covered() -> None:
     assert set(gguf_blocks.FORMS) == set(TYPES)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     type_=st.sampled_from(TYPES),
     num_rows=st.integers(1, 9),

@@ -29,6 +29,7 @@ from pagewire.services.executor.models.protocol import Model
 from tests.services.executor.loading.dense_weights import padding_bytes
 from tests.services.executor.models.test_models import CPU, ROPE, TINY, assert_same_logits
 from tests.services.executor.paged_batch import PagedBatch
+from tests.sweep import examples
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
 
@@ -319,7 +320,7 @@ def test_a_whole_file_that_there_is_no_memory_for_is_not_called_damaged(
     assert "ulimit -v" in str(told.value) and "download" not in str(told.value)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(offset=st.integers(0, 3000), value=st.integers(0, 255))
 def test_damaged_header_never_fails_without_naming_the_file(
     whole_file: Path, tmp_path: Path, offset: int, value: int
