@@ -18,7 +18,7 @@ from pagewire.wire.discovery.file import AddressesInFile
 from tests.e2e.line import REPOSITORY
 from tests.e2e.scale.test_ranks import expected, generate, model, sockets
 from tests.e2e.stack.test_scheduler_and_executor import scheduler
-from tests.pagewire.ray_executors.test_cluster import cluster
+from tests.pagewire.stack.ray_executors.test_cluster import cluster
 
 __all__ = ["cluster", "expected", "model", "sockets"]  # fixtures
 pytestmark = pytest.mark.slow  # what a cluster and twelve processes that import torch take

@@ -1,0 +1,87 @@
+"""Counting services that a link divides requests among."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from pagewire.wire.discovery import Listed
+from pagewire.wire.streams import Affinity
+from tests.pagewire.wire.counting import CountedRequest, CountingLink, CountingService, linked, serving
+from tests.pagewire.wire.test_streams import eventually
+
+
+class Told:
+    """Whatever a test says is there."""
+
+    def __init__(self, *addresses: str) -> None:
+        self._lists: asyncio.Queue[Sequence[Listed]] = asyncio.Queue()
+        self.tell(*addresses)
+
+    def tell(self, *addresses: str) -> None:
+        self._lists.put_nowait([Listed(address) for address in addresses])
+
+    async def lists(self) -> AsyncIterator[Sequence[Listed]]:
+        while True:
+            yield await self._lists.get()
+
+
+class Line:
+    """Services by number, each of which can be ended and started."""
+
+    def __init__(self, directory: Path, *services: CountingService) -> None:
+        self.directory, self.services = directory, list(services)
+        self.told = Told(*map(self.address, range(len(services))))
+        self._running: dict[int, AsyncExitStack] = {}
+
+    def address(self, number: int) -> str:
+        return f"unix:{self.directory}/s{number}.sock"
+
+    async def start(self, number: int) -> None:
+        self._running[number] = stack = AsyncExitStack()
+        await stack.enter_async_context(serving(self.directory, self.services[number], f"s{number}"))
+
+    async def kill(self, number: int) -> None:
+        await self._running.pop(number).aclose()
+
+    @property
+    def num_live(self) -> list[int]:
+        return [service.num_live for service in self.services]
+
+    @asynccontextmanager
+    async def running(self, *numbers: int, recovery_timeout: float = 20.0) -> AsyncIterator[CountingLink]:
+        """numbers: of those that are started at first; without any, all."""
+        for number in numbers or range(len(self.services)):
+            await self.start(number)
+        try:
+            async with linked(self.directory, recovery_timeout, self.told) as link:
+                yield link
+        finally:
+            for number in list(self._running):
+                await self.kill(number)
+
+
+def submit(link: CountingLink, count: int, length: int = 5, affinity: Affinity | None = None) -> list[CountedRequest]:
+    requests = [CountedRequest(1000 * number, length) for number in range(count)]
+    for request in requests:
+        request.affinity = affinity
+        link.submit(request)
+    return requests
+
+
+def assert_complete(requests: Sequence[CountedRequest], *services: CountingService) -> None:
+    for request in requests:
+        assert request.error is None and request.received == request.expected
+    for service in services:
+        assert not service.errors
+
+
+def paused(count: int) -> list[CountingService]:
+    services = [CountingService() for _ in range(count)]
+    for service in services:
+        service.running.clear()
+    return services
+
+
+async def up(link: CountingLink, count: int) -> None:
+    await eventually(lambda: sum(peer.is_up for peer in link.peers) == count)
