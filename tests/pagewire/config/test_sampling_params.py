@@ -170,7 +170,7 @@ def test_the_python_types_are_in_step_with_the_table() -> None:
 
 
 # Folders in which a parameter that kernels read has to occur: an implementation that lacks it ignores it silently.
-KERNELS = ("kernels/ops", "kernels/reference", "kernels/triton/sampling", "kernels/cpu", "tests/kernels")
+KERNELS = ("kernels/ops", "kernels/reference", "kernels/triton", "kernels/fallback", "tests/kernels")
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
