@@ -1,14 +1,20 @@
-"""The features that join the core (`core/seams.py`), handed in at one place."""
+"""The scheduler service with all its features: the one place where they join the core, through its seams."""
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.admission.entrance import Entrance
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.core.seams import NO_DRAFTS, Drafts, Features
 from pagewire.services.scheduler.fairness.ledger import Ledger
+from pagewire.services.scheduler.grammars.compiling import compile_grammar
 from pagewire.services.scheduler.placement.placement import PLACEMENTS
+from pagewire.services.scheduler.service.engine import Engine
+from pagewire.services.scheduler.service.executors import Connect
 from pagewire.services.scheduler.speculation.acceptance import Acceptances
 from pagewire.services.scheduler.speculation.speculation import Speculation
 from pagewire.services.scheduler.suspicion.suspects import Suspects
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.weights.rollout import Rollout
+from pagewire.wire.discovery import Discovery
 
 
 def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:
@@ -20,3 +26,14 @@ def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:
 
     features = Features(Ledger(), suspects, drafts)
     return Scheduler(config, num_replicas, features, PLACEMENTS[config.placement](suspects.is_suspect))
+
+
+def make_engine(config: SchedulerConfig, discovery: Discovery, connect: Connect) -> Engine:
+    """Returns the service with all features. connect: makes channels to executors that are listed."""
+    scheduler = make_scheduler(config, 0)
+    admission = Entrance(scheduler, config.max_queue_time)
+    engine = Engine(config, discovery, connect, scheduler, admission, compile_grammar)
+    engine.weights = Rollout(
+        scheduler, engine.executors.drivers, engine.wake_all, engine.end_request, config.recovery_timeout
+    )
+    return engine

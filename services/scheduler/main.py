@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.compose import make_engine
 from pagewire.services.scheduler.observed import log_line
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.link_servicer import SchedulerLinkServicer
@@ -30,7 +31,7 @@ async def serve(config: SchedulerConfig) -> None:
     executors = discover(config.executor_discovery, "--executor-address", config.executor_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.executor_address.split(",")])
     serve_metrics(config)
-    engine = Engine(config, executors, tls.listed_channel)
+    engine = make_engine(config, executors, tls.listed_channel)
     servers = [make_server(config, engine, tls)]
     if config.public_listen:
         servers.append(make_public_server(config, engine, tls))
@@ -60,7 +61,7 @@ def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TL
     def executors() -> list[Neighbour]:
         return [Neighbour("executor", one.address, one.channel) for one in engine.executors.drivers.values()]
 
-    server.add_admin("scheduler", executors, partial(describe, engine), engine.rollout.replace, engine.accounts)
+    server.add_admin("scheduler", executors, partial(describe, engine), engine.weights.replace, engine.accounts)
     return server
 
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from pagewire.services.scheduler.admission.entrance import Entrance
-from pagewire.services.scheduler.admission.expiry import Expiry
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats, timeline
 from pagewire.services.scheduler.observed.timeline import DECODE
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.service.expiry import Expiry
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.request_output import MAX_UNREAD_OF_STREAM, RequestOutput
+from pagewire.services.scheduler.service.seams import Admission
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.trace import Trace
@@ -30,14 +30,14 @@ class Delivery:
     def __init__(
         self,
         scheduler: Scheduler,
-        entrance: Entrance,
+        admission: Admission,
         expiry: Expiry,
         statistics: stats.Stats,
         wake: Callable[[], None],
     ) -> None:
         """wake: there may be steps to decide."""
         self._scheduler = scheduler
-        self._entrance = entrance
+        self._admission = admission
         self._expiry = expiry
         self._stats = statistics
         self._wake = wake
@@ -57,7 +57,7 @@ class Delivery:
             if live.first_step_time is None:
                 live.first_step_time = now
                 stats.on_first_step(request, now - live.arrival_time, live.span.exemplar)
-                self._entrance.on_first_step(live, now)
+                self._admission.on_first_step(live, now)
             traces.append(live.span.trace)
         return traces
 
@@ -108,7 +108,7 @@ class Delivery:
             live.first_token_time = now
             stats.PREFILL_TIME.observe(now - live.first_step_time, live.span.exemplar)
             live.span.event("first token", now)
-            self._entrance.on_first_token(live, now)
+            self._admission.on_first_token(live, now)
             output.weights_version = live.request.weights_version
 
     def _check_unread(self, live: LiveRequest, pending: RequestOutput) -> None:
@@ -140,7 +140,7 @@ class Delivery:
         self._expiry.remove(request.request_id)
         assert request.finish_reason is not None
         self._stats.on_end(request)
-        self._entrance.on_end(live)
+        self._admission.on_end(live)
         logger.debug(
             "ended (%s) after %d prompt and %d output tokens, %d preemptions%s",
             *(request.finish_reason.name.lower(), request.num_prompt_tokens, request.num_output_tokens),

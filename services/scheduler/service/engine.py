@@ -12,12 +12,8 @@ import grpc
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import InvalidRequest
-from pagewire.services.scheduler.admission.admission import NOTHING_KNOWN, WaitTooLong
-from pagewire.services.scheduler.admission.entrance import Entrance, crashed_executors, expired
-from pagewire.services.scheduler.admission.expiry import Expiry
-from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.scheduler import NotInterchangeable, QueueFull
+from pagewire.services.scheduler.core.scheduler import NotInterchangeable, QueueFull, Scheduler
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.observed.timeline import QUEUE
@@ -25,16 +21,24 @@ from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.availability import Availability
 from pagewire.services.scheduler.service.delivery import Delivery
 from pagewire.services.scheduler.service.executors import Connect, Executors
-from pagewire.services.scheduler.service.grammars import compile_grammar
+from pagewire.services.scheduler.service.expiry import Expiry, expired
+from pagewire.services.scheduler.service.intake import check_length, crashed_executors, status_of
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.service.request_output import RequestOutbox
+from pagewire.services.scheduler.service.seams import (
+    Admission,
+    AdmitAll,
+    CompileGrammar,
+    FixedWeights,
+    WeightsInForce,
+    no_grammars,
+)
 from pagewire.services.scheduler.service.tracking import Tracking
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.values.loss import GOES_OVER, LEFT, Loss, loss_of
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
-from pagewire.services.scheduler.weights.rollout import Rollout
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
@@ -48,22 +52,29 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Drives one scheduler and its replicas, one executor each, on behalf of many clients."""
 
-    def __init__(self, config: SchedulerConfig, discovery: Discovery, connect: Connect) -> None:
-        """connect: makes channels to executors that are listed."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        discovery: Discovery,
+        connect: Connect,
+        scheduler: Scheduler,
+        admission: Admission | None = None,
+        compile_grammar: CompileGrammar = no_grammars,
+    ) -> None:
+        """connect: makes channels to executors that are listed. scheduler: without replicas."""
         self._config = config
         self._discovery = discovery
-        self.scheduler = make_scheduler(config, 0)
+        self.scheduler = scheduler
         self._wakes = Wakes(self.scheduler)
-        self._entrance = Entrance(self.scheduler, config.max_queue_time)
+        self._admission = AdmitAll() if admission is None else admission
+        self._compile_grammar = compile_grammar
+        self.weights: WeightsInForce = FixedWeights()
         self._expiry = Expiry(self._expire)
         self._stats = self.stats = stats.Stats(self.scheduler)
         self._term = time.time_ns()  # a scheduler that starts later has a higher one
         self.executors = Executors(self.scheduler, connect, self._make_driver, self)
         self._drivers = self.executors.drivers
-        self.rollout = Rollout(
-            self.scheduler, self._drivers, self._wake_all, self._end_request, config.recovery_timeout
-        )
-        self._delivery = Delivery(self.scheduler, self._entrance, self._expiry, self._stats, self._wake_after_end)
+        self._delivery = Delivery(self.scheduler, self._admission, self._expiry, self._stats, self._wake_after_end)
         self.accounts = self._delivery.accounts
         self._tracking = Tracking(self._delivery.live)
         self.availability = Availability(config, self._on_given_up)
@@ -82,20 +93,22 @@ class Engine:
             RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
         """
         self.availability.check()
-        self._entrance.check_length(submission, self.availability.info)
+        check_length(submission, self.availability.info, is_served=self.scheduler.info is not None)
         self._last_request_id += 1
-        forecast, timeout = NOTHING_KNOWN, timeout_of(submission.context)
+        timeout = timeout_of(submission.context)
         try:
             request = convert.to_request(self._last_request_id, submission, self._config.prefix_cache_sharing == "all")
-            self.rollout.check(request)
-            forecast = self._entrance.check(request, timeout)
+            self.weights.check(request)
+            self._admission.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)
-        except (InvalidRequest, QueueFull, WaitTooLong) as error:
-            raise self._entrance.status_of(error, forecast) from error
+        except InvalidRequest as error:
+            raise status_of(error) from error
+        except QueueFull as error:
+            raise status_of(error, self._admission.retry_delay(request)) from error
         now = time.monotonic()
         span = Span("generate", Trace.of(submission.context), serves=True, start=now)
         live = LiveRequest(request, outbox, number, submission.request.external_id, max_unread, span, now)
-        self._entrance.on_taken(live, forecast)
+        self._admission.on_taken(live)
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
         self._delivery.add(live)
@@ -111,16 +124,17 @@ class Engine:
         """Hands a request to the scheduler once its grammar is compiled, or ends it."""
         request = live.request
         try:
-            await compile_grammar(
+            await self._compile_grammar(
                 request.sampling_params.grammar, lambda: [d.compile for d in self._drivers.values() if d.has_executor]
             )
             live.compiling = None
             live.timeline.enter(QUEUE, time.monotonic())
-            self.rollout.check(request)  # its weights may be gone meanwhile
+            self.weights.check(request)  # its weights may be gone meanwhile
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
             request.finish(FinishReason.ERROR)
-            self._delivery.end(live, self._entrance.status_of(error, self._entrance.forecast_of(live)))
+            delay = self._admission.retry_delay(request) if isinstance(error, QueueFull) else None
+            self._delivery.end(live, status_of(error, delay))
             return
         if is_live:
             self._wake(self._wakes.after_arrival(request))
@@ -135,7 +149,7 @@ class Engine:
         else:
             self.scheduler.abort(live.request, reason)
 
-    def _end_request(self, request: Request, error: RpcError) -> None:
+    def end_request(self, request: Request, error: RpcError) -> None:
         """Ends a request and tells its client why; does nothing if it has ended."""
         self._delivery.deliver()
         if (live := self._delivery.live.get(request.request_id)) is not None:
@@ -165,7 +179,7 @@ class Engine:
         """A request's time is up: its place and its blocks are free at once."""
         self._delivery.deliver()
         if (live := self._delivery.live.get(request_id)) is not None:
-            self._end_request(live.request, expired(live))
+            self.end_request(live.request, expired(live))
 
     async def drained(self) -> None:
         """Returns when no request is live, or when a later scheduler has the executors: it is to have them, too."""
@@ -183,9 +197,9 @@ class Engine:
         finally:
             self.availability.stop()
             self._expiry.stop()
-            self.rollout.stop()
+            self.weights.stop()
 
-    def _wake_all(self) -> None:
+    def wake_all(self) -> None:
         for driver in self._drivers.values():
             driver.wake()
 
@@ -212,7 +226,7 @@ class Engine:
         return self._delivery.on_admitted(step.admitted)
 
     def weights_wanted(self, present: Weights) -> Weights:
-        return self.rollout.wanted(present)
+        return self.weights.wanted(present)
 
     def check_unused(self, replica: Replica, incarnation: int) -> None:
         self.executors.check_unused(replica, incarnation)
@@ -231,11 +245,11 @@ class Engine:
         )
         self.availability.on_attached()
         for request, error in ended:
-            status = self._entrance.status_of(error) if error else None
+            status = status_of(error) if error else None
             self._delivery.end(self._delivery.live[request.request_id], status)
         self.availability.note(self.scheduler.info)
-        self.rollout.on_attached()
-        self._wake_all()
+        self.weights.on_attached()
+        self.wake_all()
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
         self._delivery.deliver()
@@ -244,11 +258,11 @@ class Engine:
         # The sender wakes first: the device gets its next step before anybody is told about this one.
         self._wake(self._wakes.after_result(replica))
         self._delivery.deliver_soon(outputs)
-        if self.rollout.is_under_way:
-            self.rollout.notify()
+        if self.weights.is_under_way:
+            self.weights.notify()
         self.executors.on_progress()
         self._stats.on_result(len(outputs.token_ids), clock)
-        self._entrance.admission.on_tokens(len(outputs.token_ids))
+        self._admission.on_tokens(len(outputs.token_ids))
 
     def on_lost(self, replica: Replica, reason: str) -> None:
         is_loss = reason not in (GOES_OVER, LEFT)
@@ -259,22 +273,22 @@ class Engine:
             )
             stats.RECOVERIES.inc()
         self._delivery.deliver()
-        self._entrance.on_failure()
+        self._admission.on_executor_lost()
         loss = loss_of(reason)
         ended = self.scheduler.detach(replica, loss)
         self._tracking.on_lost(replica)
         self._end_suspects(ended, loss, reason)
         self.executors.on_progress()
         self.availability.note(self.scheduler.info)
-        self.rollout.notify()
-        self.rollout.watch_stranded(list(self.scheduler.waiting))
+        self.weights.notify()
+        self.weights.watch_stranded(list(self.scheduler.waiting))
         if self.scheduler.info is None:
             self.availability.on_all_lost(reason != GOES_OVER)  # then it is back at once
-        self._wake_all()
+        self.wake_all()
 
     def on_listed(self) -> None:
-        self.rollout.notify()
-        self._wake_all()
+        self.weights.notify()
+        self.wake_all()
 
     def on_left(self, replica: Replica) -> None:
         self.on_lost(replica, LEFT)

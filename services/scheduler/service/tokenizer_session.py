@@ -52,7 +52,7 @@ class TokenizerSession(
         self._engine.availability.on_model_change.discard(self._greet_again)
         self._engine.draining.on_begin.discard(self._greet_again)
         if self._live:
-            self._engine.rollout.on_client_lost()
+            self._engine.weights.on_client_lost()
         super().close()
 
     def _greet_again(self) -> None:

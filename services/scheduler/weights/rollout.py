@@ -17,6 +17,7 @@ import grpc
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.values.executor_info import Weights
 from pagewire.services.scheduler.values.loss import GOES_OVER
 from pagewire.services.scheduler.values.request import Request
@@ -33,25 +34,6 @@ RESUBMITTED_S = 5.0
 _VERSION = re.compile(r"[A-Za-z0-9._:+-]{1,64}")
 
 
-class Driver(Protocol):
-    """A replica at work."""
-
-    @property
-    def replica(self) -> Replica: ...
-
-    @property
-    def is_unlisted(self) -> bool: ...
-
-    @property
-    def has_executor(self) -> bool: ...
-
-    async def load(self, weights: Weights) -> Weights: ...
-
-    async def drop(self) -> None: ...
-
-    def start_over(self, reason: str) -> None: ...
-
-
 class RequestEnder(Protocol):
     def __call__(self, request: Request, error: RpcError) -> None:
         """Ends a live request with an error."""
@@ -63,7 +45,7 @@ class Rollout:
     def __init__(
         self,
         scheduler: Scheduler,
-        drivers: Mapping[int, Driver],
+        drivers: Mapping[int, ReplicaDriver],
         wake: Callable[[], None],
         end: RequestEnder,
         recovery_timeout: float,
@@ -230,11 +212,11 @@ class Rollout:
         if self._rolling is None:
             self._rolling = asyncio.create_task(self._roll(), name="weights")
 
-    def _staying(self) -> list[Driver]:
+    def _staying(self) -> list[ReplicaDriver]:
         """Those whose executors have not left the list; the others go with the weights they have."""
         return [driver for driver in self._drivers.values() if not driver.is_unlisted]
 
-    def _behind(self) -> Driver | None:
+    def _behind(self) -> ReplicaDriver | None:
         """The next that is attached with other weights than it should have."""
         target = self._plan.target
         return next(
@@ -252,7 +234,7 @@ class Rollout:
         finally:
             self._rolling = None
 
-    async def _take_over(self, driver: Driver) -> None:
+    async def _take_over(self, driver: ReplicaDriver) -> None:
         """One at a time: the others take requests meanwhile."""
         replica = driver.replica
         old = replica.info.weights if replica.info is not None else None
@@ -269,7 +251,7 @@ class Rollout:
             times = (self._deadline, self._expects_until)
             await self._has_moved(min((at - now for at in times if at is not None and at > now), default=None))
 
-    async def _until_other_weights(self, driver: Driver, old: Weights | None) -> None:
+    async def _until_other_weights(self, driver: ReplicaDriver, old: Weights | None) -> None:
         """Or until that takes as long as a death: then the others need not wait for it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._recovery_timeout):

@@ -16,6 +16,7 @@ from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.step import StepOutput
+from pagewire.services.scheduler.compose import make_engine
 from pagewire.services.scheduler.main import make_server, report_availability
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -60,7 +61,7 @@ async def scheduler(
     settings = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0, **config)
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(rpc.channel(address))
-        engine = Engine(settings, discovery or Static(executors), NO_TLS.listed_channel)
+        engine = make_engine(settings, discovery or Static(executors), NO_TLS.listed_channel)
         server = make_server(settings, engine)
         await server.start()
         working = [asyncio.create_task(engine.run()), asyncio.create_task(report_availability(engine, server))]

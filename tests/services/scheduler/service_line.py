@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.compose import make_engine
 from pagewire.services.scheduler.main import make_server, report_availability
-from pagewire.services.scheduler.service.engine import Engine
 from pagewire.v1 import common_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
 from pagewire.wire import rpc
@@ -67,7 +67,7 @@ class ServiceLine:
             self.channel = await stack.enter_async_context(rpc.channel(self.scheduler_address))
             self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
             self.link = scheduler_link_pb2_grpc.SchedulerLinkServiceStub(self.channel)
-            self.engine = Engine(self.config, self.discovery, NO_TLS.listed_channel)
+            self.engine = make_engine(self.config, self.discovery, NO_TLS.listed_channel)
             self.server = make_server(self.config, self.engine)
             await self.server.start()
             tasks = [

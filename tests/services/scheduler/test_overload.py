@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.admission.deadlines import Deadlines
+from pagewire.services.scheduler.admission.entrance import Entrance
+from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.service.request_output import RequestOutbox, new_outbox
 from pagewire.wire import rpc
 from pagewire.wire.status import error_details
@@ -77,7 +78,9 @@ async def test_a_failure_is_no_reason_to_forecast_longer_waits(tmp_path: Path) -
         submission = token_submission(1, [5, 6], max_tokens=8)
         line.engine.submit(submission, new_outbox(), 1)
         (waiting,) = (one for one in line.engine._delivery.live.values() if one.first_step_time is None)
-        forecast = line.engine._entrance.forecast_of(waiting)
+        admission = line.engine._admission
+        assert isinstance(admission, Entrance)
+        forecast = admission.forecast_of(waiting.request)
         assert 0 < forecast.wait < 2 * forecast.plain_wait
 
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagewire.services.scheduler.admission.deadlines import Deadlines
 from pagewire.services.scheduler.core.scheduler import QueueFull
 from pagewire.services.scheduler.fairness.ledger import Account
+from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep

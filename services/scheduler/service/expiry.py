@@ -4,7 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from pagewire.services.scheduler.admission.deadlines import Deadlines
+import grpc
+
+from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.service.deadlines import Deadlines
+from pagewire.services.scheduler.service.live_request import LiveRequest
+from pagewire.wire.rpc import RpcError
 
 
 class Expiry:
@@ -52,3 +57,15 @@ class Expiry:
         self.check()
         if self._timer is None:
             self._set_timer()
+
+
+def expired(live: LiveRequest) -> RpcError:
+    """What a client is told whose time is up."""
+    stats.EXPIRED.labels(live.stage).inc()
+    what = {
+        "waiting": "it waited for its turn",
+        "prompt": "its prompt was computed",
+        "output": f"its output was generated: {live.request.num_output_tokens} tokens so far",
+    }[live.stage]
+    message = f"the request's time was up while {what}; allow it more, or come back when there is less to do"
+    return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)

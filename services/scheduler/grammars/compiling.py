@@ -2,16 +2,14 @@
 not know what they say."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 
+from pagewire.services.scheduler.service.seams import Compile
 from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.wire.rpc import RpcError
-
-# Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
-Compile = Callable[[Grammar], Awaitable[None]]
 
 _RETRY_SECONDS = 0.1
 _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)

@@ -1,0 +1,52 @@
+"""What holds before a request is taken, and the status of one that is not taken."""
+
+import grpc
+
+from pagewire.errors import InvalidRequest
+from pagewire.services.scheduler.core.scheduler import QueueFull
+from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import too_long
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire.rpc import RpcError
+
+
+def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_served: bool) -> None:
+    """Refuses a prompt that is far too long before it costs the event loop time, and before it waits, in memory, for an
+    executor that may never take it.
+
+    info: of the present executors or of the last one. is_served: there is one. Raises RpcError.
+    """
+    message = submission.request
+    num_tokens = len(message.prompt_token_ids)
+    if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
+        return
+    if is_served:
+        too_many = too_long(num_tokens, info, message.yields_vector)
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, too_many, [("prompt_token_ids", too_many)])
+    if not submission.resubmitted:
+        raise RpcError(
+            grpc.StatusCode.UNAVAILABLE,
+            "no executor is available now, and the last one took prompts of up to "
+            f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}. Try again later",
+        )
+
+
+def status_of(error: Exception, retry_delay: float | None = None) -> RpcError:
+    """Returns the status of a request that was not taken. retry_delay: seconds; None: unknown."""
+    if isinstance(error, RpcError):
+        return error
+    if isinstance(error, InvalidRequest):
+        return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.violations)
+    assert isinstance(error, QueueFull)
+    stats.REFUSALS.labels("queue_full").inc()
+    return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), retry_delay=retry_delay)
+
+
+def crashed_executors(num_losses: int, reason: str) -> RpcError:
+    """Returns the status of a request that is the reason why executors fail."""
+    message = (
+        f"this request makes the executor fail: it was lost {num_losses} times while it ran this request, the last "
+        f"time with nothing beside it ({reason}); the executor's log tells more"
+    )
+    return RpcError(grpc.StatusCode.INTERNAL, message)

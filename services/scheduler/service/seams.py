@@ -1,0 +1,133 @@
+"""Where features join the service: what it asks of them, and what holds without them. `compose.py` hands them in."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import grpc
+
+from pagewire.services.scheduler.service.live_request import LiveRequest
+from pagewire.services.scheduler.values.executor_info import Weights
+from pagewire.services.scheduler.values.request import Request
+from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
+from pagewire.v1.common_pb2 import Grammar
+from pagewire.wire.rpc import RpcError
+
+# Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
+Compile = Callable[[Grammar], Awaitable[None]]
+# Returns when a grammar is compiled on the executors that there are; raises RpcError.
+CompileGrammar = Callable[[Grammar, Callable[[], Sequence[Compile]]], Awaitable[None]]
+
+
+async def no_grammars(grammar: Grammar, executors: Callable[[], Sequence[Compile]]) -> None:
+    raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "grammars are not served here; leave sampling_params.grammar out")
+
+
+class Admission(Protocol):
+    """Refuses requests that would wait too long, and learns from those that are served."""
+
+    def check(self, request: Request, timeout: float | None) -> None:
+        """Raises RpcError RESOURCE_EXHAUSTED for a request that would wait too long. timeout: seconds that it has."""
+
+    def retry_delay(self, request: Request) -> float | None:
+        """Returns the seconds after which a request that finds the queue full may come again; None: unknown."""
+
+    def on_taken(self, live: LiveRequest) -> None: ...
+
+    def on_first_step(self, live: LiveRequest, now: float) -> None: ...
+
+    def on_first_token(self, live: LiveRequest, now: float) -> None: ...
+
+    def on_tokens(self, num_tokens: int) -> None:
+        """Takes in how many tokens a step brought."""
+
+    def on_end(self, live: LiveRequest) -> None: ...
+
+    def on_executor_lost(self) -> None: ...
+
+
+class AdmitAll:
+    """Admits all requests."""
+
+    def check(self, request: Request, timeout: float | None) -> None:
+        pass
+
+    def retry_delay(self, request: Request) -> float | None:
+        return None
+
+    def on_taken(self, live: LiveRequest) -> None:
+        pass
+
+    def on_first_step(self, live: LiveRequest, now: float) -> None:
+        pass
+
+    def on_first_token(self, live: LiveRequest, now: float) -> None:
+        pass
+
+    def on_tokens(self, num_tokens: int) -> None:
+        pass
+
+    def on_end(self, live: LiveRequest) -> None:
+        pass
+
+    def on_executor_lost(self) -> None:
+        pass
+
+
+class WeightsInForce(Protocol):
+    """Decides which weights each executor is to have."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether weights are being replaced."""
+
+    def check(self, request: Request) -> None:
+        """Raises RpcError for a request whose tokens are of weights that no executor has any more."""
+
+    def wanted(self, present: Weights) -> Weights:
+        """Returns the weights that an executor with these is to have before it is used."""
+
+    def watch_stranded(self, requests: Sequence[Request]) -> None:
+        """Ends those of these requests that no executor can go on with, if none comes in time."""
+
+    async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
+        """Replaces the weights of all executors; raises RpcError."""
+
+    def notify(self) -> None:
+        """Takes in that a request ended, or an executor came or went."""
+
+    def on_attached(self) -> None: ...
+
+    def on_client_lost(self) -> None:
+        """Takes in that the stream of a tokenizer service ended; its requests come back."""
+
+    def stop(self) -> None: ...
+
+
+class FixedWeights:
+    """Each executor keeps the weights it started with."""
+
+    is_under_way = False
+
+    def check(self, request: Request) -> None:
+        pass
+
+    def wanted(self, present: Weights) -> Weights:
+        return present
+
+    def watch_stranded(self, requests: Sequence[Request]) -> None:
+        pass
+
+    async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
+        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "weights are not replaced here; start other executors")
+
+    def notify(self) -> None:
+        pass
+
+    def on_attached(self) -> None:
+        pass
+
+    def on_client_lost(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
