@@ -7,8 +7,8 @@ from typing import Any
 from pagewire.v1 import inference_pb2
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest
+from tests.services.scheduler.service.test_service import make_line, output_of, prompt_of
 from tests.services.scheduler.service_line import token_submission
-from tests.services.scheduler.test_service import make_line, output_of, prompt_of
 from tests.services.tokenizer.service_line import FakeScheduler, TokenizerLine
 
 

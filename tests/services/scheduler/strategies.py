@@ -11,7 +11,7 @@ from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import Logprobs
 from tests.fakes import FakeExecutor, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.test_images import image
+from tests.services.scheduler.values.test_images import image
 
 VOCAB_SIZE = 50
 EOS = 7

@@ -10,9 +10,7 @@ import pytest
 from pagewire.services.scheduler.observed import stats
 from pagewire.wire.discovery import Listed
 from tests.fakes import FakeExecutor, FakeExecutorServicer
-from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.service_line import ServiceLine
-from tests.services.scheduler.test_replicas import (
+from tests.services.scheduler.core.test_replicas import (
     assert_complete,
     executors,
     generate,
@@ -21,6 +19,8 @@ from tests.services.scheduler.test_replicas import (
     submit,
     until,
 )
+from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.service_line import ServiceLine
 
 
 class Told:

@@ -9,8 +9,8 @@ import pytest
 from pagewire.v1 import scheduler_pb2
 from pagewire.v1.common_pb2 import FinishReason, Grammar
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
+from tests.services.scheduler.service.test_service import collect, make_line, output_of, prompt_of
 from tests.services.scheduler.service_line import ServiceLine, generate_request
-from tests.services.scheduler.test_service import collect, make_line, output_of, prompt_of
 
 REFUSED, SLOW, FINE = Grammar(regex="refused"), Grammar(regex="slow"), Grammar(regex="fine")
 

@@ -12,7 +12,7 @@ from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.test_images import image
+from tests.services.scheduler.values.test_images import image
 
 VOCAB_SIZE = 1000
 COMMON = [5 * i % VOCAB_SIZE for i in range(40)]

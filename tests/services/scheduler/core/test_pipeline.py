@@ -9,7 +9,7 @@ from pagewire.services.scheduler.values.step import StepWork
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pipeline import LATENCY, Pipeline
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.test_images import image
+from tests.services.scheduler.values.test_images import image
 
 
 def seconds_of(work: StepWork) -> float:

@@ -298,7 +298,7 @@ async def test_others_take_over_from_an_executor_that_hangs(tmp_path: Path) -> N
     line = ServiceLine(tmp_path, *executors(2), hang_timeout=1)
     hangs = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.e2e.fake_executor", line.executor_addresses[0], "0", "0.01"),
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     try:
         async with line.running(with_executor=False):

@@ -11,9 +11,9 @@ from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.telemetry import metrics
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from tests.fakes import FakeExecutor
+from tests.services.scheduler.core.test_replicas import assert_complete, executors, prompt_of, submit
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.service_line import ServiceLine
-from tests.services.scheduler.test_replicas import assert_complete, executors, prompt_of, submit
 
 
 async def test_load_status_and_metrics_tell_replicas_apart(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from benchmarks.scheduling import placement as trace
 from pagewire.services.scheduler.placement.prefix_index import PrefixIndex
 from pagewire.services.scheduler.values.request import Request
 from tests.fakes import FakeExecutor
+from tests.services.scheduler.core.test_replicas import output_of, prompt_of
+from tests.services.scheduler.core.test_state_machine import SchedulerMachine
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.test_replicas import output_of, prompt_of
-from tests.services.scheduler.test_state_machine import SchedulerMachine
 
 SYSTEM = prompt_of(900, 160)
 
