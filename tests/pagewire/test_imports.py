@@ -21,6 +21,12 @@ sys.meta_path.insert(0, Missing())
 """
 
 
+# The features of the scheduler, which join its core by seams.
+_FEATURES = [
+    f"services.scheduler.{room}"
+    for room in ("admission", "fairness", "grammars", "placement", "speculation", "suspicion", "weights")
+]
+_NO_IO = ["services.scheduler.service", "services.scheduler.observed", "grpc", "prometheus_client"]
 # folder -> what nothing in it imports, at module level or later; our own names without `pagewire.`
 FENCES = {
     "pagewire": ["services", "gateway", "kernels", "torch", "transformers"],
@@ -33,6 +39,9 @@ FENCES = {
         *("gateway", "kernels", "quantize", "services.tokenizer", "services.executor"),
         *("pagewire.tools", "torch", "transformers", "numpy"),
     ],
+    **{f"services/scheduler/{room}": [*_FEATURES, *_NO_IO] for room in ("values", "memory", "costs", "core")},
+    "services/scheduler/observed": [*_FEATURES, "services.scheduler.service", "grpc"],
+    "services/scheduler/service": _FEATURES,
     "services/executor": ["pagewire.tools", "gateway", "quantize", "services.scheduler", "services.tokenizer"],
     # What is built of what: layers, models of layers, loading of all.
     "services/executor/layers": ["services.executor.models", "services.executor.loading"],
