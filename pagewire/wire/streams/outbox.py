@@ -1,54 +1,80 @@
-"""What is to be sent, by request."""
+"""Outputs that wait to be sent, by request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
+# Outputs of one request that wait as they are; then they are merged, which costs less for many at once.
+MAX_PARTS = 64
+
+
+@dataclass(slots=True)
+class _Newer(Generic[V]):
+    """What waits behind the oldest output of a request."""
+
+    outputs: list[V] = field(default_factory=list)
+    size: int = 0  # of all that came, merged or not
+
 
 class Outbox(Generic[K, V]):
     """Outputs by request, merged until they are taken. One producer side, one consumer; all on one event loop."""
 
-    def __init__(self, merge: Callable[[V, V], V], size: Callable[[V], int] = lambda value: 1) -> None:
-        """merge(older, newer) returns what one message would have said for both; it may change `older`. size: what
-        `num_merged` counts of an output."""
+    def __init__(self, merge: Callable[[Sequence[V]], V], size: Callable[[V], int]) -> None:
+        """merge: returns one output that says the same as several of one request, the oldest first; it may change them.
+        size: of an output, in tokens and log probabilities."""
         self._merge = merge
         self._size = size
-        # Of all outputs that came since something was taken and found older ones unread.
-        self.num_merged = 0
-        self._pending: dict[K, V] = {}
+        self._oldest: dict[K, V] = {}
+        self._newer: dict[K, _Newer[V]] = {}
+        # The size of all outputs since the last take() that found an older one unread.
+        self.num_unread = 0
         self._wake = asyncio.Event()
         self._closed = False
 
-    def put(self, key: K, value: V) -> V:
-        """Returns what is to be sent next for this key; lets the producer bound it."""
-        older = self._pending.get(key)
-        if older is None:
-            pending = value
-        else:
-            self.num_merged += self._size(value)
-            pending = self._merge(older, value)
-        self._pending[key] = pending
+    def put(self, key: K, output: V) -> int:
+        """Returns the size of what waits behind the oldest output of this key: 0 if that is this one."""
         self._wake.set()
-        return pending
+        if key not in self._oldest:
+            self._oldest[key] = output
+            return 0
+        newer = self._newer.get(key)
+        if newer is None:
+            newer = self._newer[key] = _Newer()
+        size = self._size(output)
+        newer.size += size
+        self.num_unread += size
+        newer.outputs.append(output)
+        if len(newer.outputs) == MAX_PARTS:
+            self._oldest[key] = self._merge([self._oldest[key], *newer.outputs])
+            newer.outputs.clear()
+        return newer.size
 
     def discard(self, key: K) -> None:
-        self._pending.pop(key, None)
+        """Drops what waits of a key."""
+        self._oldest.pop(key, None)
+        self._newer.pop(key, None)
 
     def close(self) -> None:
-        """Nothing more comes: take() returns what is left, then ends."""
+        """Ends the outbox: take() returns what is left, then nothing."""
         self._closed = True
         self._wake.set()
 
     async def take(self) -> dict[K, V]:
-        """Waits until there is something and returns all of it, oldest request first; empty only when closed."""
-        while not self._pending and not self._closed:
+        """Waits for outputs and returns all of them, one for each key, the oldest key first; empty only when closed."""
+        while not self._oldest and not self._closed:
             self._wake.clear()
             await self._wake.wait()
-        taken, self._pending = self._pending, {}
-        self.num_merged = 0
+        taken, self._oldest = self._oldest, {}
+        if self._newer:
+            for key, newer in self._newer.items():
+                if newer.outputs:
+                    taken[key] = self._merge([taken[key], *newer.outputs])
+            self._newer = {}
+            self.num_unread = 0
         return taken
 
     async def __aiter__(self) -> AsyncIterator[dict[K, V]]:

@@ -2,36 +2,19 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from operator import attrgetter
-from typing import Any, Generic, Protocol, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import grpc
 
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams.outbox import Outbox
 
-
-class SessionOutput(Protocol):
-    """What there is to tell of one request."""
-
-    def merge(self, newer: Self) -> Self:
-        """What one message would have said for both; may change this one."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing follows: the request has ended."""
-
-    @property
-    def size(self) -> int:
-        """Tokens and log probabilities."""
-
-
 # Tokens, log probabilities and entries in one message: a few megabytes, where a message may have 64.
 MAX_PER_MESSAGE = 100_000
 
 Request = TypeVar("Request")
-Output = TypeVar("Output", bound=SessionOutput)
+Output = TypeVar("Output")
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -43,8 +26,16 @@ class Session(ABC, Generic[Request, Output, In, Out]):
     puts there under None has the session greet the client again.
     """
 
-    def __init__(self) -> None:
-        self.outbox: Outbox[int | None, Output] = Outbox(lambda older, newer: older.merge(newer), attrgetter("size"))
+    def __init__(
+        self,
+        merge: Callable[[Sequence[Output]], Output],
+        size: Callable[[Output], int],
+        is_last: Callable[[Output], bool],
+    ) -> None:
+        """merge, size: of outputs, see Outbox. is_last: whether nothing follows an output, as the request has ended."""
+        self.outbox: Outbox[int | None, Output] = Outbox(merge, size)
+        self._size = size
+        self._is_last = is_last
         self._live: dict[int, Callable[[], None]] = {}  # what ends each; a request is live until its end was taken
         self._has_said_all = False
 
@@ -114,10 +105,10 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         size = 0
         for number, output in outputs.items():
             assert number is not None
-            if output.is_last:
+            if self._is_last(output):
                 self._live.pop(number, None)
             part[number] = output
-            size += 1 + output.size
+            size += 1 + self._size(output)
             if size > MAX_PER_MESSAGE:
                 yield self.build_message(part)
                 part, size = {}, 0

@@ -93,9 +93,9 @@ class Delivery:
                 output.vector = outputs.vectors.get(i)
             if output.is_last:
                 self.close(live)
-            pending = live.outbox.put(live.number, output)
-            if pending is not output and not output.is_last:
-                self._check_unread(live, pending)
+            num_unread = live.outbox.put(live.number, output)
+            if num_unread and not output.is_last:
+                self._check_unread(live, num_unread)
         for request, error in outputs.refused:
             if (live := self.live.get(request.request_id)) is not None:
                 self.end(live, RpcError.from_message(error))
@@ -111,11 +111,11 @@ class Delivery:
             self._admission.on_first_token(live, now)
             output.weights_version = live.request.weights_version
 
-    def _check_unread(self, live: LiveRequest, pending: RequestOutput) -> None:
+    def _check_unread(self, live: LiveRequest, num_unread: int) -> None:
         """Ends a request whose client does not read, or whose client's requests have too much unread together."""
-        if live.max_unread is not None and pending.unread > live.max_unread:
+        if live.max_unread is not None and num_unread > live.max_unread:
             unread = f"this request's output: more than {live.max_unread} tokens and log probabilities wait"
-        elif live.outbox.num_merged > MAX_UNREAD_OF_STREAM:
+        elif live.outbox.num_unread > MAX_UNREAD_OF_STREAM:
             unread = f"its stream: more than {MAX_UNREAD_OF_STREAM} tokens and log probabilities wait"
         else:
             return

@@ -1,5 +1,6 @@
 """What a client is told about its request."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -36,7 +37,6 @@ class RequestOutput:
     weights_version: str = ""
     # Why it failed; finish_reason is then ERROR.
     error: RpcError | None = None
-    _unread: int | None = None
 
     @classmethod
     def of(cls, request: Request, token_ids: list[int]) -> "RequestOutput":
@@ -55,40 +55,42 @@ class RequestOutput:
         return self.finish_reason is not None
 
     @property
-    def unread(self) -> int:
-        """Tokens and their log probabilities. Counted once: no output changes but by `merge`."""
-        if self._unread is None:
-            num_logprobs = sum(len(logprobs.token_ids) for logprobs in self.logprobs or ())
-            self._unread = len(self.token_ids) + num_logprobs
-        return self._unread
-
-    @property
     def size(self) -> int:
         """Tokens, log probabilities, those of the prompt too, and the vector's values."""
-        num_of_prompt = len(self.prompt_logprobs.token_ids) if self.prompt_logprobs is not None else 0
-        return self.unread + num_of_prompt + (len(self.vector.values) if self.vector is not None else 0)
-
-    def merge(self, newer: "RequestOutput") -> "RequestOutput":
-        """What was not sent yet, and what happened since, as one."""
-        self._unread = self.unread + newer.unread
-        self.token_ids += newer.token_ids
-        if newer.logprobs:
-            self.logprobs = self.logprobs or []
-            self.logprobs += newer.logprobs
-        self.prompt_logprobs = newer.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
-        self.weights_version = self.weights_version or newer.weights_version
-        self.num_output_tokens = newer.num_output_tokens
-        self.num_cached_tokens = newer.num_cached_tokens
-        self.finish_reason = newer.finish_reason
-        self.stop_token_id = newer.stop_token_id
-        self.vector = newer.vector
-        self.error = newer.error
-        return self
+        size = len(self.token_ids)
+        if self.logprobs:
+            size += sum(len(logprobs.token_ids) for logprobs in self.logprobs)
+        if self.prompt_logprobs is not None:
+            size += len(self.prompt_logprobs.token_ids)
+        return size + (len(self.vector.values) if self.vector is not None else 0)
 
 
 # By the client's number of the request.
 RequestOutbox = Outbox[int | None, RequestOutput]
 
 
+def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """Returns one output that says the same as several of one request; it changes the first of them."""
+    whole, last = outputs[0], outputs[-1]
+    for newer in outputs[1:]:
+        whole.token_ids += newer.token_ids
+        if newer.logprobs:
+            whole.logprobs = whole.logprobs or []
+            whole.logprobs += newer.logprobs
+        whole.prompt_logprobs = newer.prompt_logprobs if whole.prompt_logprobs is None else whole.prompt_logprobs
+        whole.weights_version = whole.weights_version or newer.weights_version
+    whole.num_output_tokens = last.num_output_tokens
+    whole.num_cached_tokens = last.num_cached_tokens
+    whole.finish_reason = last.finish_reason
+    whole.stop_token_id = last.stop_token_id
+    whole.vector = last.vector
+    whole.error = last.error
+    return whole
+
+
+size_of: Callable[[RequestOutput], int] = attrgetter("size")
+is_last: Callable[[RequestOutput], bool] = attrgetter("is_last")
+
+
 def new_outbox() -> RequestOutbox:
-    return Outbox(RequestOutput.merge, attrgetter("unread"))
+    return Outbox(merged, size_of)

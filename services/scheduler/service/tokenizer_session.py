@@ -5,7 +5,7 @@ from functools import partial
 
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.engine import Engine
-from pagewire.services.scheduler.service.request_output import RequestOutput
+from pagewire.services.scheduler.service.request_output import RequestOutput, is_last, merged, size_of
 from pagewire.services.scheduler.values.request import FinishReason
 from pagewire.v1.scheduler_link_pb2 import (
     SchedulerLinkServiceConnectRequest,
@@ -20,7 +20,7 @@ class TokenizerSession(
     Session[TokenSubmission, RequestOutput, SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
 ):
     def __init__(self, engine: Engine) -> None:
-        super().__init__()
+        super().__init__(merged, size_of, is_last)
         self._engine = engine
         engine.availability.on_model_change.add(self._greet_again)
         engine.draining.on_begin.add(self._greet_again)

@@ -5,7 +5,15 @@ from collections.abc import Callable
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
-from pagewire.services.tokenizer.output.text_output import TextDelta, TextOutput, UnreadOutput, unread_error
+from pagewire.services.tokenizer.output.text_output import (
+    MAX_UNREAD,
+    TextDelta,
+    TextOutput,
+    is_last,
+    merged,
+    size_of,
+    unread_error,
+)
 from pagewire.services.tokenizer.received import Received
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, NumberedResponse
 from pagewire.v1.inference_pb2 import GenerateResponse
@@ -13,9 +21,9 @@ from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Session
 
 
-class ClientSession(Session[Received, UnreadOutput, ConnectRequest, ConnectResponse]):
+class ClientSession(Session[Received, TextOutput, ConnectRequest, ConnectResponse]):
     def __init__(self, generator: TextGenerator) -> None:
-        super().__init__()
+        super().__init__(merged, size_of, is_last)
         self._generator = generator
 
     async def greet(self) -> ConnectResponse:
@@ -27,7 +35,7 @@ class ClientSession(Session[Received, UnreadOutput, ConnectRequest, ConnectRespo
         super().close()
 
     def _greet_again(self) -> None:
-        self.outbox.put(None, UnreadOutput(GenerateResponse()))
+        self.outbox.put(None, GenerateResponse())
 
     def on_message(self, message: ConnectRequest) -> None:
         for submission in message.requests:
@@ -37,11 +45,11 @@ class ClientSession(Session[Received, UnreadOutput, ConnectRequest, ConnectRespo
 
     def begin(self, number: int, received: Received) -> Callable[[], None]:
         def deliver(output: TextOutput) -> None:
-            unread = self.outbox.put(number, UnreadOutput(output))
-            if unread.is_too_much:
+            num_unread = self.outbox.put(number, output)
+            if num_unread > MAX_UNREAD and not is_last(output):
                 stats.UNREAD_CANCELLATIONS.inc()
                 self.abort(number)
-                self.outbox.put(number, UnreadOutput(unread_error()))
+                self.outbox.put(number, unread_error())
 
         request = received.request
         if request.n > 1 or request.best_of or request.HasField("beam_search"):
@@ -49,15 +57,14 @@ class ClientSession(Session[Received, UnreadOutput, ConnectRequest, ConnectRespo
             return lambda: None
         return self._generator.start(received, deliver).abort
 
-    def build_message(self, outputs: dict[int, UnreadOutput]) -> ConnectResponse:
+    def build_message(self, outputs: dict[int, TextOutput]) -> ConnectResponse:
         # Lists until the end, which a message takes in at once.
         responses: list[NumberedResponse] = []
         numbers: list[int] = []
         texts: list[str] = []
         num_tokens: list[int] = []
         token_ids: list[int] = []
-        for number, unread in outputs.items():
-            output = unread.read()
+        for number, output in outputs.items():
             if isinstance(output, TextDelta):
                 numbers.append(number)
                 texts.append(output.text)

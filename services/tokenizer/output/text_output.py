@@ -30,69 +30,49 @@ class TextDelta:
 TextOutput = inference_pb2.GenerateResponse | RpcError | TextDelta
 
 
-class UnreadOutput:
-    """Output of one request that its client has not read."""
-
-    __slots__ = ("_output", "_prompt_size", "_reasonings", "_texts", "size")
-
-    def __init__(self, output: TextOutput) -> None:
-        self._output = output
-        # Of merged responses, joined when they are read: a string that grows by a few characters each time is copied
-        # as often.
-        self._texts: list[str] = []
-        self._reasonings: list[str] = []
-        self._prompt_size = _prompt_size(output)
-        self.size = self._prompt_size + _size(output)  # tokens and log probabilities in it
-
-    @property
-    def is_last(self) -> bool:
-        output = self._output
-        return not isinstance(output, TextDelta) and (isinstance(output, RpcError) or bool(output.finish_reason))
-
-    @property
-    def is_too_much(self) -> bool:
-        """Whether the client does not read, as more than MAX_UNREAD wait. What is told of its prompt comes at once."""
-        return self.size - self._prompt_size > MAX_UNREAD and not self.is_last
-
-    def merge(self, newer: "UnreadOutput") -> "UnreadOutput":
-        """Text, tokens and all else of both; the newer usage and end. An error replaces what was not read."""
-        if isinstance(newer._output, RpcError) or isinstance(self._output, RpcError):
-            return newer
-        if isinstance(self._output, TextDelta):
-            self._output = self._output.response
-        if not self._texts:
-            self._texts.append(self._output.text)
-            self._reasonings.append(self._output.reasoning)
-        response = newer._output.response if isinstance(newer._output, TextDelta) else newer._output
-        self._texts.append(response.text)
-        self._reasonings.append(response.reasoning)
-        self._output.MergeFrom(response)
-        self.size += newer.size
-        self._prompt_size += newer._prompt_size
-        return self
-
-    def read(self) -> TextOutput:
-        """What one message says for all of it."""
-        if self._texts and isinstance(self._output, inference_pb2.GenerateResponse):
-            self._output.text = "".join(self._texts)
-            self._output.reasoning = "".join(self._reasonings)
-            self._texts, self._reasonings = [], []
-        return self._output
+def is_last(output: TextOutput) -> bool:
+    """Whether nothing follows: the request has ended."""
+    return not isinstance(output, TextDelta) and (isinstance(output, RpcError) or bool(output.finish_reason))
 
 
-def _size(output: TextOutput) -> int:
+def size_of(output: TextOutput) -> int:
+    """Returns how many tokens and log probabilities are in an output, those of the prompt too."""
     if isinstance(output, RpcError):
         return 0
-    if isinstance(output, TextDelta) or not output.logprobs:
+    if isinstance(output, TextDelta):
         return len(output.token_ids)
+    num_of_prompt = len(output.prompt_logprobs.tokens) if output.HasField("prompt_logprobs") else 0
     # All tokens of a request come with the same number of alternatives.
-    return len(output.token_ids) * (2 + len(output.logprobs[0].top_logprobs))
+    per_token = 2 + len(output.logprobs[0].top_logprobs) if output.logprobs else 1
+    return num_of_prompt + len(output.token_ids) * per_token
 
 
-def _prompt_size(output: TextOutput) -> int:
-    if isinstance(output, inference_pb2.GenerateResponse) and output.HasField("prompt_logprobs"):
-        return len(output.prompt_logprobs.tokens)
-    return 0
+def merged(outputs: Sequence[TextOutput]) -> TextOutput:
+    """Returns the text, tokens and all else of several outputs of one request, the oldest first, with the newest usage
+    and end. An error replaces what was not read.
+
+    May change the first of them.
+    """
+    first, last = outputs[0], outputs[-1]
+    if isinstance(last, RpcError):
+        return last
+    responses = [output for output in outputs if not isinstance(output, RpcError)]
+    text = "".join([output.text for output in responses])
+    deltas = [output for output in responses if isinstance(output, TextDelta)]
+    if len(deltas) == len(outputs):
+        return TextDelta(text, [token_id for delta in deltas for token_id in delta.token_ids], deltas[-1].usage)
+    whole = first.response if isinstance(first, TextDelta) else responses[0]
+    assert isinstance(whole, inference_pb2.GenerateResponse)
+    reasoning = whole.reasoning
+    for output in responses[1:]:
+        if isinstance(output, TextDelta):
+            whole.token_ids.extend(output.token_ids)
+            whole.usage.CopyFrom(output.usage)
+        else:
+            reasoning += output.reasoning
+            whole.MergeFrom(output)
+    whole.text, whole.reasoning = text, reasoning  # of strings, a merged message has the last
+    return whole
 
 
 def unread_error() -> RpcError:

@@ -1,7 +1,7 @@
 """Both ends of a multiplexed stream without a model: a request is a number of tokens, counted up from a start."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,19 +25,16 @@ class Tokens:
     token_ids: list[int]
     is_last: bool = False
 
-    @property
-    def size(self) -> int:
-        return len(self.token_ids)
-
-    def merge(self, newer: "Tokens") -> "Tokens":
-        return Tokens(self.token_ids + newer.token_ids, newer.is_last)
+    @staticmethod
+    def merged(outputs: "Sequence[Tokens]") -> "Tokens":
+        return Tokens([token_id for tokens in outputs for token_id in tokens.token_ids], outputs[-1].is_last)
 
 
 class CountingSession(Session[GenerateSubmission, Tokens, ConnectRequest, ConnectResponse]):
     """Answers {token_ids: [start, count]} with start, start + 1, ..., one token per step()."""
 
     def __init__(self, may_greet: asyncio.Event, draining: Draining | None = None) -> None:
-        super().__init__()
+        super().__init__(Tokens.merged, lambda tokens: len(tokens.token_ids), lambda tokens: tokens.is_last)
         self._may_greet = may_greet
         self._draining = draining or Draining()
         self._draining.on_begin.add(self._greet_again)

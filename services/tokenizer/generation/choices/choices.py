@@ -11,7 +11,7 @@ from pagewire.services.tokenizer.generation.choices.counts import checked_count
 from pagewire.services.tokenizer.generation.choices.search_requests import searched
 from pagewire.services.tokenizer.generation.client_session import ClientSession
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
-from pagewire.services.tokenizer.output.text_output import TextDelta, UnreadOutput
+from pagewire.services.tokenizer.output.text_output import TextDelta, merged
 from pagewire.services.tokenizer.received import Received
 from pagewire.v1 import inference_pb2
 from pagewire.v1.common_pb2 import SamplingParams
@@ -59,8 +59,7 @@ async def _all(
         for index, one in enumerate(_single(received, count)):
             session.start(index, one)
         async for outputs in session.outbox:
-            for number, unread in outputs.items():
-                output = unread.read()
+            for number, output in outputs.items():
                 if isinstance(output, RpcError):
                     raise output
                 response = output.response if isinstance(output, TextDelta) else output
@@ -98,11 +97,10 @@ async def _best(
     has_logprobs = received.given.HasField("logprobs")
     if not has_logprobs:
         received.given.logprobs = 0
-    merged: dict[int, UnreadOutput] = {}
+    by_choice: list[list[inference_pb2.GenerateResponse]] = [[] for _ in range(best_of)]
     async for response in _all(generator, received, best_of):
-        output = UnreadOutput(response)
-        merged[response.index] = merged[response.index].merge(output) if response.index in merged else output
-    wholes = [merged[index].read() for index in range(best_of)]
+        by_choice[response.index].append(response)
+    wholes = [merged(responses) for responses in by_choice]
     outputs = [whole for whole in wholes if isinstance(whole, inference_pb2.GenerateResponse)]
     first = outputs[0]
     outputs.sort(key=_mean_logprob, reverse=True)

@@ -333,7 +333,7 @@ async def test_a_request_whose_output_nobody_takes_is_cut_off(tmp_path: Path) ->
         assert outputs[5].error is not None and outputs[5].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (
             "more than 20 tokens and log probabilities wait" in outputs[5].error.message
-            and len(outputs[5].token_ids) == 21
+            and len(outputs[5].token_ids) == 22
         )
         assert outputs[6].error is None and outputs[6].token_ids == output_of(1, 20)
         await line.wait_until_free()

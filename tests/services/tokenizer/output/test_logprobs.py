@@ -10,6 +10,7 @@ from pagewire.services.tokenizer.output.prompt_logprobs import prompt_logprobs
 from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.wire.streams import Outbox
 from tests.fakes import fake_prompt_logprobs
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 
@@ -94,7 +95,7 @@ def test_what_is_told_of_a_prompt_does_not_make_its_reader_a_slow_one() -> None:
     prompt = inference_pb2.PromptLogprobs(tokens=["x"] * (text_output.MAX_UNREAD + 1))
     usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=1)
     first = inference_pb2.GenerateResponse(text="a", token_ids=[1], usage=usage, prompt_logprobs=prompt)
-    more = text_output.UnreadOutput(text_output.TextDelta("b", [2] * text_output.MAX_UNREAD, usage))
-    unread = text_output.UnreadOutput(first)
-    assert unread.size == text_output.MAX_UNREAD + 2 and not unread.is_too_much, "it is a large message"
-    assert unread.merge(more).is_too_much
+    outbox = Outbox(text_output.merged, text_output.size_of)
+    assert text_output.size_of(first) == text_output.MAX_UNREAD + 2, "it is a large message"
+    assert outbox.put(1, first) == 0
+    assert outbox.put(1, text_output.TextDelta("b", [2], usage)) == 1, "the prompt does not count"

@@ -7,7 +7,8 @@ import grpc
 import pytest
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
-from pagewire.services.tokenizer.output.text_output import TextDelta, UnreadOutput
+from pagewire.services.tokenizer.output import text_output
+from pagewire.services.tokenizer.output.text_output import TextDelta
 from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
@@ -233,10 +234,7 @@ def test_unread_output_is_merged_whole() -> None:
         GenerateResponse(tool_calls=[ToolCallDelta(id="x", name="f")]),
         GenerateResponse(tool_calls=[ToolCallDelta(arguments="{}")], finish_reason=TOOL_CALLS),
     ]
-    unread = UnreadOutput(outputs[0])
-    for output in outputs[1:]:
-        unread = unread.merge(UnreadOutput(output))
-    said = unread.read()
+    said = text_output.merged(outputs)
     assert merged([said]) == ("ab", "cd", [("f", "{}")])
     assert (list(said.token_ids), said.finish_reason) == ([1, 2, 3], TOOL_CALLS)
     assert json.loads(said.tool_calls[1].arguments) == {}

@@ -732,7 +732,7 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
-    monkeypatch.setattr("pagewire.services.tokenizer.output.text_output.MAX_UNREAD", 20_000)
+    monkeypatch.setattr("pagewire.services.tokenizer.generation.client_session.MAX_UNREAD", 20_000)
     output = [504] * 400_000
     line = make_line(script=lambda request: output, max_model_len=10**6, tokens_per_step=500, auto=False)
     async with line.running(pool=pool):
@@ -763,16 +763,18 @@ def test_merged_outputs_say_the_same() -> None:
         logprobs = [inference_pb2.TokenLogprob(token_id=token)]
         return inference_pb2.GenerateResponse(text=text, token_ids=[token], usage=usage, logprobs=logprobs, **more)
 
-    unread = text_output.UnreadOutput(response("a", 1, prompt_token_ids=[9]))
-    for newer in (response("", 2), response("c", 3, finish_reason=STOP, stop_string="x")):
-        unread = unread.merge(text_output.UnreadOutput(newer))
-    merged = unread.read()
-    assert merged == unread.read()
+    outputs = [
+        response("a", 1, prompt_token_ids=[9]),
+        response("", 2),
+        response("c", 3, finish_reason=STOP, stop_string="x"),
+    ]
+    merged = text_output.merged(outputs)
+    assert text_output.merged([merged]) == merged
     assert (merged.text, list(merged.token_ids), list(merged.prompt_token_ids)) == ("ac", [1, 2, 3], [9])
     assert [token.token_id for token in merged.logprobs] == [1, 2, 3]
     assert (merged.usage.completion_tokens, merged.finish_reason, merged.stop_string) == (3, STOP, "x")
     failed = rpc.RpcError(grpc.StatusCode.INTERNAL, "x")
-    assert unread.merge(text_output.UnreadOutput(failed)).read() is failed
+    assert text_output.merged([merged, failed]) is failed
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2), (0, 1), (0, 2)])
@@ -781,13 +783,16 @@ def test_merged_deltas_say_the_same(order: tuple[int, ...]) -> None:
     first = inference_pb2.GenerateResponse(text="a", token_ids=[1], usage=usage, prompt_token_ids=[9])
     last = inference_pb2.GenerateResponse(text="c", token_ids=[3], usage=usage, finish_reason=STOP)
     outputs = [first, text_output.TextDelta("b", [2], usage), last]
-    unread = text_output.UnreadOutput(outputs[order[0]])
-    for index in order[1:]:
-        unread = unread.merge(text_output.UnreadOutput(outputs[index]))
-    merged = unread.read()
-    assert unread.size == len(order)
+    merged = text_output.merged([outputs[index] for index in order])
+    assert text_output.size_of(merged) == len(order)
     assert (merged.text, list(merged.token_ids)) == ("".join("abc"[i] for i in order), [i + 1 for i in order])
     assert (merged.usage, merged.finish_reason) == (usage, STOP if 2 in order else 0)
+
+
+def test_merged_deltas_stay_a_delta() -> None:
+    usage = common_pb2.Usage(completion_tokens=2)
+    deltas = [text_output.TextDelta("a", [1], usage), text_output.TextDelta("b", [2], usage)]
+    assert text_output.merged(deltas) == text_output.TextDelta("ab", [1, 2], usage)
 
 
 async def test_a_gateway_that_does_not_read_delays_nobody(make_line, pool) -> None:
