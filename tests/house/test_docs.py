@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Written by `make docs`: not counted, and not there in a fresh checkout (api.md).
 GENERATED = {ROOT / "docs" / name for name in ("api.md", "models.md", "from-vllm.md")}
-HAND_WRITTEN = sorted({ROOT / "README.md", *ROOT.glob("docs/**/*.md")} - GENERATED)
+# reading.md is a list of files, which has bounds of its own.
+HAND_WRITTEN = sorted({ROOT / "README.md", *ROOT.glob("docs/**/*.md")} - GENERATED - {ROOT / "docs/reading.md"})
 DESIGN = sorted(ROOT.glob("docs/design/*.md"))
 PAGES = [
     *sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - {ROOT / "docs/api.md"}),
@@ -51,7 +52,7 @@ def module_exists(module: str) -> bool:
 
 
 def test_the_documentation_is_short() -> None:
-    assert sum(map(lines, HAND_WRITTEN)) <= 2650
+    assert sum(map(lines, HAND_WRITTEN)) <= 2500
     assert lines(ROOT / "docs/architecture.md") <= 150
     assert max(map(lines, DESIGN)) <= 80
     assert lines(ROOT / "CHANGELOG.md") <= 60
