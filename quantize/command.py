@@ -16,20 +16,20 @@ from transformers.utils import logging as transformers_logging
 from pagewire.errors import StartupError
 from pagewire.files.models import find_model
 from pagewire.process.process import usable_cores
-from pagewire.quantize import tune, tune_layer
 from pagewire.quantize.config import QuantizeConfig
-from pagewire.quantize.decoder import Decoder
-from pagewire.quantize.gptq import GptqOptions
-from pagewire.quantize.grid import Grid
-from pagewire.quantize.layer import Method
-from pagewire.quantize.layouts import LAYOUTS
+from pagewire.quantize.model.decoder import Decoder
+from pagewire.quantize.model.sampling import sample_sequences
+from pagewire.quantize.model.source import Source
+from pagewire.quantize.model.texts import bundled_documents, encode, held_out, read_documents, sequences
 from pagewire.quantize.output import check_free, new_directory
 from pagewire.quantize.pipeline import Text, TuneSteps, quantize
 from pagewire.quantize.progress import Progress
-from pagewire.quantize.sampling import sample_sequences
-from pagewire.quantize.source import Source
-from pagewire.quantize.texts import bundled_documents, encode, held_out, read_documents, sequences
-from pagewire.quantize.training import steps_that_fit
+from pagewire.quantize.rounding.gptq import GptqOptions
+from pagewire.quantize.rounding.grid import Grid
+from pagewire.quantize.rounding.layer import Method
+from pagewire.quantize.rounding.layouts import LAYOUTS
+from pagewire.quantize.training import tune, tune_layer
+from pagewire.quantize.training.training import steps_that_fit
 from pagewire.services.executor.start.startup import resolve_device
 
 logger = logging.getLogger(__name__)

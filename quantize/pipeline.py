@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.quantize.decoder import Decoder
-from pagewire.quantize.layer import LayerQuantizer, Method
-from pagewire.quantize.layouts import LAYOUTS, awq_config, gptq_config
+from pagewire.quantize.model.decoder import Decoder
+from pagewire.quantize.model.student import QuantizedState, Student
 from pagewire.quantize.output import CheckpointWriter
 from pagewire.quantize.progress import Progress
 from pagewire.quantize.report import Report, Tuning, perplexity
-from pagewire.quantize.student import QuantizedState, Student
-from pagewire.quantize.tune import tune
-from pagewire.quantize.tune_layer import tune_layer
+from pagewire.quantize.rounding.layer import LayerQuantizer, Method
+from pagewire.quantize.rounding.layouts import LAYOUTS, awq_config, gptq_config
+from pagewire.quantize.training.tune import tune
+from pagewire.quantize.training.tune_layer import tune_layer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pagewire.quantize.layer import STAGES
+from pagewire.quantize.rounding.layer import STAGES
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ def smoke_parts(device: str, small: bool) -> list[Part]:
             for name in REPLAYED
         ),
         *(
-            Part(f"{SMOKE} {name}", ("-m", f"tests.kernels.triton_{name}", *at), SMOKE_SECONDS, interpreted)
+            Part(f"{SMOKE} {name}", ("-m", f"tests.kernels.triton.{name}", *at), SMOKE_SECONDS, interpreted)
             for name in FAMILIES
         ),
     ]

@@ -45,7 +45,7 @@ def main() -> int:
 def kernel_faults(kernel: str, device: torch.device, num_replays: int) -> Iterator[str]:
     """Of a kernel in `pagewire.kernels.tuning`, on small shapes."""
     # Where Triton interprets, kernels have to be defined after TRITON_INTERPRET is set.
-    from benchmarks.kernels.problem_sets import problems_of
+    from benchmarks.kernels.problems.problem_sets import problems_of
     from benchmarks.kernels.shapes import tuned_shapes
     from pagewire.kernels import tuning
 

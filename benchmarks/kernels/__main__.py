@@ -65,7 +65,7 @@ def main() -> int:
 
 def _work(arguments: argparse.Namespace) -> int:
     if arguments.compile_part:
-        from benchmarks.kernels import compile_forms
+        from benchmarks.kernels.forms import compile_forms
 
         return compile_forms.compile_part(arguments)
     from benchmarks.kernels import tune

@@ -9,9 +9,10 @@ from pathlib import Path
 import triton
 
 from benchmarks.kernels.compiler import ARCHITECTURES, Resources, Specialization, compile_for
-from benchmarks.kernels.specializations import all_forms
+from benchmarks.kernels.forms.specializations import all_forms
 
-RESULTS = Path(__file__).parents[1] / "results"
+# The record is a fixture: a test compares the forms of the code with it.
+RECORD = Path(__file__).parents[2] / "tests" / "kernels" / "compiled" / "compiled_forms.md"
 # Stack bytes per thread: spilled registers. A few move with every Triton version; many are a slow kernel.
 MAX_STACK = 64
 
@@ -56,14 +57,14 @@ def run() -> int:
     forms = [(capability, form) for capability in ARCHITECTURES for form in all_forms(capability).values()]
     started = time.perf_counter()
     record, failed = compile_all(forms)
-    path = write(record)
-    print(f"{len(forms)} compiled in {time.perf_counter() - started:.0f} s (Triton keeps what it compiled): {path}")
+    write(record)
+    print(f"{len(forms)} compiled in {time.perf_counter() - started:.0f} s (Triton keeps what it compiled): {RECORD}")
     for line in failed:
         print(f"FAILED {line}")
     return 1 if failed else 0
 
 
-def write(record: Record) -> Path:
+def write(record: Record) -> None:
     """The record as a table per kernel, in place of the last one."""
     date = time.strftime("%Y-%m-%d", time.gmtime())
     capabilities = list(ARCHITECTURES)
@@ -82,19 +83,14 @@ def write(record: Record) -> Path:
             if name == kernel:
                 cells = [cell(resources[c]) if c in resources else "-" for c in capabilities]
                 lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    for old in RESULTS.glob("*-kernels-aot.md"):
-        old.unlink()
-    path = RESULTS / f"{date}-kernels-aot.md"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    RECORD.write_text("\n".join(lines) + "\n")
 
 
 def recorded() -> dict[tuple[int, str, str], Resources]:
     """(capability, kernel's name, variant) of everything in the committed record -> what it uses."""
-    (path,) = RESULTS.glob("*-kernels-aot.md")
     found = {}
     kernel = ""
-    for line in path.read_text().splitlines():
+    for line in RECORD.read_text().splitlines():
         if line.startswith("## "):
             kernel = line.removeprefix("## ")
         elif line.startswith("| ") and not line.startswith(("| form ", "| --- ")):

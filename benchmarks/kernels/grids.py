@@ -25,7 +25,6 @@ COMPILED: dict[str, Grid] = {
     "prefill_attention": {
         "block_m": (64, 128),
         "block_n": (32, 64, 128),
-        "tiles_in_flight": (1, 2),
         "descriptors": (0, 1),
         "num_warps": (4, 8),
         "num_stages": (2, 3),
@@ -118,16 +117,12 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return staged <= _SHARED_BYTES and (config["num_warps"] > 1 or is_small)
     if kernel == "prefill_attention":
         staged = 2 * config["block_n"] * shape["head_dim"] * shape["kv_bytes"] * config["num_stages"]
-        # With two tiles in flight a thread has the weights of one beside the scores of the other.
-        columns = shape["head_dim"] + config["block_n"] * config["tiles_in_flight"]
-        sums = config["block_m"] * columns / threads
-        # Scores of 32 keys wait for shared memory: twice the bytes of 64 for as many products.
-        overlaps = shape["kv_bytes"] == 2 and (config["block_n"] > 32 or shape["head_dim"] > 128)
+        sums = config["block_m"] * (shape["head_dim"] + config["block_n"]) / threads
         if config["descriptors"]:
             described = shape["block_size"] >= config["block_n"] > 32 and shape["kv_bytes"] == 2
-            few = config["tiles_in_flight"] == 1 and config["num_warps"] == (4 if shape["head_dim"] <= 128 else 8)
+            few = config["num_warps"] == (4 if shape["head_dim"] <= 128 else 8)
             return described and few and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
-        return (overlaps or config["tiles_in_flight"] == 1) and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
+        return staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
     if kernel == "grouped_gemv":
         return config["block_n"] <= threads * 2
     if kernel == "skinny_product":  # each warp has 16 rows of a product, or more

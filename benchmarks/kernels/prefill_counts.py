@@ -33,25 +33,23 @@ FULL_WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
 FP32 = ("FADD", "FMUL", "FFMA", "FMNMX", "F2F")
 PROMPT = {"kv_bytes": 2, "group": GROUP, "batch": 1, "query_len": 1024}
 
-# (head_dim, block_size) -> rows, keys, tiles in flight, descriptors, warps, stages
+# (head_dim, block_size) -> rows, keys, descriptors, warps, stages
 FORMS = {
-    (64, 16): ((128, 64, 1, 0, 8, 3), (128, 64, 2, 0, 8, 3), (64, 64, 1, 0, 4, 3)),
-    (64, 64): ((128, 64, 1, 1, 4, 3), (128, 64, 1, 1, 8, 3), (64, 64, 1, 1, 4, 3)),
+    (64, 16): ((128, 64, 0, 8, 3), (64, 64, 0, 4, 3)),
+    (64, 64): ((128, 64, 1, 4, 3), (128, 64, 1, 8, 3), (64, 64, 1, 4, 3)),
     (128, 16): (
-        (128, 64, 1, 0, 8, 3),
-        (128, 64, 2, 0, 8, 3),
-        (128, 128, 1, 0, 8, 2),
-        (128, 32, 1, 0, 8, 3),
-        (64, 64, 1, 0, 4, 3),
+        (128, 64, 0, 8, 3),
+        (128, 128, 0, 8, 2),
+        (128, 32, 0, 8, 3),
+        (64, 64, 0, 4, 3),
     ),
-    (128, 64): ((128, 64, 1, 1, 4, 2), (128, 64, 1, 1, 8, 2), (64, 64, 1, 1, 4, 2)),
+    (128, 64): ((128, 64, 1, 4, 2), (128, 64, 1, 8, 2), (64, 64, 1, 4, 2)),
     (256, 16): (
-        (128, 32, 1, 0, 8, 3),
-        (128, 32, 2, 0, 8, 3),
-        (128, 64, 1, 0, 8, 2),
-        (64, 64, 1, 0, 4, 2),
+        (128, 32, 0, 8, 3),
+        (128, 64, 0, 8, 2),
+        (64, 64, 0, 4, 2),
     ),
-    (256, 64): ((128, 64, 1, 1, 8, 2), (128, 32, 2, 0, 8, 3)),
+    (256, 64): ((128, 64, 1, 8, 2), (128, 32, 0, 8, 3)),
 }
 
 
@@ -159,7 +157,7 @@ def tabled(head_dim: int, block_size: int) -> dict[str, int]:
 
 
 def configurations(head_dim: int, block_size: int) -> Iterator[dict[str, int]]:
-    names = ("block_m", "block_n", "tiles_in_flight", "descriptors", "num_warps", "num_stages")
+    names = ("block_m", "block_n", "descriptors", "num_warps", "num_stages")
     for values in FORMS[head_dim, block_size]:
         yield dict(zip(names, values, strict=True))
 
@@ -182,8 +180,6 @@ def lines() -> Iterator[str]:
         table = tabled(head_dim, block_size)
         for config, loop in zip(configurations(head_dim, block_size), loops(head_dim, block_size), strict=True):
             form = "TMA" if config["descriptors"] else "addresses"
-            if config["tiles_in_flight"] == 2:
-                form += ", two tiles in flight"
             cells = (
                 head_dim, block_size, f"{loop.rows} x {loop.keys}", loop.warps, config["num_stages"], form,
                 loop.registers, loop.shared // 1024, loop.programs, loop.instructions, loop.products,

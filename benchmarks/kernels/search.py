@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.measure import Call, median_seconds
 from benchmarks.kernels.grids import Config, forms_of, launches_of
-from benchmarks.kernels.problem_sets import Problem, problems_of
+from benchmarks.kernels.problems.problem_sets import Problem, problems_of
 from benchmarks.kernels.shapes import Shape
 from benchmarks.kernels.supervised import Journal
 from pagewire.kernels import tuning

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from benchmarks.kernels.expert_problems import expert_shapes
-from benchmarks.kernels.grouped_problems import grouped_shapes
-from benchmarks.kernels.linear_problems import linear_shapes
-from benchmarks.kernels.skinny_problems import skinny_shapes
+from benchmarks.kernels.problems.expert_problems import expert_shapes
+from benchmarks.kernels.problems.grouped_problems import grouped_shapes
+from benchmarks.kernels.problems.linear_problems import linear_shapes
+from benchmarks.kernels.problems.skinny_problems import skinny_shapes
 from pagewire.kernels import tuning
 
 Shape = Mapping[str, int]

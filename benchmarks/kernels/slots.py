@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, compile_for
-from benchmarks.kernels.specializations import attention_form
+from benchmarks.kernels.forms.specializations import attention_form
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention.split_cut import MOST_SPLITS, Cut, cut
 from pagewire.kernels.triton.attention.split_plan import PROGRAM_COST, SHORT_QUERY, SPLIT_COST

@@ -17,7 +17,7 @@ import torch
 import triton
 
 from benchmarks.gpu.report import Budget, device_name
-from benchmarks.kernels.compile_forms import compile_ahead
+from benchmarks.kernels.forms.compile_forms import compile_ahead
 from benchmarks.kernels.search import DeviceLostError, search
 from benchmarks.kernels.shapes import Shape, tuned_shapes
 from benchmarks.kernels.supervised import DEVICE_LOST, Journal, supervise

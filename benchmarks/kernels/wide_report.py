@@ -15,7 +15,7 @@ from functools import cache
 
 from benchmarks.gpu.cases.product_cases import SHAPES
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, compile_for
-from benchmarks.kernels.grouped_products import product
+from benchmarks.kernels.forms.grouped_products import product
 from benchmarks.kernels.main_loop import count, main_loop
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.products.grouped_gemm import FIXED_TILES, WIDE_SPLIT_TILES, split_tiles_of

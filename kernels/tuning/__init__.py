@@ -71,7 +71,7 @@ KERNELS = {
     "prefill_attention": Keys(
         _ATTENTION_BOUNDS,
         _ATTENTION_DISTANCES,
-        ("block_m", "block_n", "tiles_in_flight", "descriptors", "num_warps", "num_stages"),
+        ("block_m", "block_n", "descriptors", "num_warps", "num_stages"),
     ),
     # library_rows: from how many tokens on a library's product is faster; block_library_rows: with scales per block.
     "fp8_product": Keys((), _PRODUCT_DISTANCES, (*_PRODUCT_CONFIG, "library_rows", "block_library_rows")),

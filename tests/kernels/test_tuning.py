@@ -45,7 +45,6 @@ def entry(block_n: int = 32, **shape: int) -> dict[str, Any]:
     config = {
         "block_m": 64,
         "block_n": block_n,
-        "tiles_in_flight": 1,
         "descriptors": 0,
         "num_warps": 4,
         "num_stages": 2,

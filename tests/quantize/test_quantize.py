@@ -21,13 +21,13 @@ from pagewire.files.tokenizer_files.byte_alphabet import BYTE_TO_CHAR
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.quantize import command, output
 from pagewire.quantize.config import QuantizeConfig
-from pagewire.quantize.decoder import Decoder
-from pagewire.quantize.gptq import GptqOptions
-from pagewire.quantize.grid import Grid
-from pagewire.quantize.layer import LayerQuantizer, Method
+from pagewire.quantize.model.decoder import Decoder
+from pagewire.quantize.model.source import Source
+from pagewire.quantize.model.texts import bundled_documents, held_out, read_documents, sequences
 from pagewire.quantize.output import CheckpointWriter
-from pagewire.quantize.source import Source
-from pagewire.quantize.texts import bundled_documents, held_out, read_documents, sequences
+from pagewire.quantize.rounding.gptq import GptqOptions
+from pagewire.quantize.rounding.grid import Grid
+from pagewire.quantize.rounding.layer import LayerQuantizer, Method
 from tests.quantize.test_quantize_layouts import decode_awq, decode_gptq
 from tests.services.executor.models.test_models import save_tiny
 

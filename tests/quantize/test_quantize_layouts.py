@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.quantize.config import QuantizeConfig
-from pagewire.quantize.grid import Grid
-from pagewire.quantize.layouts import LAYOUTS, awq_config, awq_tensors, gptq_config, gptq_tensors
+from pagewire.quantize.rounding.grid import Grid
+from pagewire.quantize.rounding.layouts import LAYOUTS, awq_config, awq_tensors, gptq_config, gptq_tensors
 from pagewire.services.executor.loading.quantization.registry import FORMATS
 
 _SHIFT_OF_COLUMN = [0, 16, 4, 20, 8, 24, 12, 28]  # AutoAWQ: bit at which column 0..7 of a word begins

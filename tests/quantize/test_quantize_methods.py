@@ -8,10 +8,10 @@ from torch import Tensor
 
 from pagewire.errors import StartupError
 from pagewire.kernels.quantized import GroupedWeight
-from pagewire.quantize.activations import InputStatistics
-from pagewire.quantize.awq import awq, input_scales
-from pagewire.quantize.gptq import GptqOptions, gptq, inverse_factor
-from pagewire.quantize.grid import Grid, clipped_scales, round_to_nearest, row_errors
+from pagewire.quantize.rounding.activations import InputStatistics
+from pagewire.quantize.rounding.awq import awq, input_scales
+from pagewire.quantize.rounding.gptq import GptqOptions, gptq, inverse_factor
+from pagewire.quantize.rounding.grid import Grid, clipped_scales, round_to_nearest, row_errors
 
 NUM_OUTPUTS, NUM_INPUTS = 48, 160  # five groups of 32, or two of which the last is smaller
 

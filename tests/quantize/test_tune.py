@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 
 from pagewire.errors import StartupError
 from pagewire.files.tokenizer_files.loading import load_tokenizer
-from pagewire.quantize import progress, training, tune, tune_layer
+from pagewire.quantize import progress
 from pagewire.quantize.config import QuantizeConfig
-from pagewire.quantize.distillation import Divergence
-from pagewire.quantize.student import TunedVector, TunedWeight
-from pagewire.quantize.texts import bundled_documents, held_out, sequences
-from pagewire.quantize.training import batches
+from pagewire.quantize.model.student import TunedVector, TunedWeight
+from pagewire.quantize.model.texts import bundled_documents, held_out, sequences
+from pagewire.quantize.training import training, tune, tune_layer
+from pagewire.quantize.training.distillation import Divergence
+from pagewire.quantize.training.training import batches
 from tests.quantize.test_quantize import decoded_state, perplexity, quantize, save_model
 from tests.quantize.test_quantize_layouts import random_weight
 

@@ -42,7 +42,7 @@ PEER_TARGETS = (Target("ratio", 0.85, 1.05, "fa3"),)
 FP8_TARGET = Target("ratio", 1.6, 1.85, "bf16 KV")
 VERIFY_TARGET = Target("ratio", 1 / 1.10, 1.0, "q_len 1")
 PREFILL_TARGETS = (Target("tflops", 400.0, 500.0), Target("ratio", 0.60, 0.75, "fa3"))
-OVERLAP_TARGETS = (Target("ratio", 1.0, 1.3, "plain"),)
+DESCRIPTOR_TARGETS = (Target("ratio", 1.0, 1.3, "plain"),)
 SHORT_PREFILL_TARGETS = (Target("ratio", 0.95, 1.0, "fa3"),)
 FIXED_SPLIT = 256
 
@@ -95,8 +95,7 @@ def prefill_cases(device: torch.device, small: bool, build: FlashInferBuild | No
     yield prefill([1024], [1024], "1024", SHORT_PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
     yield prefill([4096], [4096], "4096", PREFILL_TARGETS, "sdpa", "flex", "fa3", "flashinfer")
     yield prefill([16384], [16384], "16384", PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
-    for block_size in (16, 64):
-        yield _overlap(AttentionShape(*LLAMA_HEADS, block_size, [4096], [4096]), device)
+    yield _descriptors(AttentionShape(*LLAMA_HEADS, 64, [4096], [4096]), device)
     yield prefill([512], [8704], "512 behind 8192", PREFILL_TARGETS, "fa3", "flashinfer")
     mixed = [2048, 1024, 1536, 512, 1800, 700, 300, 272]
     yield prefill(mixed, mixed, "8 x 272-2048", (), "fa3", "flashinfer")
@@ -176,8 +175,8 @@ def _verify(single: AttentionShape, query_len: int, device: torch.device) -> Cas
     return Case("decode", _name(shape, label), shape.num_bytes, built, 0, (VERIFY_TARGET,))
 
 
-def _overlap(shape: AttentionShape, device: torch.device) -> Case:
-    """One prompt, against our own kernel with one tile in flight, by addresses."""
+def _descriptors(shape: AttentionShape, device: torch.device) -> Case:
+    """One prompt, compared with our own kernel that reads pages by addresses."""
     query_len, group = shape.query_lens[0], shape.num_heads // shape.num_kv_heads
     config = tuning.lookup(
         "prefill_attention", tuning.capability_of(device), head_dim=shape.head_dim, kv_bytes=shape.kv_dtype.itemsize,
@@ -187,12 +186,12 @@ def _overlap(shape: AttentionShape, device: torch.device) -> Case:
     def built() -> Built:
         inputs = make_inputs(shape, device)
         ours = _ours(inputs)
-        plain = dict(config) | {"tiles_in_flight": 1, "descriptors": 0, "num_warps": 8}
+        plain = dict(config) | {"descriptors": 0, "num_warps": 8}
         calls: list[Call] = [partial(_call_forced, plain, call) for call in ours.calls]
         return Built({OURS: ours, "plain": Contestant(calls, None)})
 
-    name = _name(shape, f"{query_len} overlap")
-    return Case("prefill", name, shape.num_bytes, built, shape.num_flops, OVERLAP_TARGETS)
+    name = _name(shape, f"{query_len} descriptors")
+    return Case("prefill", name, shape.num_bytes, built, shape.num_flops, DESCRIPTOR_TARGETS)
 
 
 def _call_forced(config: Mapping[str, int], call: Call) -> None:

@@ -29,7 +29,6 @@ from pagewire.kernels.triton.attention.attention_tile import (
     with_sinks,
     zero_parts,
 )
-from pagewire.kernels.triton.attention.overlapped import attend_overlapped
 from pagewire.kernels.triton.attention.page_descriptors import (
     attend_pages,
     can_describe,
@@ -71,7 +70,6 @@ def prefill_attention_kernel(
     SOFT_CAP: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     LATENT_DIM: tl.constexpr,  # 0: keys and values are apart
-    TILES_IN_FLIGHT: tl.constexpr,  # 1, or 2 (see `overlapped`)
 ):
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -148,12 +146,6 @@ def prefill_attention_kernel(
             query, acc, maximum, denominator, pages, table_ptr, kv_head, num_kv_heads, entered, masked, position,
             scale, BLOCK_SIZE, HEAD_DIM, BLOCK_N, SOFT_CAP,
         )  # fmt: skip
-    elif TILES_IN_FLIGHT == 2:
-        acc, acc_rest, maximum, denominator = attend_overlapped(
-            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, table_ptr,
-            entered, masked, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
-            BLOCK_M, BLOCK_N, SOFT_CAP, NATIVE_FP8,
-        )  # fmt: skip
     else:
         blocks = load_blocks(table_ptr, entered, end, BLOCK_SIZE, BLOCK_N)
         for tile_start in tl.range(entered, masked, BLOCK_N):
@@ -204,7 +196,7 @@ def rows_of_tile(
 @cache
 def _constants(
     head_dim: int, group: int, block_size: int, reqs: int, block_m: int, block_n: int, window: int, soft_cap: float,
-    fp8_cache: bool, native_fp8: bool, latent_dim: int, tiles_in_flight: int,
+    fp8_cache: bool, native_fp8: bool, latent_dim: int,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for."""
     dims, rest = head_parts(head_dim, fp8_cache, latent_dim)
@@ -223,7 +215,6 @@ def _constants(
         "SOFT_CAP": soft_cap,
         "NATIVE_FP8": native_fp8,
         "LATENT_DIM": latent_dim,
-        "TILES_IN_FLIGHT": tiles_in_flight,
     }
 
 
@@ -256,8 +247,7 @@ def prefill_attention(
 ) -> None:
     """The requests of more than SHORT_QUERY query tokens, to their places in out; arguments as in `paged_attention`.
 
-    config: block_m (rows of a tile), block_n (keys of a tile), tiles_in_flight (2: see
-    `pagewire.kernels.triton.attention.overlapped`; in 16 bits only, and keys apart from values), descriptors (1: see
+    config: block_m (rows of a tile), block_n (keys of a tile), descriptors (1: see
     `pagewire.kernels.triton.attention.page_descriptors`, where they can be; on sm_90 only), num_warps, num_stages.
     """
     num_tokens, num_heads, head_dim = query.shape
@@ -266,7 +256,7 @@ def prefill_attention(
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, requests_padded(num_reqs), config["block_m"],
         config["block_n"], sliding_window, soft_cap, kv_scales is not None,
-        fp8.has_native_decode(query.device), latent_dim, config["tiles_in_flight"],
+        fp8.has_native_decode(query.device), latent_dim,
     )  # fmt: skip
     described = config["descriptors"] and can_describe(
         head_dim, block_size, constants["BLOCK_N"], kv_cache.dtype, latent_dim
@@ -332,7 +322,7 @@ def specialization(
     types, none = argument_types(_TYPES, dtype, fp8_cache, sinks)
     constants = _constants(
         head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
-        soft_cap, fp8_cache, capability >= 89, latent_dim, config["tiles_in_flight"],
+        soft_cap, fp8_cache, capability >= 89, latent_dim,
     )  # fmt: skip
     if config["descriptors"] and can_describe(head_dim, block_size, config["block_n"], kv_dtype, latent_dim):
         types["pages"] = descriptor_type(types["kv_cache_ptr"].removeprefix("*"), head_dim, config["block_n"])

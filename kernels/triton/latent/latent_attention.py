@@ -15,7 +15,7 @@ MOST_HEADS = 16
 
 # Of both kernels, as `tuning` has it for others. Not tuned: it fits the shared memory of all architectures.
 CONFIG = {
-    "block_m": 16, "block_n": 32, "tiles_in_flight": 1, "descriptors": 0, "num_warps": 4, "num_stages": 2,
+    "block_m": 16, "block_n": 32, "descriptors": 0, "num_warps": 4, "num_stages": 2,
     "programs_per_sm": 2, "min_split": 256,
 }  # fmt: skip
 MOST_FP32 = 256  # latent_dim in fp32: beyond it registers spill by kilobytes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.test_triton import ROOT
+from tests.kernels.processes import ROOT
 
 pytestmark = [
     pytest.mark.gpu,

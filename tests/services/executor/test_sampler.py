@@ -1,6 +1,6 @@
 """The sampler behind its parameters: what each one does to the next token, and that a token depends on nothing else.
 
-Distributions, truncation and noise are the ops' (`tests/kernels/test_sampling.py`).
+Distributions, truncation and noise are the ops' (`tests/kernels/cpu/test_sampling.py`).
 """
 
 from typing import Any

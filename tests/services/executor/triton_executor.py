@@ -17,7 +17,7 @@ from typing import Any
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
-from tests.kernels.interpreted import nothing_computed
+from tests.kernels.triton.interpreted import nothing_computed
 from tests.services.executor.drafting import KnownTexts
 from tests.services.executor.stepping import (
     CPU,

@@ -25,7 +25,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from pagewire.kernels.ops.definition import implementation
 from pagewire.services.executor.start.assembly import assemble
-from tests.kernels.interpreted import nothing_computed
+from tests.kernels.triton.interpreted import nothing_computed
 from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt, tiny_llama
 
 _4_BITS = {

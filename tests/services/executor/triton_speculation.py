@@ -36,7 +36,7 @@ from pagewire.services.executor.speculation.self_draft import SelfDraft
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_shapes
 from pagewire.services.executor.step.step import Step
-from tests.kernels.interpreted import nothing_computed
+from tests.kernels.triton.interpreted import nothing_computed
 from tests.services.executor.far_memory import far_memory, unread
 from tests.services.executor.speculation.test_heads import write_head
 from tests.services.executor.stepping import CPU, GREEDY, LIMITS, Driver, prompt, sampling_params, tiny_llama

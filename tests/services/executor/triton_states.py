@@ -18,7 +18,7 @@ from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.models.mamba2 import Mamba2Model
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
-from tests.kernels.interpreted import nothing_computed
+from tests.kernels.triton.interpreted import nothing_computed
 from tests.services.executor.models.tiny import load
 from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, VOCAB_SIZE, Driver, prompt
 from tests.services.executor.test_cuda_graphs import ReplayedFunction

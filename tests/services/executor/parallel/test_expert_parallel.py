@@ -20,7 +20,7 @@ from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
 from pagewire.services.executor.start.assembly import assemble
-from tests.kernels.test_collectives import on_ranks as on_threads
+from tests.kernels.cpu.test_collectives import on_ranks as on_threads
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.models.test_experts import write_experts
 from tests.services.executor.models.test_quantized_experts import FORMATS, save_quantized

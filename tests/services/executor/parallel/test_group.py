@@ -7,7 +7,7 @@ import pytest
 from pagewire.errors import StartupError
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Failure, Group, RankLost
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
-from tests.kernels.test_collectives import on_ranks
+from tests.kernels.cpu.test_collectives import on_ranks
 
 
 def make_groups(size: int) -> list[Group]:

@@ -1,0 +1,1 @@
+"""Inputs on which kernels with tuning tables are timed."""

@@ -1,0 +1,1 @@
+"""How weights are rounded: grids, methods, one decoder layer at a time."""

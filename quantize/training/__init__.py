@@ -1,0 +1,1 @@
+"""Training of what rounding has left: one layer, or the whole model."""

@@ -1,0 +1,1 @@
+"""The kernels on a CPU: in C++, and in torch."""
