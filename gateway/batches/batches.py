@@ -88,7 +88,9 @@ class Batches:
         await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
         try:
             value, owner = msgspec.json.encode(record), record.tenant.name
-            await self._documents.put(id, value, owner=owner, first=self.jobs.log.beginning(id, b""))
+            await self._documents.put(
+                id, value, owner=owner, first=lambda connection: self.jobs.log.add(connection, id, b"")
+            )
             self.jobs.wake()
         except BaseException:
             self.working_file(id).unlink(missing_ok=True)

@@ -4,6 +4,7 @@ A client asks with the header `Idempotency-Key`, and sends its request again to 
 its hash, its seed and the head of its answer, with which the same request means the same generation, and the outputs.
 """
 
+import asyncio
 import hashlib
 import json
 import secrets
@@ -19,15 +20,15 @@ from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reply import Line
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.kept.drive import Drive
 from pagewire.gateway.kept.event_ids import EventIds, parse_event_id
+from pagewire.gateway.kept.generation import KeptGeneration
 from pagewire.gateway.kept.reply import KeptReply
 from pagewire.gateway.kept.writing import Source
 from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.gateway.store import Leases, Log
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from pagewire.wire import tenants
+from pagewire.wire import rpc, tenants
 
 MAX_KEY_CHARS = 255
 # The least time between two entries of an answer that is not streamed: its client reads only the end.
@@ -50,15 +51,12 @@ class Keeper:
     def __init__(self, log: Log, *, keep_all_streams: bool) -> None:
         self._log = log
         self._leases = Leases(log)
-        self._drives: dict[str, Drive] = {}  # the generations that this process continues, by id
+        self._followed: dict[str, KeptGeneration] = {}  # by id
+        self._running: set[asyncio.Task[None]] = set()  # of generations, also of those without followers
         self._keep_all_streams = keep_all_streams
 
     async def close(self) -> None:
-        drives = list(self._drives.values())
-        for drive in drives:
-            drive.stop()
-        for drive in drives:
-            await drive.closed.wait()
+        await rpc.cancel(list(self._running))
         await self._log.close()
 
     async def open(self, request: Request, body: GenerationParameters) -> "Kept | None":
@@ -105,14 +103,18 @@ class Keeper:
         def start(earlier: Sequence[Sequence[GenerateResponse]]) -> Source:
             return link.generate(requests, streaming=True, context=context, earlier=earlier)
 
-        def drive(*, is_free: bool) -> Drive | None:
-            if is_free and id not in self._drives:
-                self._drives[id] = Drive(
-                    id, self._log, self._leases, start, len(requests), pace_s, lambda: self._drives.pop(id)
-                )
-            return self._drives.get(id)
+        if (generation := self._followed.get(id)) is None:
+            generation = KeptGeneration(
+                id, self._log, self._leases, start, len(requests), pace_s, lambda: self._forget(id, generation)
+            )
+            self._followed[id] = generation
+            self._running.add(generation.task)
+            generation.task.add_done_callback(self._running.discard)
+        return KeptReply(generation, requests)
 
-        return KeptReply(self._log, id, requests, drive)
+    def _forget(self, id: str, generation: KeptGeneration | None) -> None:
+        if self._followed.get(id) is generation:
+            del self._followed[id]
 
 
 KEEPER = AppState[Keeper]("keeper")

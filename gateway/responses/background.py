@@ -76,8 +76,9 @@ class Background:
         logprobs = request.sampling_params.HasField("logprobs")
         tenant = tenants.present.get()
         stored = Stored(encode(response), input, response.previous_response_id, logprobs, tenant=tenant)
+        about = request.SerializeToString()
         await self._responses.save(
-            response.id, stored, first=self._log.beginning(response.id, request.SerializeToString())
+            response.id, stored, first=lambda connection: self._log.add(connection, response.id, about)
         )
         self._jobs.wake()
 
@@ -100,7 +101,7 @@ class Background:
 
     async def delete(self, id: str) -> None:
         """Deletes a response of any kind; one that still runs is aborted. Raises ApiError 404."""
-        await self._responses.delete(id, first=self._log.deletion(id))
+        await self._responses.delete(id, first=lambda connection: self._log.remove(connection, id))
 
     async def events(self, id: str, first_event: int, shutdown: GracefulShutdown) -> AsyncIterator[bytes]:
         """Returns the events from this number on, until the response ends or the gateway shuts down.
@@ -171,12 +172,7 @@ class Background:
                     raise LeaseLost(lease.id)
                 ended = _at_end(stored, _outputs(tail.values), error)
                 logger.info("response %s %s after %d outputs", lease.id, status_of(ended), len(tail.values))
-                if not await self._responses.update(lease.id, ended, lease):
-                    stored = None
-            if stored is None:  # it expired or made room
-                await self._log.delete(lease.id)
-                lease.has_ended = True
-                return
+                await self._responses.update(lease.id, ended, lease)
         except (DecodeError, ProtobufDecodeError):
             logger.exception("response %s is stored in a form that cannot be read; it is given up", lease.id)
         await self._jobs.end(lease)

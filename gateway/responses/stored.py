@@ -1,9 +1,8 @@
 """Stored responses, with their input: clients retrieve them, and continue conversations from them."""
 
-import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from pagewire.gateway.responses.bodies.items import (
 from pagewire.gateway.responses.bodies.queries import InputItemsQuery
 from pagewire.gateway.responses.bodies.responses import InputItemList, ModelResponse, decode_response
 from pagewire.gateway.responses.conversation import AnyItem
-from pagewire.gateway.store import Bound, Lease, Store, held
+from pagewire.gateway.store import Bound, Lease, Store, Work, held
 from pagewire.wire.tenants import NOBODY, Tenant, present
 
 PREFIX = "resp_"
@@ -52,16 +51,16 @@ class Responses:
         self._documents = store.documents("response", bound)
         self._ttl_s = ttl_s
 
-    async def save(
-        self, id: str, stored: Stored, *, first: Callable[[sqlite3.Connection], object] | None = None
-    ) -> None:
+    async def save(self, id: str, stored: Stored, *, first: Work | None = None) -> None:
         """first: work that comes first in the same transaction."""
         owner = present.get().name
         await self._documents.put(id, _encode(stored), owner=owner, expires_at=self._expires_at(), first=first)
 
     async def update(self, id: str, stored: Stored, lease: Lease) -> bool:
         """Saves a response, unless it was deleted. Returns whether it was there. Raises LeaseLost."""
-        return await self._documents.replace(id, _encode(stored), expires_at=self._expires_at(), first=held(lease))
+        return await self._documents.put(
+            id, _encode(stored), expires_at=self._expires_at(), first=held(lease), adds=False
+        )
 
     async def find(self, id: str) -> Stored | None:
         """Finds a response of the present tenant."""
@@ -79,7 +78,7 @@ class Responses:
             raise ApiError(404, f"no response {id!r}: {self._why()}", param="response_id", code="response_not_found")
         return stored
 
-    async def delete(self, id: str, *, first: Callable[[sqlite3.Connection], object]) -> None:
+    async def delete(self, id: str, *, first: Work) -> None:
         """first: work of the same transaction. Raises ApiError 404."""
         if not await self._documents.delete(id, present.get().name, first=first):
             await self.get(id)

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pagewire.errors import StartupError
 from pagewire.gateway.core.errors import ApiError
@@ -92,6 +93,7 @@ DELETE FROM documents WHERE collection = 'response_output';
 """,
 )
 
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
@@ -143,6 +145,37 @@ class Database:
         if code == sqlite3.SQLITE_BUSY:
             return ApiError(503, "the gateway's data directory is busy; try again")
         return storage_failure(self._path.parent, error, is_full=code == sqlite3.SQLITE_FULL)
+
+
+class OnDatabase:
+    """A class whose methods are work on a database; `reading` and `writing` make them awaitable."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+
+def reading(
+    work: Callable[Concatenate[Any, sqlite3.Connection, Params], Result],
+) -> Callable[Concatenate[Any, Params], Coroutine[Any, Any, Result]]:
+    """Makes work on a connection a method that is awaited without one, and runs in a transaction of `self.database`."""
+
+    @wraps(work)
+    async def method(self: OnDatabase, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        return await self.database.read(lambda connection: work(self, connection, *args, **kwargs))
+
+    return method
+
+
+def writing(
+    work: Callable[Concatenate[Any, sqlite3.Connection, Params], Result],
+) -> Callable[Concatenate[Any, Params], Coroutine[Any, Any, Result]]:
+    """Does what `reading` does, for work that writes."""
+
+    @wraps(work)
+    async def method(self: OnDatabase, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        return await self.database.write(lambda connection: work(self, connection, *args, **kwargs))
+
+    return method
 
 
 def _open(path: Path) -> sqlite3.Connection:

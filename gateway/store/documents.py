@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.store.database import Database
+from pagewire.gateway.store.database import Database, OnDatabase, reading, writing
+
+# Work that is part of a transaction.
+Work = Callable[[sqlite3.Connection], object]
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Bound:
     bytes: int
 
 
-class Documents:
+class Documents(OnDatabase):
     """One collection, in the order in which ids were first put.
 
     A document that has expired, or belongs to another owner, is not found. The owner None stands for all owners.
@@ -34,91 +37,66 @@ class Documents:
     """
 
     def __init__(self, database: Database, collection: str, bound: Bound | None) -> None:
-        self._database = database
+        super().__init__(database)
         self._collection = collection
         self._bound = bound
 
-    async def put(
+    @writing
+    def put(
         self,
+        connection: sqlite3.Connection,
         id: str,
         value: bytes,
         *,
         owner: str = "",
         expires_at: float | None = None,
-        first: Callable[[sqlite3.Connection], object] | None = None,
-    ) -> None:
-        """Adds a document, or replaces one, whose owner stays the same.
+        first: Work | None = None,
+        adds: bool = True,
+    ) -> bool:
+        """Adds a document, or replaces one, whose owner stays the same. Returns whether it did.
 
-        first: work that comes first in the same transaction; if it raises, nothing is written.
+        first: comes first in the same transaction; if it raises, nothing is written.
+        adds: False: only replaces; a document that was deleted does not come back.
 
-        Raises whatever `first` raises, or ApiError 413 if the value alone is larger than the bound.
+        Raises the errors of `first`, and ApiError 413 if the value alone is larger than the bound.
         """
-        self._check_size(value)
-        now = time.time()
-
-        def work(connection: sqlite3.Connection) -> None:
-            if first is not None:
-                first(connection)
-            connection.execute("DELETE FROM documents WHERE expires_at <= ?", (now,))
-            connection.execute(
-                "INSERT INTO documents (collection, id, value, created_at, expires_at, owner) VALUES (?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (collection, id) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at",
-                (self._collection, id, value, now, expires_at, owner),
-            )
-            if self._bound is not None:
-                self._make_room(connection, self._bound)
-
-        await self._database.write(work)
-
-    async def replace(
-        self,
-        id: str,
-        value: bytes,
-        *,
-        expires_at: float | None = None,
-        first: Callable[[sqlite3.Connection], object],
-    ) -> bool:
-        """Replaces a document, unless it was deleted. Returns whether it was there. first, errors: see put()."""
-        self._check_size(value)
-
-        def work(connection: sqlite3.Connection) -> bool:
+        if self._bound is not None and len(value) > self._bound.bytes:
+            raise ApiError(413, f"{len(value)} bytes are more than the {self._bound.bytes} that can be stored")
+        if first is not None:
             first(connection)
-            if self._get(connection, id) is None:
-                return False
-            connection.execute(
-                "UPDATE documents SET value = ?, expires_at = ? WHERE collection = ? AND id = ?",
-                (value, expires_at, self._collection, id),
-            )
-            if self._bound is not None:
-                self._make_room(connection, self._bound)
-            return True
+        if not adds and self._get(connection, id) is None:
+            return False
+        now = time.time()
+        connection.execute("DELETE FROM documents WHERE expires_at <= ?", (now,))
+        connection.execute(
+            "INSERT INTO documents (collection, id, value, created_at, expires_at, owner) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (collection, id) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at",
+            (self._collection, id, value, now, expires_at, owner),
+        )
+        if self._bound is not None:
+            self._make_room(connection, self._bound)
+        return True
 
-        return await self._database.write(work)
+    @reading
+    def get(self, connection: sqlite3.Connection, id: str, owner: str | None = None) -> Document | None:
+        return self._get(connection, id, owner)
 
-    async def get(self, id: str, owner: str | None = None) -> Document | None:
-        return await self._database.read(lambda connection: self._get(connection, id, owner))
-
-    async def delete(
-        self,
-        id: str,
-        owner: str | None = None,
-        *,
-        first: Callable[[sqlite3.Connection], object] | None = None,
+    @writing
+    def delete(
+        self, connection: sqlite3.Connection, id: str, owner: str | None = None, *, first: Work | None = None
     ) -> bool:
-        """Returns whether it was there. first: work of the same transaction, if it was."""
+        """Returns whether the document was there. first: work of the same transaction, if it was."""
+        if self._get(connection, id, owner) is None:
+            return False
+        if first is not None:
+            first(connection)
+        connection.execute("DELETE FROM documents WHERE collection = ? AND id = ?", (self._collection, id))
+        return True
 
-        def work(connection: sqlite3.Connection) -> bool:
-            if self._get(connection, id, owner) is None:
-                return False
-            if first is not None:
-                first(connection)
-            connection.execute("DELETE FROM documents WHERE collection = ? AND id = ?", (self._collection, id))
-            return True
-
-        return await self._database.write(work)
-
-    async def list(
+    @reading
+    def list(
         self,
+        connection: sqlite3.Connection,
         owner: str | None = None,
         *,
         after: str | None = None,
@@ -127,32 +105,25 @@ class Documents:
     ) -> Sequence[Document] | None:
         """Returns a page of documents. after: the last id of the previous page; None is returned if that is gone."""
         comes_after, order = ("<", "DESC") if newest_first else (">", "ASC")
+        of_owner, values = "collection = ? AND owner = coalesce(?, owner)", (self._collection, owner)
+        condition = f"{of_owner} AND (expires_at IS NULL OR expires_at > ?)"
+        if after is not None:
+            position = f"SELECT seq FROM documents WHERE {of_owner} AND id = ?"
+            found = connection.execute(position, (*values, after)).fetchone()
+            if found is None:
+                return None
+            condition += f" AND seq {comes_after} {found[0]}"
+        rows = connection.execute(
+            f"SELECT id, value, created_at, expires_at FROM documents WHERE {condition} ORDER BY seq {order} LIMIT ?",
+            (*values, time.time(), -1 if limit is None else limit),
+        )
+        return [Document(*row) for row in rows]
 
-        def work(connection: sqlite3.Connection) -> Sequence[Document] | None:
-            of_owner, values = "collection = ? AND owner = coalesce(?, owner)", (self._collection, owner)
-            condition = f"{of_owner} AND (expires_at IS NULL OR expires_at > ?)"
-            if after is not None:
-                position = f"SELECT seq FROM documents WHERE {of_owner} AND id = ?"
-                found = connection.execute(position, (*values, after)).fetchone()
-                if found is None:
-                    return None
-                condition += f" AND seq {comes_after} {found[0]}"
-            rows = connection.execute(
-                f"SELECT id, value, created_at, expires_at FROM documents WHERE {condition}"
-                f" ORDER BY seq {order} LIMIT ?",
-                (*values, time.time(), -1 if limit is None else limit),
-            )
-            return [Document(*row) for row in rows]
-
-        return await self._database.read(work)
-
-    async def total(self) -> tuple[int, int]:
+    @reading
+    def total(self, connection: sqlite3.Connection) -> tuple[int, int]:
         """Returns the number of documents and of their bytes, with those that have expired but are still there."""
         statement = "SELECT count, bytes FROM totals WHERE collection = ?"
-        row = await self._database.read(
-            lambda connection: connection.execute(statement, (self._collection,)).fetchone()
-        )
-        return row or (0, 0)
+        return connection.execute(statement, (self._collection,)).fetchone() or (0, 0)
 
     def _get(self, connection: sqlite3.Connection, id: str, owner: str | None = None) -> Document | None:
         row = connection.execute(
@@ -162,10 +133,6 @@ class Documents:
             (self._collection, id, owner, time.time()),
         ).fetchone()
         return row and Document(*row)
-
-    def _check_size(self, value: bytes) -> None:
-        if self._bound is not None and len(value) > self._bound.bytes:
-            raise ApiError(413, f"{len(value)} bytes are more than the {self._bound.bytes} that can be stored")
 
     def _make_room(self, connection: sqlite3.Connection, bound: Bound) -> None:
         totals = "SELECT count, bytes FROM totals WHERE collection = ?"

@@ -105,18 +105,14 @@ class Leases:
 
     async def _renew(self) -> None:
         """Runs while this process owns jobs."""
-        fails = False
         while True:
             await asyncio.sleep(self._lease_s / 4)
             leases = list(self._held.values())
             try:
                 standings = await self._log.renew(leases)
             except ApiError as error:  # of a full disk, for instance; nothing is written without a lease
-                if not fails:
-                    logger.error("leases cannot be renewed, other processes may take the jobs: %s", error.message)
-                fails = True
+                logger.warning("leases cannot be renewed, other processes may take the jobs: %s", error.message)
                 continue
-            fails = False
             for lease, standing in zip(leases, standings, strict=True):
                 if self._held.get(lease.id) is not lease:
                     continue
@@ -134,10 +130,6 @@ class Jobs(Leases):
         self.log = log
         self._poll_s = poll_s
         self._added = asyncio.Event()
-
-    async def add(self, id: str) -> None:
-        await self.log.begin(id, b"")
-        self.wake()
 
     def wake(self) -> None:
         """Makes next() look at once."""

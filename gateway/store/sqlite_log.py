@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.store.database import Database
+from pagewire.gateway.store.database import Database, OnDatabase, reading, writing
 from pagewire.gateway.store.log import LEASE_S, Append, Bounds, Lease, LeaseLost, Standing, Tail
 
 _OF_JOB = "kind = :kind AND id = :id"
@@ -19,217 +19,177 @@ def held(lease: Lease) -> Callable[[sqlite3.Connection], None]:
     """
 
     def check(connection: sqlite3.Connection) -> None:
-        if connection.execute(f"SELECT 1 FROM jobs WHERE {_OF_OWNER}", _names(lease)).fetchone() is None:
+        values = (lease.kind, lease.id, lease.owner)
+        if not connection.execute("SELECT 1 FROM jobs WHERE kind = ? AND id = ? AND owner = ?", values).fetchone():
             raise LeaseLost(lease.id)
 
     return check
 
 
-class SqliteLog:
+class SqliteLog(OnDatabase):
     """A `Log`. An entry survives the death of the process, but perhaps not that of the machine."""
 
     def __init__(self, database: Database, kind: str, bounds: Bounds | None, lease_s: float = LEASE_S) -> None:
         """bounds: None: jobs are few, and nothing is kept of one that has ended."""
-        self._database = database
+        super().__init__(database)
         self._kind = kind
         self._bounds = bounds
         self._lease_s = lease_s
         drops_unfinished = bounds is not None and bounds.drops_unfinished
         self._disposable = "leased_until <= :now" + ("" if drops_unfinished else " AND ended")
-        self._ttl_s = 0.0 if bounds is None else bounds.ttl_s
 
-    async def begin(self, id: str, about: bytes) -> bytes:
-        def work(connection: sqlite3.Connection) -> bytes:
-            now = time.time()
-            self._drop_expired(connection, now)
-            found = self._find(connection, id, now)
-            if found is None:
-                self._insert(connection, id, about, now)
-            self._make_room(connection, now)
-            return about if found is None else found
+    def add(self, connection: sqlite3.Connection, id: str, about: bytes) -> None:
+        """Adds a job, as part of a write.
 
-        return await self._database.write(work)
-
-    def beginning(self, id: str, about: bytes) -> Callable[[sqlite3.Connection], None]:
-        """Returns the work of adding a job, to be part of another write.
-
-        That write raises ApiError if there is such a job, 503 if unfinished jobs leave no room for another.
+        Raises ApiError 503 if unfinished jobs leave no room, and sqlite3.IntegrityError if there is such a job.
         """
+        expired = f"kind = :kind AND touched_at <= :expired AND {self._disposable}"
+        self._execute(connection, f"DELETE FROM jobs WHERE {expired}")
+        columns = "INSERT INTO jobs (kind, id, about, bytes, touched_at)"
+        self._execute(connection, f"{columns} VALUES (:kind, :id, :about, length(:about), :now)", id=id, about=about)
+        if not self._make_room(connection):
+            raise ApiError(503, "too many responses wait in the background (--response-store-size); try again")
 
-        def work(connection: sqlite3.Connection) -> None:
-            now = time.time()
-            self._drop_expired(connection, now)
-            self._insert(connection, id, about, now)
-            if not self._make_room(connection, now):
-                raise ApiError(503, "too many responses wait in the background (--response-store-size); try again")
+    def remove(self, connection: sqlite3.Connection, id: str) -> None:
+        """Deletes a job with its entries, as part of a write. Its owner, if there is one, loses its lease."""
+        self._execute(connection, f"DELETE FROM jobs WHERE {_OF_JOB}", id=id)
 
-        return work
+    @writing
+    def begin(self, connection: sqlite3.Connection, id: str, about: bytes) -> bytes:
+        if (found := self._find(connection, id)) is not None:
+            return found
+        self.add(connection, id, about)
+        return about
 
-    async def find(self, id: str) -> bytes | None:
-        return await self._database.read(lambda connection: self._find(connection, id, time.time()))
+    @reading
+    def find(self, connection: sqlite3.Connection, id: str) -> bytes | None:
+        return self._find(connection, id)
 
     async def claim(self, id: str | None = None) -> Lease | None:
         """id: None: any job that has no owner, the oldest first."""
-        now = time.time()
-        names = {"kind": self._kind, "id": id, "now": now, "until": now + self._lease_s}
-        condition = "kind = :kind AND NOT ended AND leased_until <= :now" + ("" if id is None else " AND id = :id")
-
-        def free(connection: sqlite3.Connection) -> tuple[str, str | None, int, float | None] | None:
-            row: tuple[str, str | None, int, float | None] | None = connection.execute(
-                f"SELECT id, owner, lost_leases, cancelled_at FROM jobs WHERE {condition} ORDER BY seq LIMIT 1", names
-            ).fetchone()
-            return row
-
-        def work(connection: sqlite3.Connection) -> Lease | None:
-            if (row := free(connection)) is None:
-                return None
-            id, earlier_owner, lost_leases, cancelled_at = row
-            lease = Lease(self._kind, id, lost_leases + (earlier_owner is not None))
-            if cancelled_at is not None:
-                lease.cancelled.set()
-            connection.execute(
-                "UPDATE jobs SET owner = :owner, lost_leases = :lost_leases, leased_until = :until, touched_at = :now"
-                f" WHERE {_OF_JOB}",
-                names | _names(lease) | {"lost_leases": lease.lost_leases},
-            )
-            return lease
-
         # A process that only looks needs no lock.
-        if await self._database.read(free) is None:
+        is_free = await self.database.read(lambda connection: self._find_free(connection, id)) is not None
+        return await self._claim(id) if is_free else None
+
+    @writing
+    def append(self, connection: sqlite3.Connection, entries: Sequence[Append]) -> list[bool]:
+        appended = [self._append(connection, entry) for entry in entries]
+        self._make_room(connection)  # as far as possible: unfinished jobs may grow to their end
+        return appended
+
+    @reading
+    def read(self, connection: sqlite3.Connection, id: str, first: int) -> Tail | None:
+        state = f"SELECT seq, ended, leased_until <= :now FROM jobs WHERE {_OF_JOB}"
+        if (row := self._execute(connection, state, id=id).fetchone()) is None:
             return None
-        return await self._database.write(work)
+        values = connection.execute(
+            "SELECT value FROM entries WHERE job = ? AND number >= ? ORDER BY number", (row[0], first)
+        ).fetchall()
+        return Tail([value for (value,) in values], ended=bool(row[1]), is_free=bool(row[2]))
 
-    async def append(self, entries: Sequence[Append]) -> list[bool]:
-        now = time.time()
+    @writing
+    def renew(self, connection: sqlite3.Connection, leases: Sequence[Lease]) -> list[Standing]:
+        return [self._renew(connection, lease) for lease in leases]
 
-        def work(connection: sqlite3.Connection) -> list[bool]:
-            appended = [self._append(connection, entry, now) for entry in entries]
-            self._make_room(connection, now)  # as far as possible: what runs may grow to its end
-            return appended
+    @writing
+    def release(self, connection: sqlite3.Connection, lease: Lease) -> None:
+        self._update(connection, "owner = NULL, leased_until = 0, touched_at = :now", lease)
 
-        return await self._database.write(work)
-
-    async def read(self, id: str, first: int) -> Tail | None:
-        names = {"kind": self._kind, "id": id, "now": time.time()}
-
-        def work(connection: sqlite3.Connection) -> Tail | None:
-            state = f"SELECT seq, ended, leased_until <= :now FROM jobs WHERE {_OF_JOB}"
-            if (row := connection.execute(state, names).fetchone()) is None:
-                return None
-            values = connection.execute(
-                "SELECT value FROM entries WHERE job = ? AND number >= ? ORDER BY number", (row[0], first)
-            ).fetchall()
-            return Tail([value for (value,) in values], ended=bool(row[1]), is_free=bool(row[2]))
-
-        return await self._database.read(work)
-
-    async def renew(self, leases: Sequence[Lease]) -> list[Standing]:
-        def renewed(connection: sqlite3.Connection, lease: Lease) -> Standing:
-            names = _names(lease) | {"until": time.time() + self._lease_s}
-            if connection.execute(f"UPDATE jobs SET leased_until = :until WHERE {_OF_OWNER}", names).rowcount == 0:
-                # This process was slow and not dead, as the next owner had to assume.
-                connection.execute(f"UPDATE jobs SET lost_leases = max(lost_leases - 1, 0) WHERE {_OF_JOB}", names)
-                return Standing.LOST
-            return Standing.HELD if self._cancelled_at(connection, lease.id) is None else Standing.CANCELLED
-
-        return await self._database.write(lambda connection: [renewed(connection, lease) for lease in leases])
-
-    async def release(self, lease: Lease) -> None:
-        statement = f"UPDATE jobs SET owner = NULL, leased_until = 0, touched_at = :now WHERE {_OF_OWNER}"
-        names = _names(lease) | {"now": time.time()}
-        await self._database.write(lambda connection: connection.execute(statement, names))
-
-    async def end(self, lease: Lease) -> None:
+    @writing
+    def end(self, connection: sqlite3.Connection, lease: Lease) -> None:
         """Ends a job, of which only the entries are kept. Raises LeaseLost."""
-        ended = "owner = NULL, leased_until = 0, ended = 1, bytes = bytes - length(about), about = x''"
-        statement = f"UPDATE jobs SET {ended}, touched_at = :now WHERE {_OF_OWNER}"
-        if self._bounds is None:
-            statement = f"DELETE FROM jobs WHERE {_OF_OWNER}"
-        names = _names(lease) | {"now": time.time()}
-        if await self._database.write(lambda connection: connection.execute(statement, names).rowcount) == 0:
+        ended = "owner = NULL, leased_until = 0, ended = 1, touched_at = :now"
+        if not self._update(connection, f"{ended}, bytes = bytes - length(about), about = x''", lease):
             raise LeaseLost(lease.id)
+        if self._bounds is None:
+            self.remove(connection, lease.id)
 
-    async def cancel(self, id: str) -> bool:
+    @writing
+    def cancel(self, connection: sqlite3.Connection, id: str) -> bool:
         """Marks an unfinished job as cancelled. Returns whether there is one."""
         statement = f"UPDATE jobs SET cancelled_at = coalesce(cancelled_at, :now) WHERE {_OF_JOB} AND NOT ended"
-        names = {"kind": self._kind, "id": id, "now": time.time()}
-        return await self._database.write(lambda connection: connection.execute(statement, names).rowcount > 0)
+        return self._execute(connection, statement, id=id).rowcount > 0
 
-    async def cancelled_at(self, id: str) -> float | None:
-        """Returns the Unix time of the first cancel() of an unfinished job."""
-        return await self._database.read(lambda connection: self._cancelled_at(connection, id))
-
-    async def delete(self, id: str) -> None:
-        """Deletes a job with its entries. An owner that still works on it has lost its lease."""
-        await self._database.write(self.deletion(id))
-
-    def deletion(self, id: str) -> Callable[[sqlite3.Connection], object]:
-        """Returns the work of delete(), which can be part of another write."""
-        return lambda connection: connection.execute(
-            f"DELETE FROM jobs WHERE {_OF_JOB}", {"kind": self._kind, "id": id}
-        )
+    @reading
+    def cancelled_at(self, connection: sqlite3.Connection, id: str) -> float | None:
+        """Returns the Unix time of the first cancel() of a job."""
+        return self._cancelled_at(connection, id)
 
     async def close(self) -> None:
-        await self._database.close()
+        await self.database.close()
 
-    def _insert(self, connection: sqlite3.Connection, id: str, about: bytes, now: float) -> None:
-        connection.execute(
-            "INSERT INTO jobs (kind, id, about, bytes, touched_at) VALUES (?, ?, ?, ?, ?)",
-            (self._kind, id, about, len(about), now),
-        )
+    def _execute(self, connection: sqlite3.Connection, statement: str, **names: object) -> sqlite3.Cursor:
+        now = time.time()
+        ttl_s = 0.0 if self._bounds is None else self._bounds.ttl_s
+        times = {"now": now, "until": now + self._lease_s, "expired": now - ttl_s}
+        return connection.execute(statement, {"kind": self._kind, **times, **names})
 
-    def _drop_expired(self, connection: sqlite3.Connection, now: float) -> None:
-        connection.execute(
-            f"DELETE FROM jobs WHERE kind = :kind AND touched_at <= :expired AND {self._disposable}",
-            {"kind": self._kind, "now": now, "expired": now - self._ttl_s},
-        )
+    def _update(self, connection: sqlite3.Connection, changes: str, lease: Lease, **names: object) -> bool:
+        """Changes a job. Returns False if the lease is lost."""
+        statement = f"UPDATE jobs SET {changes} WHERE {_OF_OWNER}"
+        return self._execute(connection, statement, id=lease.id, owner=lease.owner, **names).rowcount > 0
 
-    def _append(self, connection: sqlite3.Connection, entry: Append, now: float) -> bool:
-        names = _names(entry.lease) | {"number": entry.number, "value": entry.value, "now": now}
-        names["until"] = now + self._lease_s
-        inserted = connection.execute(
-            f"INSERT INTO entries SELECT seq, :number, :value FROM jobs WHERE {_OF_OWNER}", names
-        )
-        if not inserted.rowcount:
-            return False
+    def _find(self, connection: sqlite3.Connection, id: str) -> bytes | None:
+        condition = f"{_OF_JOB} AND NOT (touched_at <= :expired AND {self._disposable})"
+        row = self._execute(connection, f"SELECT about FROM jobs WHERE {condition}", id=id).fetchone()
+        return row and row[0]
+
+    def _find_free(self, connection: sqlite3.Connection, id: str | None) -> tuple[str, str | None, int] | None:
+        """Returns id, earlier owner and lost leases of a job that can be claimed."""
+        condition = "kind = :kind AND NOT ended AND leased_until <= :now" + ("" if id is None else " AND id = :id")
+        statement = f"SELECT id, owner, lost_leases FROM jobs WHERE {condition} ORDER BY seq LIMIT 1"
+        row: tuple[str, str | None, int] | None = self._execute(connection, statement, id=id).fetchone()
+        return row
+
+    @writing
+    def _claim(self, connection: sqlite3.Connection, id: str | None) -> Lease | None:
+        if (row := self._find_free(connection, id)) is None:
+            return None
+        id, earlier_owner, lost_leases = row
+        lease = Lease(self._kind, id, lost_leases + (earlier_owner is not None))
+        if self._cancelled_at(connection, id) is not None:
+            lease.cancelled.set()
+        changes = "owner = :owner, lost_leases = :lost_leases, leased_until = :until, touched_at = :now"
+        statement = f"UPDATE jobs SET {changes} WHERE {_OF_JOB}"
+        self._execute(connection, statement, id=id, owner=lease.owner, lost_leases=lease.lost_leases)
+        return lease
+
+    def _append(self, connection: sqlite3.Connection, entry: Append) -> bool:
         changes = "leased_until = :until"
         if entry.is_last:
             changes = "owner = NULL, leased_until = 0, ended = 1, touched_at = :now"
-        connection.execute(f"UPDATE jobs SET bytes = bytes + length(:value), {changes} WHERE {_OF_JOB}", names)
+        if not self._update(connection, f"bytes = bytes + :size, {changes}", entry.lease, size=len(entry.value)):
+            return False
+        inserted = f"INSERT INTO entries SELECT seq, :number, :value FROM jobs WHERE {_OF_JOB}"
+        self._execute(connection, inserted, id=entry.lease.id, number=entry.number, value=entry.value)
         return True
 
-    def _find(self, connection: sqlite3.Connection, id: str, now: float) -> bytes | None:
-        row = connection.execute(
-            f"SELECT about FROM jobs WHERE {_OF_JOB} AND NOT (touched_at <= :expired AND {self._disposable})",
-            {"kind": self._kind, "id": id, "now": now, "expired": now - self._ttl_s},
-        ).fetchone()
-        return row and row[0]
+    def _renew(self, connection: sqlite3.Connection, lease: Lease) -> Standing:
+        if not self._update(connection, "leased_until = :until", lease):
+            # This process was slow and not dead, as the next owner had to assume.
+            statement = f"UPDATE jobs SET lost_leases = max(lost_leases - 1, 0) WHERE {_OF_JOB}"
+            self._execute(connection, statement, id=lease.id)
+            return Standing.LOST
+        return Standing.HELD if self._cancelled_at(connection, lease.id) is None else Standing.CANCELLED
 
     def _cancelled_at(self, connection: sqlite3.Connection, id: str) -> float | None:
-        statement = f"SELECT cancelled_at FROM jobs WHERE {_OF_JOB}"
-        row = connection.execute(statement, {"kind": self._kind, "id": id}).fetchone()
+        row = self._execute(connection, f"SELECT cancelled_at FROM jobs WHERE {_OF_JOB}", id=id).fetchone()
         return row and row[0]
 
-    def _make_room(self, connection: sqlite3.Connection, now: float) -> bool:
+    def _make_room(self, connection: sqlite3.Connection) -> bool:
         """Deletes the oldest jobs until the rest is within the bounds. Returns whether it is."""
         if self._bounds is None:
             return True
-        names = {"kind": self._kind, "now": now}
         conditions = [self._disposable, *(["1"] if self._bounds.drops_unfinished else ())]
         while True:
-            total = connection.execute("SELECT count, bytes FROM totals WHERE collection = 'jobs/' || :kind", names)
-            count, size = total.fetchone()
+            total = "SELECT count, bytes FROM totals WHERE collection = 'jobs/' || :kind"
+            count, size = self._execute(connection, total).fetchone()
             if count <= self._bounds.count and size <= self._bounds.bytes:
                 return True
             for condition in conditions:
                 oldest = f"SELECT seq FROM jobs WHERE kind = :kind AND {condition} ORDER BY touched_at LIMIT 1"
-                if (row := connection.execute(oldest, names).fetchone()) is not None:
+                if (row := self._execute(connection, oldest).fetchone()) is not None:
                     connection.execute("DELETE FROM jobs WHERE seq = ?", row)
                     break
             else:
                 return False
-
-
-def _names(lease: Lease) -> dict[str, object]:
-    """The named parameters of statements about a lease."""
-    return {"kind": lease.kind, "id": lease.id, "owner": lease.owner}

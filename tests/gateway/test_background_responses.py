@@ -197,11 +197,10 @@ async def test_what_is_deleted_does_not_come_back(fake: FakeTokenizer, address: 
         await eventually(lambda: fake.received)
         store = Store(data)
         log = store.jobs("response").log
-        assert await store.documents("response").delete(id)
+        assert await store.documents("response").delete(id, first=lambda connection: log.remove(connection, id))
         fake.running.set()
-        async with asyncio.timeout(10):
-            while await log.read(id, 0) is not None:  # noqa: ASYNC110 - another process's
-                await asyncio.sleep(0.05)
+        await eventually(lambda: fake.aborted)
+        assert await log.read(id, 0) is None
         assert (await owner.get(f"{RESPONSES}/{id}")).status_code == 404
         await store.close()
 
@@ -268,7 +267,7 @@ async def test_what_cannot_be_read_is_given_up(
 ) -> None:
     store = Store(data)
     await store.documents("response").put("resp_other", b"written by another version")
-    await store.jobs("response").add("resp_other")
+    await store.jobs("response").log.begin("resp_other", b"")
     await eventually(lambda: "cannot be read" in caplog.text)
     async with asyncio.timeout(10):
         while await store.jobs("response").cancel("resp_other"):  # noqa: ASYNC110 - the job is there
@@ -290,7 +289,8 @@ async def test_events_make_room_before_responses_do(client: httpx.AsyncClient, f
     id = (await client.post(RESPONSES, json=BODY)).json()["id"]
     response = await ended(client, id)
     store = Store(data)
-    await store.jobs("response").log.delete(id)
+    log = store.jobs("response").log
+    await log.database.write(lambda connection: log.remove(connection, id))
     await store.close()
     answer = await client.get(f"{RESPONSES}/{id}", params={"stream": "true"})
     assert (answer.status_code, "made room" in answer.text) == (404, True)

@@ -150,7 +150,7 @@ async def test_an_ended_job_keeps_its_entries_within_the_bounds(stores: tuple[St
         assert not await jobs.cancel(id) and await jobs.log.claim(id) is None
     assert [id for id in "abc" if await jobs.log.read(id, 0) is not None] == ["b", "c"]
     unbounded = stores[0].jobs("play")
-    await unbounded.add("a")
+    await unbounded.log.begin("a", b"")
     await unbounded.end(await unbounded.next())
     assert await unbounded.log.read("a", 0) is None
 
@@ -163,10 +163,10 @@ async def test_unfinished_jobs_stay_and_leave_no_room_for_more(stores: tuple[Sto
     async with jobs.hold(lease):
         await jobs.append(lease, 0, bytes(200))  # what runs may grow to its end
         with pytest.raises(ApiError, match="too many") as refused:
-            await notes.put("b", b"", first=jobs.log.beginning("b", b"second"))
+            await notes.put("b", b"", first=lambda connection: jobs.log.add(connection, "b", b"second"))
         assert refused.value.status == 503 and await notes.get("b") is None
         await jobs.end(lease)
-    await notes.put("b", b"", first=jobs.log.beginning("b", b"second"))
+    await notes.put("b", b"", first=lambda connection: jobs.log.add(connection, "b", b"second"))
     assert await jobs.log.read("a", 0) is None
     assert await jobs.log.find("b") == b"second"
 
@@ -199,7 +199,7 @@ async def test_a_bound_makes_room(stores: tuple[Store, Store]) -> None:
 async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, Store]) -> None:
     mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
     waiting = asyncio.create_task(yours.next())
-    await mine.add("a")
+    await mine.log.begin("a", b"")
     first = await waiting
     assert (first.id, first.lost_leases) == ("a", 0)
     assert await mine.log.claim() is None
@@ -215,10 +215,10 @@ async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, 
     assert await notes.get("of a") is None
     await notes.put("of a", b"in time", first=held(second))
     with pytest.raises(LeaseLost):
-        await notes.replace("of a", b"late", first=held(first))
-    assert await notes.replace("of a", b"done", first=held(second))
+        await notes.put("of a", b"late", first=held(first), adds=False)
+    assert await notes.put("of a", b"done", first=held(second), adds=False)
     assert await notes.delete("of a")
-    assert not await notes.replace("of a", b"again", first=held(second))
+    assert not await notes.put("of a", b"again", first=held(second), adds=False)
     assert await notes.get("of a") is None
     await mine.end(second)
     assert await yours.log.claim() is None
@@ -226,7 +226,7 @@ async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, 
 
 async def test_a_lease_that_is_renewed_stays(stores: tuple[Store, Store]) -> None:
     mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
-    await mine.add("a")
+    await mine.log.begin("a", b"")
     lease = await mine.next()
     async with mine.hold(lease):
         await asyncio.sleep(2 * LEASE_S)
@@ -239,7 +239,7 @@ async def test_a_lease_that_is_renewed_stays(stores: tuple[Store, Store]) -> Non
 
 async def test_an_owner_learns_that_it_lost_its_lease(stores: tuple[Store, Store]) -> None:
     mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
-    await mine.add("a")
+    await mine.log.begin("a", b"")
     lease = await mine.next()
     async with asyncio.timeout(10):
         taken = await yours.next()
@@ -255,7 +255,7 @@ async def test_an_owner_learns_that_it_lost_its_lease(stores: tuple[Store, Store
 async def test_a_cancellation_reaches_the_owner(stores: tuple[Store, Store]) -> None:
     mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
     assert not await mine.cancel("a")
-    await mine.add("a")
+    await mine.log.begin("a", b"")
     lease = await mine.next()
     assert await yours.log.cancelled_at("a") is None
     async with mine.hold(lease):
@@ -273,12 +273,16 @@ async def test_a_cancellation_reaches_the_owner(stores: tuple[Store, Store]) -> 
 async def test_a_process_may_take_its_own_job_again(stores: tuple[Store, Store]) -> None:
     """After it slept for longer than its lease."""
     jobs = stores[0].jobs("work")
-    await jobs.add("a")
+    await jobs.log.begin("a", b"")
     first = await jobs.next()
     async with AsyncExitStack() as later:
         with pytest.raises(LeaseLost):
             async with jobs.hold(first):
-                await stores[1]._database.write(lambda database: database.execute("UPDATE jobs SET leased_until = 0"))
+                await (
+                    stores[1]
+                    .documents("notes")
+                    .database.write(lambda database: database.execute("UPDATE jobs SET leased_until = 0"))
+                )
                 second = await jobs.next()
                 await later.enter_async_context(jobs.hold(second))
                 await asyncio.Future()
@@ -348,10 +352,10 @@ def test_each_port_has_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch, t
 
 async def test_a_document_and_its_job_come_together(stores: tuple[Store, Store]) -> None:
     notes, jobs = stores[0].documents("notes"), stores[0].jobs("work")
-    await notes.put("a", b"1", first=jobs.log.beginning("a", b""))
+    await notes.put("a", b"1", first=lambda connection: jobs.log.add(connection, "a", b""))
     assert (await jobs.next()).id == "a"
     with pytest.raises(ApiError):  # there is such a job
-        await notes.put("a", b"2", first=jobs.log.beginning("a", b""))
+        await notes.put("a", b"2", first=lambda connection: jobs.log.add(connection, "a", b""))
     found = await notes.get("a")
     assert found is not None and found.value == b"1"
 
