@@ -40,16 +40,22 @@ class Prose:
     text: str
 
 
-def files(paths: Iterable[str] = ()) -> Iterator[Path]:
-    """Yields the tracked and untracked text files below `paths`, or all of them."""
+def tracked(paths: Iterable[str] = ()) -> Iterator[Path]:
+    """Yields the files below `paths`, or all of them, that git tracks or would track."""
     listed = subprocess.check_output(
         ["git", "ls-files", "-co", "--exclude-standard", *paths], cwd=REPOSITORY, text=True
     )
     for name in sorted(set(listed.splitlines())):
         path = REPOSITORY / name
-        if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
-            continue
-        if path.suffix == ".proto" or not name.startswith(LEFT_OUT):
+        if path.is_file() and not path.is_symlink():
+            yield path
+
+
+def files(paths: Iterable[str] = ()) -> Iterator[Path]:
+    """Yields the files below `paths`, or all of them, that hold prose of ours."""
+    for path in tracked(paths):
+        name = str(path.relative_to(REPOSITORY))
+        if path.suffix in SUFFIXES and (path.suffix == ".proto" or not name.startswith(LEFT_OUT)):
             yield path
 
 
