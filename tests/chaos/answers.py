@@ -1,4 +1,4 @@
-"""What an answer says, whatever pieces and ids it came with, so that two answers to the same request are equal."""
+"""Answers without their pieces and ids, so that two answers to the same request are equal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def whole(value: Any) -> Any:
 
 
 class Told:
-    """What the events of a stream say together."""
+    """Returns what the events of a stream say together."""
 
     def __init__(self) -> None:
         self.value: dict[str, Any] = {}

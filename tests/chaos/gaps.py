@@ -1,4 +1,4 @@
-"""How long clients of `pagewire serve` wait when something fails: the longest silence in a stream, with the real model.
+"""Measures how long clients of `pagewire serve` wait when something fails: the longest silence in a stream.
 
     python -m tests.chaos.gaps                       # every fault, three times each
     python -m tests.chaos.gaps --only kill-executor
@@ -49,7 +49,7 @@ FAULTS: dict[str, tuple[signal.Signals, list[str]]] = {
 
 @dataclass
 class Silence:
-    """What a client has waited for."""
+    """The gaps that a client has waited through."""
 
     longest: float = 0.0  # seconds
     num_events: int = 0
@@ -67,7 +67,7 @@ class Silence:
 
 
 class Disturbed(Protocol):
-    """What streams are measured over."""
+    """The stack that streams are measured over."""
 
     @property
     def base_urls(self) -> list[str]: ...
@@ -124,7 +124,7 @@ class Stack:
                 os.kill(child.pid, number)
 
     async def wait_ready(self) -> None:
-        """For a while, as a process that was just stopped is still taken to be ready."""
+        """Waits for a while, because a process that was just stopped still counts as ready."""
         async with httpx.AsyncClient(timeout=2, trust_env=False) as http, asyncio.timeout(120):
             num_ready = 0
             while num_ready < 10:

@@ -1,4 +1,4 @@
-"""How long clients wait when one of two executors fails or is replaced: the longest silence in a stream, real model.
+"""Measures how long clients wait when one of two executors fails or is replaced, on the real model.
 
     python -m tests.chaos.replica_gaps --repeats 3
 

@@ -1,4 +1,4 @@
-"""Whether anything grows while a stack serves mixed traffic for long.
+"""Reports whether anything grows while a stack serves mixed traffic for long.
 
     python -m tests.chaos.soak --minutes 30                               # starts the default model
     python -m tests.chaos.soak --minutes 30 --url http://127.0.0.1:8000   # a stack of this machine that runs
@@ -46,13 +46,13 @@ _KV_CACHE_BYTES = "pagewire:executor_kv_cache_resident_bytes"
 
 @dataclass
 class Series:
-    """Of one service: by column, what was measured when."""
+    """The measurements of one service, by column."""
 
     pid: int
     columns: dict[str, list[Sample]] = field(default_factory=lambda: {name: [] for name in BOUNDS})
 
     def measure(self, seconds: float, metrics: dict[str, float]) -> None:
-        """metrics: the service's own, by name."""
+        """Records one sample. metrics: the service's own, by name."""
         process = psutil.Process(self.pid)
         memory = sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
         kv_cache = metrics.get(_KV_CACHE_BYTES, 0.0)
@@ -130,7 +130,7 @@ class Soak:
 
 
 def rises(series: dict[str, Series]) -> list[str]:
-    """What rises after the warm-up; prints all slopes."""
+    """Returns what rises after the warm-up; prints all slopes."""
     found = []
     for service, one in series.items():
         for name, samples in one.columns.items():
@@ -142,7 +142,7 @@ def rises(series: dict[str, Series]) -> list[str]:
 
 
 async def soak(url: str, minutes: float, seed: int) -> list[str]:
-    """What went wrong."""
+    """Something went wrong during the soak."""
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         one = Soak(http, Traffic(NUM_CLIENTS, seed))
         await one.run(minutes)

@@ -1,4 +1,4 @@
-"""What a soak takes for a rise."""
+"""Tests of what a soak counts as a rise."""
 
 import random
 

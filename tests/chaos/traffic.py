@@ -1,4 +1,4 @@
-"""Mixed traffic: what many clients do at once, some of whom leave, and some of whom are wrong."""
+"""Mixed traffic of many clients at once: some disconnect, and some send wrong requests."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ async def long_prompt(http: httpx.AsyncClient, rng: random.Random) -> None:
 
 
 async def grammar(http: httpx.AsyncClient, rng: random.Random) -> None:
-    """Of many schemas, so that some are compiled anew and some are found."""
+    """Asks for JSON of many schemas, so that some are compiled anew and some are cached."""
     schema = _SCHEMA | {"title": f"t{rng.randrange(200)}"}
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
     await _post(http, CHAT, {"messages": _messages(rng, 1), "response_format": form} | _length(rng))
@@ -87,7 +87,7 @@ async def stream(http: httpx.AsyncClient, rng: random.Random) -> None:
 
 
 async def leave(http: httpx.AsyncClient, rng: random.Random) -> None:
-    """In the middle of a stream, without a word."""
+    """Disconnects in the middle of a stream."""
     await _stream(http, {"messages": _messages(rng), "max_tokens": 200, "ignore_eos": True}, rng.randrange(1, 20))
 
 
@@ -109,7 +109,7 @@ async def _stream(http: httpx.AsyncClient, body: dict[str, Any], leave_after: in
 
 
 async def give_up(http: httpx.AsyncClient, rng: random.Random) -> None:
-    """On a whole answer, before it comes."""
+    """Disconnects before a whole answer comes."""
     task = asyncio.create_task(_post(http, TEXT, {"prompt": _prompt(rng, 2), "max_tokens": 300, "ignore_eos": True}))
     await asyncio.sleep(rng.random())
     task.cancel()
@@ -141,7 +141,7 @@ MIX: dict[Send, int] = {
 
 
 class Traffic:
-    """So many clients, each with one request at a time. `counts` and `problems` are by kind."""
+    """Runs clients, each with one request at a time. `counts` and `problems` are by kind."""
 
     def __init__(self, num_clients: int, seed: int) -> None:
         self.counts: Counter[str] = Counter()

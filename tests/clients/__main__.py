@@ -32,7 +32,7 @@ START_TIMEOUT_S = 120
 
 @contextmanager
 def server(arguments: Sequence[str]) -> Iterator[str]:
-    """Its base URL. Runs a module that listens on the port that follows the arguments."""
+    """Runs a module that listens on the port after the arguments, and yields its base URL."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -101,7 +101,7 @@ def without_rivals(body: dict[str, Any]) -> None:
 
 
 def keep_short(body: dict[str, Any], path: str) -> None:
-    """Of whatever mode, or the model writes for minutes."""
+    """Bounds the output of any mode; otherwise the model writes for minutes."""
     for name, greatest in SMALL.items():
         if isinstance(body.get(name), int | float):
             body[name] = min(body[name], greatest)

@@ -1,4 +1,4 @@
-"""A server whose model calls tools, for clients that run them:
+"""A server with a scripted model that calls tools, for clients that run them:
 
 python -m tests.clients.scripted PORT
 
@@ -29,7 +29,7 @@ ARGUMENTS = {"a": 2, "b": 3}
 
 
 def reply(prompt: str, form: str) -> str:
-    """form: of the output, where it is held to one."""
+    """Returns the scripted output. form: the format that the output must have, if any."""
     if form:
         call = json.dumps(ARGUMENTS)
         name = re.search(r'"const": "(\w+)"', form)

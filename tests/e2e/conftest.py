@@ -21,13 +21,13 @@ SCHEDULER_FLAGS = ["--max-queue-time", "0"]
 
 
 def short_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory whose name leaves room for a socket's (at most 107 bytes on Linux)."""
+    """A directory with a name that is short enough for sockets (at most 107 bytes on Linux)."""
     return tempfile.TemporaryDirectory(prefix="pw-", ignore_cleanup_errors=True)
 
 
 @pytest.fixture(scope="module")
 def sockets() -> Iterator[Path]:
-    """For the sockets of services that a module starts by itself, apart from those of `line`."""
+    """A directory for the sockets of services that a module starts by itself."""
     with short_directory() as name:
         yield Path(name)
 
@@ -57,7 +57,7 @@ def quick_line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> 
 
 @pytest.fixture(scope="session")
 def line(default_line: Line) -> Line:
-    """The line of the default model; modules whose behavior does not depend on the model take `any_line` instead."""
+    """The line of the default model; modules that do not depend on the model take `any_line` instead."""
     return default_line
 
 

@@ -12,7 +12,7 @@ from pagewire.process import process
 from pagewire.wire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer, serve_fake_executor
 
-# Of the built-in model, whose tokenizer makes text of the tokens.
+# The vocabulary is that of the built-in model, so its tokenizer makes text of the tokens.
 VOCAB_SIZE, EOS_TOKEN_ID = 49152, 2
 
 
@@ -26,7 +26,7 @@ async def serve(address: str, shutdown_timeout: float, step_seconds: float) -> N
     server.shutdown_timeout = shutdown_timeout
 
     async def drained() -> None:
-        """As the executor itself does it: the first step of somebody may be on its way."""
+        """Waits as the executor itself does: a request's first step may be on its way."""
         idle_since = time.monotonic()
         while time.monotonic() < idle_since + 0.3:
             await asyncio.sleep(0.01)

@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 class Line:
-    """gateway -> tokenizer -> scheduler -> executor for one model."""
+    """A line for one model: gateway -> tokenizer -> scheduler -> executor."""
 
     def __init__(self, directory: Path, model: str, **flags: list[str]) -> None:
         """flags: further arguments by service name, for instance executor=["--dtype", "float32"]."""
@@ -90,7 +90,7 @@ class Line:
         return ["--tokenizer-address", self.address("tokenizer"), "--data-dir", str(self.directory / "data")]
 
     def command(self, service: str) -> list[str]:
-        """What starts a process of it."""
+        """Returns the command that starts a process of a service."""
         kind = service.replace("sister", "gateway")
         return [sys.executable, "-m", "pagewire.cli", kind, *self._arguments(service)]
 
@@ -107,20 +107,20 @@ class Line:
             )
 
     def kill(self, service: str) -> None:
-        """kill -9, as an out-of-memory killer would."""
+        """Kills a service with SIGKILL, as an out-of-memory killer would."""
         process = self.processes[service]
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def restart(self, service: str, *flags: str) -> None:
-        """kill -9 and start again, with other flags if given."""
+        """Kills a service with SIGKILL and starts it again, with other flags if given."""
         if flags:
             self.flags[service] = list(flags)
         self.kill(service)
         self.start(service)
 
     async def wait_ready(self, *services: str) -> None:
-        """Until each of the services (default: all, connected) says that it can serve."""
+        """Waits until each of the services (default: all, connected) reports that it can serve."""
         names = services or ("executor", "scheduler", "tokenizer", "gateway")
         deadline = time.monotonic() + START_TIMEOUT_S
         for name in names:
@@ -176,7 +176,7 @@ class Line:
         return {_MODEL_NAME.sub("", name): float(value) for name, value in samples}
 
     async def wait_blocks(self, num_blocks: int) -> None:
-        """Until the scheduler has an executor of so many blocks; 0: until it knows that there is none."""
+        """Waits until the scheduler has an executor of `num_blocks`; 0: until it has none."""
         for _ in range(600):
             if (await self.load()).num_blocks == num_blocks:
                 return
@@ -184,7 +184,7 @@ class Line:
         raise TimeoutError(f"the scheduler has no executor of {num_blocks} blocks:\n{self.log('scheduler')[-4000:]}")
 
     async def wait_executors(self, count: int) -> None:
-        """Until the scheduler has so many."""
+        """Waits until the scheduler has `count` executors."""
         for _ in range(600):
             if (await self.load()).num_executors == count:
                 return
@@ -192,7 +192,8 @@ class Line:
         raise TimeoutError(f"the scheduler has not {count} executors:\n{self.log('scheduler')[-4000:]}")
 
     async def wait_idle(self) -> scheduler_pb2.GetLoadResponse:
-        """Until nothing runs or waits and every block is free again; the last load seen if that does not come."""
+        """Waits until nothing runs or waits and every block is free; returns the last load seen, also if that does not
+        come."""
         for _ in range(100):
             load = await self.load()
             if not load.num_running and not load.num_waiting and load.num_free_blocks == load.num_blocks:

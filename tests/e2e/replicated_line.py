@@ -67,7 +67,7 @@ class ReplicatedLine(Line):
 
 
 class Forked:
-    """With what a line needs of subprocess.Popen."""
+    """A process with what a line needs of subprocess.Popen."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
         self._process = process

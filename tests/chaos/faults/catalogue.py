@@ -20,7 +20,7 @@ MANY_TEXTS = [f"{prompt} {number}" for number in range(20) for prompt in PROMPTS
 
 @dataclass(frozen=True)
 class Request:
-    """What is posted; a batch or a response in the background is then asked for until it has ended."""
+    """The body to post; a batch or a background response is then polled until it has ended."""
 
     path: str
     body: dict[str, Any]
@@ -28,7 +28,8 @@ class Request:
 
     @property
     def begins_again(self) -> bool:
-        """Whether the gateway asks for it in a call of its own, and again if the tokenizer service dies under that."""
+        """Returns whether the gateway makes a call of its own for it, and repeats that if the tokenizer service
+        dies."""
         is_search = bool(self.body.get("use_beam_search") or self.body.get("best_of"))
         return is_search or self.path in ("embeddings", "score", "rerank")
 

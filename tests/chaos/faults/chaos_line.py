@@ -1,4 +1,4 @@
-"""A line whose processes start fast, with a proxy before each of them, and a small disk of its own."""
+"""A line with fast starts, a proxy before each process, and a small disk of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MODULES = ["pagewire.gateway.main", "pagewire.services.tokenizer.main", "pagewir
 
 
 class ChaosLine:
-    """client -> gateway or sister -> tokenizer -> scheduler -> one or several executors, each behind a proxy."""
+    """A line: client -> gateway or sister -> tokenizer -> scheduler -> one or several executors, each behind a
+    proxy."""
 
     def __init__(
         self, directory: Path, model: Path, executors: dict[str, list[str]], module: str, hang_timeout: float
@@ -42,7 +43,7 @@ class ChaosLine:
         self.hang_timeout = hang_timeout
         self.has_disk = False
         self.pids: dict[str, int] = {}  # of those that live
-        self.deaths: list[str] = []  # that nobody here has caused
+        self.deaths: list[str] = []  # that no test has caused
         self._model = model
         self._module = module
         self._killed: set[int] = set()
@@ -59,7 +60,7 @@ class ChaosLine:
 
     @property
     def base_urls(self) -> list[str]:
-        """Of the gateways, behind their proxies."""
+        """Returns the URLs of the gateways, behind their proxies."""
         return [f"http://127.0.0.1:{inner}" for inner, _ in self._ports.values()]
 
     def _address(self, service: str, side: str = "") -> str:
@@ -110,7 +111,7 @@ class ChaosLine:
                 await self._changed.wait_for(lambda: self.pids.get(service) != pid)
 
     def signal(self, service: str, number: signal.Signals, pid: int | None = None) -> None:
-        """pid: only if that is still its process."""
+        """Kills a service. pid: only if that is still its process."""
         alive = self.pids.get(service)
         if alive is not None and pid in (None, alive):
             with suppress(ProcessLookupError):
@@ -175,7 +176,7 @@ class ChaosLine:
     # -- readiness ---------------------------------------------------------------------------------------------------
 
     async def wait_settled(self, timeout: float) -> None:
-        """Until every service is ready, nothing runs or waits and every block is free. Raises TimeoutError."""
+        """Waits until every service is ready, nothing runs or waits and every block is free. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         while unready := await self._why_unready():
             if time.monotonic() > deadline:

@@ -31,7 +31,7 @@ def compiler(model: Path) -> Compiler:
 
 
 class SeededExecutor(FakeExecutor):
-    """What a real one is to its neighbours: whoever goes on must know tokens, seed and grammar of a request."""
+    """Behaves as a real executor to its neighbors: a replacement needs tokens, seed and grammar of a request."""
 
     def __init__(self, model: Path) -> None:
         super().__init__(

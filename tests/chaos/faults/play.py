@@ -28,7 +28,7 @@ SETTLE_TIMEOUT_S = 60.0
 
 
 class Progress:
-    """How many events all clients together have read."""
+    """Returns how many events all clients together have read."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -117,7 +117,7 @@ class Player:
                 if outcome.problems:
                     await self._line.heal()
         has_full_disk = any(fault.kind == "disk" for fault in schedule.faults)
-        # A gateway does not start without its data directory; whoever keeps it running tries again.
+        # A gateway does not start without its data directory; its supervisor tries again.
         outcome.problems += [said for said in self._line.deaths if not (has_full_disk and said.startswith(GATEWAYS))]
         outcome.problems += self._defects()
         outcome.seconds = loop.time() - start

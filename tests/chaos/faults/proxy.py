@@ -12,7 +12,7 @@ Address = str | tuple[str, int]
 
 
 class Proxy:
-    """Passes bytes on between who connects to `inner` and what listens at `outer`."""
+    """Passes bytes on between clients of `inner` and the server at `outer`."""
 
     def __init__(self, inner: Address, outer: Address) -> None:
         self._inner, self._outer = inner, outer
@@ -55,7 +55,7 @@ class Proxy:
                 event.clear()
 
     def slow(self, seconds: float) -> None:
-        """What passes comes late, and little at a time."""
+        """Passes bytes late, and a few at a time."""
         self._delay = seconds
 
     def mend(self) -> None:
@@ -94,4 +94,5 @@ class Proxy:
             await writer.drain()
         with suppress(OSError, RuntimeError):
             await writer.drain()
-        raise ConnectionResetError  # whoever closes one way has nothing to hear: HTTP and gRPC close both
+        # an end that closes one direction expects nothing in the other: HTTP and gRPC close both
+        raise ConnectionResetError

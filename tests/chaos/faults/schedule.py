@@ -10,7 +10,7 @@ from dataclasses import dataclass
 SERVICE_FAULTS = {"kill": 5, "restart": 2, "stop": 2, "hang": 2, "stutter": 1}
 WAY_FAULTS = {"cut": 3, "refuse": 2, "partition": 3, "slow": 2}
 GATEWAYS = ("gateway", "sister")
-# A silence that everybody has to take for a hang, and one that nobody has to, as shares of --hang-timeout.
+# A silence that must count as a hang, and one that must not, as shares of --hang-timeout.
 LONG, SHORT = (1.3, 1.8), (0.02, 0.4)
 LONG_SHARE = 0.2
 
@@ -55,11 +55,11 @@ class Schedule:
 
     @property
     def spares_gateways(self) -> bool:
-        """Whether all that fails lies behind the gateways: then no client may notice anything but a pause."""
+        """Returns whether all that fails lies behind the gateways: then clients may notice a pause and nothing else."""
         return not any(fault.kind == "disk" or _hits_gateways(fault) for fault in self.faults)
 
     def num_faults(self, target: str) -> int:
-        """Of this service, or of the way to it."""
+        """Returns whether the fault is of this service or of the connection to it."""
         return sum(target in fault.targets for fault in self.faults)
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Setting:
-    """What schedules are drawn for."""
+    """The kind of line that schedules are drawn for."""
 
     services: Sequence[str]  # by process
     requests: Sequence[str]  # names in the catalogue
@@ -79,7 +79,7 @@ class Setting:
 
 
 def draw(seed: int, setting: Setting, faults: Sequence[Fault] = ()) -> Schedule:
-    """faults: instead of those that the seed has."""
+    """Draws a schedule. faults: in place of those that follow from the seed."""
     rng = random.Random(f"chaos {seed}")
     services = [name for name in setting.services if name not in GATEWAYS or seed % 2]
     drawn: list[Fault] = []

@@ -33,7 +33,7 @@ REAL_FLAGS = ["--dtype", "float32", "--max-model-len", "2048", "--kv-cache-memor
 
 @dataclass(frozen=True)
 class Kind:
-    """Of lines."""
+    """The kinds of lines."""
 
     requests: Sequence[str]
     max_asks: int

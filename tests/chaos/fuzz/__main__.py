@@ -4,8 +4,8 @@
     python -m tests.chaos.fuzz grpc --cases 20000 --seed 7
     python -m tests.chaos.fuzz grpc --cases 1 --seed 4711    # one case again
 
-Case i of a run has the seed --seed + i. Each fuzzer runs in a process of its own, whose death is a finding.
-"""
+Case i of a run has the seed --seed + i. Each fuzzer runs in a process of its own; the death of that process is a
+finding."""
 
 import argparse
 import asyncio

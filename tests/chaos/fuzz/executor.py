@@ -35,7 +35,7 @@ class FuzzExecutor:
 
 @asynccontextmanager
 async def running_executor() -> AsyncIterator[FuzzExecutor]:
-    """With a tiny model."""
+    """Runs an executor with a tiny model."""
     with tempfile.TemporaryDirectory(prefix="pw-") as name:
         model: Model = tiny_llama(Path(name) / "model")
         address = f"unix:{name}/executor.sock"

@@ -113,7 +113,7 @@ _REGEX_PARTS = (
 
 @asynccontextmanager
 async def running_grammars() -> AsyncIterator[Grammars]:
-    """As an executor has them, for a vocabulary of every byte."""
+    """Returns grammars as an executor compiles them, for a vocabulary of every byte."""
     with tempfile.TemporaryDirectory(prefix="pw-") as directory:
         path = save_byte_level(Path(directory))
         grammars = Grammars(lambda: path, VOCAB_SIZE, [EOS], timeout=COMPILE_TIMEOUT_S, cache_size=4)

@@ -78,7 +78,7 @@ VALID: dict[str, list[dict]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """service: whose channel reaches it."""
+    """An RPC. service: the service with the channel that reaches it."""
 
     service: str
     descriptor: MethodDescriptor

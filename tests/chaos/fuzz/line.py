@@ -31,7 +31,7 @@ class Finding(AssertionError):
 
 
 class _Errors(logging.Handler):
-    """What services log when something happens that nobody has foreseen."""
+    """What services log when something unforeseen happens."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -43,7 +43,7 @@ class _Errors(logging.Handler):
 
 @dataclass
 class FuzzLine:
-    """gateway -> tokenizer -> scheduler -> fake executor, for the vocabulary of the built-in model."""
+    """A line: gateway -> tokenizer -> scheduler -> fake executor, for the vocabulary of the built-in model."""
 
     http: httpx.AsyncClient
     tokenizer: TokenizerLine
@@ -53,12 +53,12 @@ class FuzzLine:
 
     @property
     def channels(self) -> dict[str, grpc.aio.Channel]:
-        """By service."""
+        """Returns the logged errors by service."""
         return {"tokenizer": self.tokenizer.channel, "scheduler": self.scheduler.channel}
 
     async def check(self) -> None:
-        """After a case: nobody has logged an error, nothing is held, a valid request is answered, and no step broke
-        what an executor may rely on. Raises Finding."""
+        """Checks after a case: no service has logged an error, nothing is held, a valid request is answered, and no
+        step broke what an executor may rely on. Raises Finding."""
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
                 answer = [response async for response in self.tokenizer.stub.Generate(_VALID)]
@@ -78,7 +78,7 @@ class FuzzLine:
 
 @asynccontextmanager
 async def running_line(directory: Path, model: Path, pool: TokenizerPool | None = None) -> AsyncIterator[FuzzLine]:
-    """pool: of tokenizers, to be used again by others."""
+    """Runs a line. pool: tokenizers that lines share."""
     make = partial(FakeExecutor, vocab_size=49_152, eos_token_ids=[EOS], max_num_seqs=16, max_num_batched_tokens=256)
     executor = FakeExecutorServicer(make, max_model_len=MAX_MODEL_LEN)
     scheduler = ServiceLine(directory, executor, name="scheduler")
@@ -93,7 +93,7 @@ async def running_line(directory: Path, model: Path, pool: TokenizerPool | None 
         http = await stack.enter_async_context(running_gateway(tokenizer.config.listen, response_store_size=2**20))
         await wait_ready(http)
         line = FuzzLine(http, tokenizer, scheduler)
-        for name in ("pagewire", "asyncio"):  # who says that nobody has heard of a task's error
+        for name in ("pagewire", "asyncio"):  # which reports errors of tasks that were never awaited
             logging.getLogger(name).addHandler(line._errors)
             stack.callback(logging.getLogger(name).removeHandler, line._errors)
         await line.check()
@@ -101,7 +101,7 @@ async def running_line(directory: Path, model: Path, pool: TokenizerPool | None 
 
 
 def refusals() -> frozenset[grpc.StatusCode]:
-    """How a call may end that asks for nonsense."""
+    """Returns how a call that asks for nonsense may end."""
     code = grpc.StatusCode
     return frozenset(
         {code.OK, code.INVALID_ARGUMENT, code.NOT_FOUND, code.FAILED_PRECONDITION, code.OUT_OF_RANGE, code.ABORTED}
@@ -110,5 +110,5 @@ def refusals() -> frozenset[grpc.StatusCode]:
 
 
 def is_unreadable(error: rpc.RpcError | grpc.aio.AioRpcError) -> bool:
-    """Whether it says that the bytes are no message, for which gRPC has INTERNAL."""
+    """Returns whether an error says that the bytes are no message, for which gRPC has INTERNAL."""
     return "cannot be read" in str(error) or "deserializing" in str(error)

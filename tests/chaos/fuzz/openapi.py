@@ -14,7 +14,7 @@ _SHOWN = 12000  # characters of its report
 
 
 async def fuzz(line: FuzzLine, num_examples: int, seed: int) -> None:
-    """So many examples of each operation. Installs Schemathesis for as long as it takes. Raises Finding."""
+    """Runs that many examples of each operation. Installs Schemathesis for as long as it takes. Raises Finding."""
     with tempfile.TemporaryDirectory(prefix="pw-st-") as folder:
         python = await asyncio.to_thread(install, Path(folder))
         process = await asyncio.create_subprocess_exec(

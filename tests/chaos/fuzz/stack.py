@@ -23,7 +23,7 @@ _VALID = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 
 
 @contextmanager
 def running_stack() -> Iterator[str]:
-    """Its URL."""
+    """Starts a stack and yields its URL."""
     config = ServeConfig(log_level="error", max_model_len=1024, trust_request_chat_template=True)
     with serving.server(config) as (_, port):
         yield f"http://127.0.0.1:{port}"

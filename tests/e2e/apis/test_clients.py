@@ -92,7 +92,7 @@ async def test_tools_that_the_models_template_does_not_show_change_nothing(line:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "capital_of"}}])
 async def test_tools_that_must_be_called_are(line: Line, choice: Any) -> None:
-    """By a model that was never taught to."""
+    """Tools are called by a model that was never trained to."""
     parameters = {
         "type": "object",
         "properties": {"country": {"type": "string", "maxLength": 20}},

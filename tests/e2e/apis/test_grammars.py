@@ -260,7 +260,7 @@ async def test_an_executor_that_dies_takes_no_output_along(tmp_path: Path, tiny:
 
 @asynccontextmanager
 async def dying_executor(address: str, tiny: Tiny, num_steps: int) -> AsyncIterator[None]:
-    """Serves until its device fails, after so many steps, in one of several requests, so that nobody is blamed for it:
+    """Serves until its device fails, after so many steps, in one of several requests, so that no request is a suspect:
     all it knew is lost."""
     done, loop = asyncio.Event(), asyncio.get_running_loop()
     runner_of = ModelRunner.execute

@@ -49,7 +49,7 @@ async def ask(line: Line, *contents: Any, num_tokens: int = 12) -> Any:
 
 @torch.inference_mode()
 def expected(model: Any, path: Path, num_tokens: int, *contents: Any) -> list[int]:
-    """transformers' greedy tokens."""
+    """The greedy tokens of transformers."""
     tokenizer, pictures = AutoTokenizer.from_pretrained(path), [c for c in contents if not isinstance(c, str)]
     inputs = dict(image_processor(FAMILY)(pictures, return_tensors="pt")) if pictures else {}
     grids = iter(inputs.get("image_grid_thw", ()))
@@ -123,8 +123,8 @@ async def test_a_request_with_an_image_outlives_services(served: tuple[Line, Any
 
 
 async def test_other_apis_show_the_model_the_same(served: tuple[Line, Any, Path]) -> None:
-    """/v1/messages and /v1/responses: a prompt of as many tokens, of which all but the last page come from the chat's
-    cache (in which images count by their pixels), and the text of the same tokens."""
+    """Requests to /v1/messages and /v1/responses have a prompt of as many tokens, of which all but the last page come
+    from the chat's cache (in which images count by their pixels), and the text of the same tokens."""
     line, model, path = served
     contents = ("What is ", picture(5), " and ", picture(6, 64, 32), "? Say it at length.")
     chat = await ask(line, *contents)

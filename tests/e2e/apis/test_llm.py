@@ -8,7 +8,7 @@ from pagewire import LLM, SamplingParams
 
 
 async def test_a_batch_where_an_event_loop_runs(smollm2_gguf: Path) -> None:
-    """As in a notebook: the calls block, whoever else has a loop."""
+    """Runs a batch as a notebook does: the calls block although an event loop runs."""
     with LLM(str(smollm2_gguf), max_model_len=512, kv_cache_memory_bytes="64MiB", max_concurrency=16) as llm:
         stack = [
             child for child in psutil.Process().children() if "pagewire.stack.own_stack" in " ".join(child.cmdline())
@@ -22,7 +22,7 @@ async def test_a_batch_where_an_event_loop_runs(smollm2_gguf: Path) -> None:
         question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
         [answer] = llm.chat(question, SamplingParams(temperature=0, max_tokens=32))
         assert "Paris" in answer.outputs[0].text and answer.outputs[0].finish_reason == "stop"
-    assert not any("gateway" in command for command in commands), "nobody uses REST"
+    assert not any("gateway" in command for command in commands), "REST is not used"
     assert len(processes) >= 4
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive

@@ -57,7 +57,7 @@ async def test_parse(line: Line) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_tool_runner(line: Line, stream: bool) -> None:
-    """By a model that was never taught to call tools."""
+    """Tools are called by a model that was never trained to."""
     asked = []
 
     @anthropic.beta_async_tool

@@ -43,7 +43,8 @@ async def thinking(line: Line) -> AsyncIterator[Line]:
 
 
 async def generate(line: Line, kill_after: int = 0) -> tuple[list[str], list[str], Any]:
-    """(reasoning, content) of the choices, and the usage. kill_after: chunks, after which the tokenizer is killed."""
+    """Returns (reasoning, content) of the choices, and the usage. kill_after: chunks, after which the tokenizer is
+    killed."""
     reasoning, content, usage, num_chunks = ["", ""], ["", ""], None, 0
     async with line.openai() as client:
         body = BODY | {"extra_body": {"thinking_token_budget": BUDGET}}

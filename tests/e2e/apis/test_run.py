@@ -1,4 +1,4 @@
-"""`pagewire run` with the real model, as somebody meets it who has no server."""
+"""`pagewire run` with the real model, without a server."""
 
 import subprocess
 import sys

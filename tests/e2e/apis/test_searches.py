@@ -18,7 +18,7 @@ CHOSEN = [PROMPTS[index] for index in (3, 11)]
 
 @pytest.fixture(scope="module")
 def expected(reference: Reference) -> list[list[str]]:
-    """What transformers' generate() finds for each prompt, without end tokens."""
+    """The outputs of transformers' generate() for each prompt, without end tokens."""
     tokenizer, model = reference
     found = []
     for prompt in CHOSEN:

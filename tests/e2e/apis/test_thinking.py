@@ -60,7 +60,7 @@ def begun(budget: int | None = None) -> Thinking:
 
 
 def split(token_ids: list[int]) -> tuple[list[int], list[int]]:
-    """What comes before the first end of a reasoning, and what comes behind."""
+    """Splits an output at the first end of its reasoning."""
     place = next((i for i in range(len(token_ids)) if token_ids[i : i + len(END)] == END), None)
     assert place is not None, "the reasoning does not end"
     return token_ids[:place], token_ids[place + len(END) :]
@@ -157,7 +157,8 @@ async def test_an_executor_that_dies_takes_no_count_along(tmp_path: Path, tiny: 
         async with executor(address, tiny):
             expected = await outputs()
         interrupted = asyncio.create_task(outputs())
-        # Each death is late enough that nobody runs alone any more because of the last: who dies alone again ends.
+        # Each death is late enough that no request runs alone any more because of the last: one that dies alone again
+        # ends.
         for num_steps in (3, 20, 20):
             async with dying_executor(address, tiny, num_steps):
                 pass

@@ -1,4 +1,4 @@
-"""A failure while another is being mended, while the line drains, while nobody asks for anything."""
+"""Failures during a recovery, while the line drains, and while it is idle."""
 
 import asyncio
 

@@ -78,14 +78,14 @@ class Client:
                 self.events.append(rest)
 
     @property
-    def told(self) -> dict[tuple[int, str], str]:
-        """By choice and kind, whatever the pieces it came in."""
-        told: dict[tuple[int, str], str] = {}
+    def received(self) -> dict[tuple[int, str], str]:
+        """Returns the received text by choice and kind, whatever pieces it came in."""
+        received: dict[tuple[int, str], str] = {}
         for event in self.events:
             _, found, data = event.rpartition("data: {")
             for index, kind, piece in _pieces(json.loads("{" + data)) if found else ():
-                told[index, kind] = told.get((index, kind), "") + piece
-        return told
+                received[index, kind] = received.get((index, kind), "") + piece
+        return received
 
 
 def _pieces(data: dict[str, Any]) -> list[tuple[int, str, str]]:
@@ -121,4 +121,4 @@ async def test_a_sister_goes_on_when_a_gateway_is_killed(line: Line, sister: str
         line.start("gateway")
         await line.wait_ready()
     assert [client.num_breaks for client in clients] == [1] * len(clients)
-    assert [client.told for client in clients] == [client.told for client in undisturbed]
+    assert [client.received for client in clients] == [client.received for client in undisturbed]

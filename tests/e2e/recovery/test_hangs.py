@@ -1,4 +1,4 @@
-"""A process that hangs counts as dead: nobody waits for it, health says so, and its requests go on."""
+"""A process that hangs counts as dead: nothing waits for it, health reports it, and its requests go on."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ SERVICES = ("executor", "scheduler", "tokenizer", "gateway")
 
 @pytest.fixture(scope="module")
 def line(quick_line: Line) -> Iterator[Line]:
-    """The quick line, whose services count as hung after a second."""
+    """The quick line; its services count as hung after a second."""
     before = {service: quick_line.flags.get(service, []) for service in SERVICES}
     for service in SERVICES:
         quick_line.restart(service, *before[service], *HANG)

@@ -1,4 +1,4 @@
-"""Poison that ends processes, in a stack whose supervisor replaces them, as a client and its neighbors see it."""
+"""Suspect requests that end processes, in a stack that replaces them, as clients see it."""
 
 import asyncio
 import subprocess

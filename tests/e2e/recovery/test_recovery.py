@@ -40,7 +40,7 @@ class Outcome:
 
 
 class Progress:
-    """How far all streams together have come; wakes who waits for it."""
+    """Counts the chunks of all streams together; wakes tasks that wait for a count."""
 
     def __init__(self) -> None:
         self.chunks = 0
@@ -57,8 +57,8 @@ class Progress:
 
 
 async def stream(line: Line, number: int, progress: Progress) -> Outcome:
-    """Even streams are greedy, odd ones sampled with a seed; one in four has a long prompt, one in four is
-    RESTRICTED, one in eight STRUCTURED, one SCORED."""
+    """Reads one stream. Even streams are greedy, odd ones sampled with a seed; one in four has a long prompt, one in
+    four is RESTRICTED, one in eight STRUCTURED, one SCORED."""
     extra = RESTRICTED if number % 4 == 3 else {5: STRUCTURED, 1: SCORED}.get(number % 8, {})
     prompt = PROMPTS[number % 18] if number % 4 else PROMPTS[16] * (1 + number % 3)
     text, finish_reason, usage, tokens = "", None, None, list[str]()
@@ -152,7 +152,7 @@ TOOL: Any = {"type": "function", "function": {"name": "plan", "parameters": TRIP
 
 
 async def required_call(line: Line, progress: Progress) -> str:
-    """Its arguments, of which each chunk is progress."""
+    """Returns the arguments of the call; each chunk counts as progress."""
     arguments = ""
     async with line.openai() as client:
         async for chunk in await client.chat.completions.create(
@@ -187,8 +187,8 @@ async def test_a_call_that_must_be_survives_the_death_of_all_three(line: Line) -
 
 
 async def test_requests_are_judged_by_the_executor_that_runs_them(line: Line) -> None:
-    """Not by the last one, which had less room: a request may have all of the next one's, and a prompt that only the
-    next one can take is told to come again."""
+    """Judges requests by the next executor, not by the last one, which had less room: a request may have all of the
+    next one's, and a prompt that only the next one can take is told to come again."""
     flags = line.flags["executor"]
     line.restart("executor", *flags, "--num-gpu-blocks-override", "4")
     await line.wait_ready()

@@ -43,7 +43,7 @@ class Clients:
                 for url, answer in zip(self._urls, answers, strict=True)
                 if isinstance(answer, httpx.Response) and answer.status_code == 200
             ]
-            # A balancer that finds nobody ready sends requests nevertheless: the line mends itself.
+            # A balancer that finds no server ready sends requests nevertheless: the line recovers.
             self._ready = ready or self._urls
             await asyncio.sleep(0.05)
 
@@ -76,7 +76,7 @@ class Clients:
             await asyncio.sleep(0.02)
 
     async def ask(self) -> None:
-        """What needs no executor."""
+        """Sends requests that need no executor."""
         while True:
             url = self._url()
             for answer in (
@@ -89,7 +89,7 @@ class Clients:
 
 @asynccontextmanager
 async def clients_of(line: Line) -> AsyncIterator[Clients]:
-    """At work. Raises what one of them was told."""
+    """Clients at work. Raises the error that one of them received."""
     async with httpx.AsyncClient(timeout=60) as http:
         clients = Clients(line, http)
         async with asyncio.TaskGroup() as group:
@@ -102,7 +102,7 @@ async def clients_of(line: Line) -> AsyncIterator[Clients]:
 
 @dataclass
 class Replaced:
-    """A line whose services were all replaced."""
+    """A line after all of its services were replaced."""
 
     line: ReplicatedLine
     undisturbed: list[set[str]]
@@ -111,7 +111,8 @@ class Replaced:
 
 @pytest.fixture(scope="module")
 def replaced(smollm2_gguf: Path) -> Iterator[Replaced]:
-    """At first, gateways let their streams end and the others hand them on half way; their successors have time."""
+    """Replaces all services. Gateways first let their streams end and the others hand them on half way; their
+    successors have time."""
     timeouts = {"gateway": 30.0, "tokenizer": 0.2, "scheduler": 0.2, "executor": 0.2}
     with short_directory() as name, running(Path(name), str(smollm2_gguf), step_seconds=0.01, **timeouts) as line:
         yield asyncio.run(replace_all(line))
@@ -143,7 +144,7 @@ def test_no_client_sees_that_every_service_is_replaced(replaced: Replaced) -> No
 
 
 async def test_streams_end_though_all_services_are_told_to(replaced: Replaced) -> None:
-    """As by who shuts down a machine."""
+    """Stops a service as the shutdown of a machine does."""
     line = replaced.line
     await line.wait_idle()  # those before have been given up
     async with httpx.AsyncClient(timeout=60) as http:

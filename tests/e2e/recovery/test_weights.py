@@ -20,8 +20,8 @@ NUM_TOKENS = 60
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a client was told of a completion."""
+class Received:
+    """A completion as a client received it."""
 
     version: str
     token_ids: tuple[int, ...]
@@ -48,7 +48,7 @@ def small_line(sockets: Path, checkpoints: dict[str, Path], smollm2_gguf: Path) 
         yield line
 
 
-async def completion(client: openai.AsyncOpenAI, prompt: str, seed: int = 0) -> Told:
+async def completion(client: openai.AsyncOpenAI, prompt: str, seed: int = 0) -> Received:
     """All of its events name the same weights."""
     stream = await client.completions.create(
         model="m",
@@ -65,7 +65,7 @@ async def completion(client: openai.AsyncOpenAI, prompt: str, seed: int = 0) -> 
         token_ids += getattr(event.choices[0], "token_ids", None) or []
     (version,) = versions
     assert version is not None and len(token_ids) == NUM_TOKENS
-    return Told(version, tuple(token_ids))
+    return Received(version, tuple(token_ids))
 
 
 async def replace(line: Line, model: Path, version: str = "") -> httpx.Response:
@@ -75,9 +75,10 @@ async def replace(line: Line, model: Path, version: str = "") -> httpx.Response:
 
 
 @asynccontextmanager
-async def load(line: Line) -> AsyncIterator[list[tuple[int, Told]]]:
-    """Completions all the time; the list grows by (index of the prompt, what was told). An error is one of the test."""
-    done: list[tuple[int, Told]] = []
+async def load(line: Line) -> AsyncIterator[list[tuple[int, Received]]]:
+    """Completions all the time; the list grows by (index of the prompt, what was received). An error is one of the
+    test."""
+    done: list[tuple[int, Received]] = []
     leave = asyncio.Event()
 
     async def one_after_the_other(index: int) -> None:
@@ -93,14 +94,14 @@ async def load(line: Line) -> AsyncIterator[list[tuple[int, Told]]]:
         await asyncio.gather(*tasks)
 
 
-async def undisturbed(line: Line) -> dict[int, Told]:
+async def undisturbed(line: Line) -> dict[int, Received]:
     async with line.openai() as client:
-        told = [await completion(client, prompt, seed=index) for index, prompt in enumerate(PROMPTS)]
-    return dict(enumerate(told))
+        received = [await completion(client, prompt, seed=index) for index, prompt in enumerate(PROMPTS)]
+    return dict(enumerate(received))
 
 
-async def until(count: int, done: list[tuple[int, Told]]) -> None:
-    """Until so many more are done."""
+async def until(count: int, done: list[tuple[int, Received]]) -> None:
+    """Waits until `count` more are done."""
     end = len(done) + count
     async with asyncio.timeout(60):
         while True:
@@ -138,7 +139,7 @@ async def test_no_request_is_lost_and_each_has_the_tokens_of_one_checkpoint(
         line.restart("scheduler")
         await replacing
         await until(3, done)
-    for index, told in done:
-        assert told == expected[told.version][index]
-    assert {told.version for _, told in done} == {"a", "b"}
-    assert len([*itertools.groupby(told.version for _, told in done)]) >= 4
+    for index, received in done:
+        assert received == expected[received.version][index]
+    assert {received.version for _, received in done} == {"a", "b"}
+    assert len([*itertools.groupby(received.version for _, received in done)]) >= 4

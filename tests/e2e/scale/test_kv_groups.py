@@ -91,7 +91,7 @@ class Line:
         prompts: Sequence[list[int]],
         happening: Callable[[int, Sequence[Request]], None] = lambda step, requests: None,
     ) -> list[list[int]]:
-        """happening(step, requests): what happens before this step's result arrives."""
+        """Runs requests to their ends. happening(step, requests): what happens before this step's result arrives."""
         return self.run([Request(100 + index, ids, GREEDY) for index, ids in enumerate(prompts)], happening)
 
     def run(

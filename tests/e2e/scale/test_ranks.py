@@ -49,7 +49,7 @@ def sockets() -> Iterator[Path]:
 
 
 class Executor:
-    """Its leader is started again whenever it ends, as a supervisor does."""
+    """Restarts its leader whenever that ends, as a supervisor does."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.address = f"unix:{directory}/executor.sock"
@@ -124,7 +124,9 @@ async def test_a_group_goes_on_whatever_happens_to_one_of_its_processes(
             os.kill(victim, number)
             assert not generating.done()
             assert await generating == undisturbed
-            assert executor.endings[lives:] == [-signal.SIGKILL], "as who is killed, so that no request is blamed"
+            assert executor.endings[lives:] == [-signal.SIGKILL], (
+                "the leader ends as if killed, so that no request is a suspect"
+            )
             await until_gone(victim)
         assert "rank 1 of the executor" in executor.log and "hangs: no sign of life" in executor.log
         follower = executor.follower
@@ -133,7 +135,8 @@ async def test_a_group_goes_on_whatever_happens_to_one_of_its_processes(
 
 
 async def direct(executor: Executor, num_tokens: int, request_id: int = 7) -> list[int]:
-    """By a scheduler of its own, which takes the executor from the other one. request_id: of steps behind the first."""
+    """Generates by a scheduler of its own, which takes the executor from the other one. request_id: of steps behind the
+    first."""
     async with rpc.channel(executor.address) as channel:
         call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
         await call.write(executor_pb2.StepRequest(term=2**62))
@@ -203,7 +206,7 @@ async def test_weights_are_replaced_in_all_processes(tmp_path: Path, sockets: Pa
 
 
 async def test_processes_that_others_start_meet_over_tcp(model: Path, expected: list[int], sockets: Path) -> None:
-    """Their collectives are gloo's."""
+    """Runs ranks with the collectives of gloo."""
     external = ["--distributed-executor-backend", "external", "--leader", f"127.0.0.1:{free_port()}"]
     external += ["--group-secret", "s", "--model", str(model)]
     async with running(sockets, *external) as (executor, stub), asyncio.timeout(100):

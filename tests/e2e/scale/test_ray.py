@@ -32,7 +32,7 @@ def stream(port: int, on_part: Callable[[int], None]) -> str:
 
 
 def actor_of(serve: subprocess.Popen[bytes]) -> psutil.Process:
-    """The actor's process, whose child is the executor. A Ray that is started for the stack is below it."""
+    """The actor's process, the parent of the executor. A Ray that is started for the stack is below it."""
     for process in psutil.Process(serve.pid).children(recursive=True):
         if "executor" in process.cmdline() and (parent := process.parent()) is not None:
             return parent

@@ -1,4 +1,4 @@
-"""An executor whose two stages are on different nodes of a Ray cluster: the tokens are those of the whole."""
+"""An executor with two stages on different nodes of a Ray cluster has the tokens of the whole model."""
 
 import asyncio
 import signal

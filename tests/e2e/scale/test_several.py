@@ -56,7 +56,7 @@ async def running_at(line: SeveralLine, scheduler: str) -> int:
 
 
 async def until_running(line: SeveralLine, count: int) -> tuple[int, int]:
-    """Until so many requests run; how many at each scheduler."""
+    """Waits until that many requests run; returns how many run at each scheduler."""
     async with asyncio.timeout(20):
         while True:
             loads = await running_at(line, "scheduler"), await running_at(line, "scheduler2")
@@ -177,7 +177,7 @@ async def test_one_of_each_is_enough_to_be_ready(several: SeveralLine) -> None:
             several.kill(service)
         assert await complete(http, "0 little")
         assert (await http.get("/readyz")).status_code == 200
-        # The other scheduler's executor dies, too: nobody is left.
+        # The other scheduler's executor dies, too: none is left.
         several.kill("executor2")
         await until_ready(http, False)
         for service in ("tokenizer2", "scheduler", "executor", "executor2"):

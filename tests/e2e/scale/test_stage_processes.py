@@ -1,4 +1,4 @@
-"""An executor whose two stages are processes, with the real scheduler: the tokens are those of the whole."""
+"""An executor with two stages in two processes, with the real scheduler, has the tokens of the whole model."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ async def test_requests_go_on_when_a_stage_is_killed(model: Path, expected: list
         assert not any(task.done() for task in generating)
         assert await asyncio.gather(*generating) == [undisturbed] * 3
         await until_gone(victim)
-        assert executor.endings == [-signal.SIGKILL], "as who is killed, so that no request is blamed"
+        assert executor.endings == [-signal.SIGKILL], "the leader ends as if killed, so that no request is a suspect"
         assert "rank 1 of the executor" in executor.log
 
 

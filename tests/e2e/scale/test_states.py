@@ -39,7 +39,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def make_line(model: ToyModel, num_blocks: int = 80) -> Line:
-    """num_blocks: a quarter of them, or half, are of states, which are for twice as many tokens."""
+    """Runs a line. num_blocks: a quarter of them, or half, are of states, which are for twice as many tokens."""
     runner = assemble(model, LIMITS, num_blocks, CPU)
     for cache in runner.kv_caches:
         cache.fill_(torch.nan)  # reading what was never written shows
@@ -80,8 +80,8 @@ def test_a_prefix_hit_ends_where_a_block_of_states_does(model: ToyModel) -> None
 
 @pytest.mark.parametrize("length", [7, 10])
 def test_two_requests_never_take_in_one_anothers_tokens(model: ToyModel, length: int) -> None:
-    """Equal prompts in one step: each has a state of its own, as nobody reads what the same step writes. Where they are
-    longer than a block of states, the others wait for it."""
+    """Equal prompts in one step: each has a state of its own, because no request reads what the same step writes. Where
+    they are longer than a block of states, the others wait for it."""
     line, prompts = make_line(model), [prompt(length), prompt(length), [*prompt(length - 1), 7]]
     assert line.generate(prompts) == [expected(model, token_ids) for token_ids in prompts]
 

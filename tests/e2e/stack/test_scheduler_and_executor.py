@@ -34,7 +34,7 @@ GREEDY = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=60
 
 
 class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
-    """With the tokenizer services' stream, and the engine behind it."""
+    """A scheduler with the tokenizer services' stream and the engine behind it."""
 
     def __init__(self, channel: grpc.aio.Channel, engine: Engine) -> None:
         super().__init__(channel)
@@ -42,7 +42,7 @@ class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
         self.Connect = SchedulerLinkServiceStub(channel).Connect
 
     async def submit(self, submission: TokenSubmission) -> Collected:
-        """What a tokenizer service's submission yields, by its request_id. Raises RpcError."""
+        """Yields the outputs of a tokenizer service's submission, by its request_id. Raises RpcError."""
         call, collected = self.Connect(), Collected()
         await call.write(SchedulerLinkServiceConnectRequest(requests=[submission]))
         await collected.read_until_finished(call, submission.request_id)
@@ -56,7 +56,7 @@ class Stub(scheduler_pb2_grpc.SchedulerServiceStub):
 async def scheduler(
     directory: Path, name: str, *executors: str, discovery: Discovery | None = None, **config: Any
 ) -> AsyncIterator[Stub]:
-    """discovery: of the executors, in place of their addresses."""
+    """Starts a scheduler. discovery: finds the executors, in place of addresses."""
     address = f"unix:{directory}/{name}.sock"
     settings = SchedulerConfig(listen=address, executor_address=",".join(executors), shutdown_timeout=1.0, **config)
     async with AsyncExitStack() as stack:
@@ -104,7 +104,7 @@ async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
             async with asyncio.timeout(10):
                 while "cannot be used (FAILED_PRECONDITION" not in caplog.text:
                     await generate(later, prompt(12))
-            assert caplog.text.count("lost the executor") == 1, "nobody takes it from the later one"
+            assert caplog.text.count("lost the executor") == 1, "no scheduler takes it from the later one"
             assert not interrupted.done()
             await asyncio.wait_for(drained, 10)  # its requests are to be handed on, if it was told to end
         assert await asyncio.wait_for(interrupted, 20) == expected[9], "not a token lost or repeated"
@@ -125,7 +125,7 @@ async def test_drafts_change_the_number_of_steps_and_never_the_text(tmp_path: Pa
             return super().execute(*args)
 
     def start() -> tuple[ModelRunner, ExecutorInfo]:
-        num_blocks = 3 * NUM_BLOCKS  # nobody drafts where blocks are scarce
+        num_blocks = 3 * NUM_BLOCKS  # no tokens are drafted where blocks are scarce
         runner = CountingRunner(model, LIMITS, num_blocks, CPU, proposer=KnownTexts(texts, accuracy))
         return runner, dataclasses.replace(INFO, kv_groups=runner.kv_groups, max_draft_tokens=runner.max_draft_tokens)
 

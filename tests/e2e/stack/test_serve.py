@@ -49,7 +49,7 @@ def services_of(process: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
 
 
 def listening(process: subprocess.Popen[bytes]) -> list[tuple[str, int]]:
-    """(address, port) of every TCP socket that listens in the stack's processes."""
+    """Returns (address, port) of every TCP socket that listens in the stack's processes."""
     stack = psutil.Process(process.pid)
     found = [c for one in (stack, *stack.children(recursive=True)) for c in one.net_connections("inet")]
     # gRPC listens on IPv4 by way of IPv6.
@@ -86,7 +86,7 @@ def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Pop
         assert "text" in next(lines)
         process.send_signal(signal.SIGINT)
         *_, last, done = lines
-    assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for nobody, and says so"
+    assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for no client, and says so"
     assert process.wait(30) == 0
     assert gone(list(restarted.values()))
     banner = log.read_text()

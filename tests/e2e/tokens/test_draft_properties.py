@@ -88,7 +88,7 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Runners:
-    """Of the same weights, with drafts and without."""
+    """Model runners of the same weights, with drafts and without."""
 
     plain: ModelRunner
     drafting: ModelRunner
@@ -125,7 +125,7 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> Runners:
 
 
 def lines_of(line: Line) -> dict[int, tuple[list[int], list[int], list[float]]]:
-    """By request: the tokens that log probabilities name, ranks, and the log probabilities."""
+    """Returns, by request, the tokens that log probabilities name, ranks, and the log probabilities."""
     return {
         request_id: (
             [id for part in parts for id in part.token_ids],

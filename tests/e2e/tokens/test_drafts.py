@@ -1,4 +1,4 @@
-"""Drafts over real processes: whatever dies or is replaced in mid-stream, everybody is told what is told without."""
+"""Drafts over real processes: whatever dies or is replaced in mid-stream, clients receive what they receive without."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -37,8 +37,8 @@ KINDS: list[dict[str, Any]] = [
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a client was told."""
+class Received:
+    """A completion as a client received it."""
 
     version: str
     text: str
@@ -62,13 +62,13 @@ def small_line(sockets: Path, checkpoints: dict[str, Path]) -> Iterator[Line]:
         yield line
 
 
-async def completion(client: openai.AsyncOpenAI, kind: int) -> Told:
+async def completion(client: openai.AsyncOpenAI, kind: int) -> Received:
     fields = KINDS[kind] | {"extra_body": {"return_token_ids": True} | KINDS[kind].get("extra_body", {})}
-    told = await client.completions.create(
+    received = await client.completions.create(
         model="m", prompt=f"One and {kind}, one and", max_tokens=60, stream=True, **fields
     )
     versions, text, token_ids, logprobs, reason = set[str | None](), "", list[int](), list[str](), ""
-    async for event in told:
+    async for event in received:
         choice = event.choices[0]
         versions.add(event.system_fingerprint)
         text += choice.text
@@ -77,18 +77,18 @@ async def completion(client: openai.AsyncOpenAI, kind: int) -> Told:
         reason = choice.finish_reason or reason
     (version,) = versions
     assert version is not None
-    return Told(version, text, tuple(token_ids), tuple(logprobs), reason)
+    return Received(version, text, tuple(token_ids), tuple(logprobs), reason)
 
 
-async def undisturbed(line: Line) -> list[Told]:
+async def undisturbed(line: Line) -> list[Received]:
     async with line.openai() as client:
         return [await completion(client, kind) for kind in range(len(KINDS))]
 
 
 @asynccontextmanager
-async def load(line: Line) -> AsyncIterator[list[tuple[int, Told]]]:
-    """Requests of all kinds, again and again; the list grows by (kind, what was told)."""
-    done: list[tuple[int, Told]] = []
+async def load(line: Line) -> AsyncIterator[list[tuple[int, Received]]]:
+    """Requests of all kinds, again and again; the list grows by (kind, what was received)."""
+    done: list[tuple[int, Received]] = []
     leave = asyncio.Event()
 
     async def one_after_the_other(kind: int) -> None:
@@ -104,13 +104,13 @@ async def load(line: Line) -> AsyncIterator[list[tuple[int, Told]]]:
         await asyncio.gather(*tasks)
 
 
-async def test_everybody_is_told_what_is_told_without_drafts(small_line: Line, checkpoints: dict[str, Path]) -> None:
+async def test_clients_receive_the_same_with_and_without_drafts(small_line: Line, checkpoints: dict[str, Path]) -> None:
     line, expected = small_line, {}
     for name in ("a", "b"):
         assert (await replace(line, checkpoints[name], name)).status_code == 200
         expected[name] = await undisturbed(line)
     line.restart("executor", *PLAIN, "--speculative-config", DRAFTS)
-    assert {told.finish_reason for told in expected["b"]} == {"stop", "length"}
+    assert {received.finish_reason for received in expected["b"]} == {"stop", "length"}
     async with load(line) as done:
 
         async def until_more() -> None:
@@ -127,9 +127,9 @@ async def test_everybody_is_told_what_is_told_without_drafts(small_line: Line, c
             await until_more()
         assert (await replace(line, checkpoints["a"], "a")).status_code == 200
         await until_more()
-    for kind, told in done:
-        assert told == expected[told.version][kind]
-    assert {told.version for _, told in done} == {"a", "b"}
+    for kind, received in done:
+        assert received == expected[received.version][kind]
+    assert {received.version for _, received in done} == {"a", "b"}
     metrics = await line.metrics()
     accepted = sum(value for name, value in metrics.items() if "spec_decode_num_accepted_tokens_total" in name)
     assert accepted > 20, "drafts were gained on the way"

@@ -31,7 +31,7 @@ class Expected:
 
 
 def expectation(reference: Reference, prompt: str, answer: list[int]) -> Expected:
-    """What transformers thinks of a prompt, and its greedy continuation, end-of-sequence token included.
+    """Returns what transformers makes of a prompt, and its greedy continuation, end-of-sequence token included.
 
     One pass over the prompt and `answer` has transformers' choice behind each of their tokens. Greedy answers are these
     choices; any other differs from them at its first wrong token, or in length.
@@ -88,7 +88,7 @@ def check(expected: list[Expected], responses: list[inference_pb2.GenerateRespon
 
 
 def check_scores(expected: list[Expected], responses: list[inference_pb2.GenerateResponse]) -> None:
-    """As `check`, of responses with three alternatives to each of the prompt's tokens."""
+    """Checks responses that have three alternatives to each of the prompt's tokens, as `check` does others."""
     check(expected, responses)
     for wanted, got in zip(expected, responses, strict=True):
         told, count = got.prompt_logprobs, len(wanted.prompt_token_ids) - 1

@@ -31,7 +31,7 @@ async def choices(line: Line, prompt: str = PROMPT, n: int = N, seed: int = SEED
 
 
 async def beside_others(line: Line) -> list[str]:
-    """What is in the middle of many."""
+    """Returns the choices of a request in the middle of many."""
     many = (choices(line, PROMPTS[index], n=2, seed=index) for index in range(10))
     return (await asyncio.gather(choices(line), *many))[0]
 
