@@ -1,10 +1,10 @@
 """Configuration: one frozen dataclass per service; each field is a flag, a YAML key and an environment variable.
 
 `--max-num-seqs 64`, `max-num-seqs: 64` in the file given by `--config` and `PAGEWIRE_MAX_NUM_SEQS=64` mean the
-same. Precedence: flag, environment, file, then the default stated here. `pagewire.flags` does the parsing. What is
-found out at run time (block count, model length) is never written back.
+same. Precedence: flag, environment, file, then the default stated here. `pagewire.flags` does the parsing. Values that
+are discovered at run time (block count, model length) are never written back.
 
-Each service has a file; `shared.py` has what several of them have, `serve.py` what only the stack has.
+Each service has a file; `shared.py` has the flags that several services share, `serve.py` those of the stack.
 """
 
 from pagewire.config.executor import ExecutorConfig

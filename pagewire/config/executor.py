@@ -7,52 +7,53 @@ from pagewire.config.parallel import ParallelConfig
 from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags
 from pagewire.config.speculation import SpeculationConfig
 
-# Of --kv-cache-dtype: whatever the model can have.
+# A value of --kv-cache-dtype: the smallest type that the model supports.
 SMALLEST = "smallest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationConfig, ListenConfig):
-    """One copy of the model: weights, KV cache, steps."""
+    """Computes steps of one copy of the model, with its weights and KV cache."""
 
     listen: str = flag(
         "0.0.0.0:50053",
-        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
+        "addresses to serve gRPC on, separated by commas: unix:/path or host:port",
         group="network",
     )
     device: str = flag(
         "auto",
-        "device that runs the model; auto uses CUDA if available",
+        "device that runs the model; auto: CUDA if it is available, else the CPU",
         group="executor",
         choices=("auto", "cpu", "cuda"),
     )
     dtype: str = flag(
         "auto",
-        "type of weights, activations and KV cache (see --kv-cache-dtype); auto: the checkpoint's, bfloat16 for GGUF",
+        "type of weights, activations and KV cache (see --kv-cache-dtype); auto: that of the checkpoint, bfloat16 for "
+        "GGUF",
         group="model",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     load_format: str = flag(
         "auto",
-        "how weights are stored; dummy = random weights from the config alone",
+        "format of the weight files; dummy: random weights, made from config.json alone",
         group="model",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     runner: str = flag(
         "auto",
-        "what the model is served for: generate = text, pooling = vectors; auto: by its architecture and modules.json",
+        "what the model generates; generate: text, pooling: vectors, auto: by its architecture and modules.json",
         group="model",
         choices=("auto", "generate", "pooling"),
     )
     convert: str = flag(
         "auto",
-        "what --runner pooling yields: embed = embeddings, classify = scores of its classification head",
+        "what --runner pooling returns; embed: embeddings, classify: scores of the classification head",
         group="model",
         choices=("auto", "none", "embed", "classify"),
     )
     quantization: str | None = flag(
         None,
-        "require a checkpoint in this format; none = dequantize to --dtype (default: run it as stored)",
+        "required format of the checkpoint; none: dequantize it to --dtype (default: run it as it is stored)",
         group="model",
         choices=(
             "awq",
@@ -71,137 +72,138 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     hf_overrides: str | None = flag(
         None,
-        "JSON object that is put over the keys of config.json, at every level",
+        "JSON object whose keys replace those of config.json, at every level",
         group="model",
         kind="json",
     )
     weights_cache: str | None = flag(
         None,
-        "directory for weights in the layout of the device, which the next start maps; auto = in Pagewire's cache "
-        "directory (default: keep none)",
+        "directory for weights in the layout of the device, which make the next start quick; auto: in Pagewire's cache "
+        "directory (default: none)",
         group="model",
     )
     model_impl: str = flag(
         "auto",
-        "Pagewire's own model code, or transformers' with Pagewire's attention; auto prefers the former",
+        "implementation of the model; pagewire: its own, transformers: that of transformers with Pagewire's attention, "
+        "auto: pagewire if there is one",
         group="model",
         choices=("auto", "pagewire", "transformers"),
     )
     max_model_len: int | None = flag(
         None,
-        "longest request, prompt plus output, tokens (default: the model's)",
+        "longest request in tokens, prompt plus output (default: the length of the model)",
         group="model",
         kind="size",
         valid=Range(minimum=2),
     )
     block_size: int = flag(
         16,
-        "tokens per KV block; on CUDA 16 to 128",
+        "tokens in a KV block; on CUDA 16 to 128",
         group="memory",
         valid=Range(minimum=8, maximum=256, power_of_two=True),
     )
     state_block_size: int = flag(
         512,
-        "tokens between the states that the prefix cache keeps of layers with a state (Mamba); the default suits most",
+        "tokens between two states that the prefix cache keeps, for layers with a state (Mamba)",
         group="memory",
         valid=Range(minimum=8, maximum=65536, power_of_two=True),
     )
     grammar_compile_timeout: float = flag(
         5.0,
-        "seconds that compiling the grammar of a request may take; one that takes longer is refused",
+        "longest time to compile the grammar of a request, in seconds; then the request is refused",
         group="executor",
         valid=Range(above=0),
     )
-    grammar_cache_size: int = flag(256, "compiled grammars that are kept", group="executor", valid=POSITIVE)
+    grammar_cache_size: int = flag(256, "most compiled grammars that are kept", group="executor", valid=POSITIVE)
     logprobs_mode: str = flag(
         "raw_logprobs",
-        "what log probabilities are: raw = as the model gives them, processed = as tokens are drawn, with penalties, "
-        "temperature, top-p and all else; logits = before they are normalized",
+        "meaning of log probabilities; raw: of the model, processed: after penalties, temperature, top-p and other "
+        "parameters, logits: not normalized",
         group="executor",
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )
     num_gpu_blocks_override: int | None = flag(
         None,
-        "number of KV blocks of layers that see all tokens, regardless of memory (lets tests force preemption)",
+        "number of KV blocks of layers with full attention, whatever the memory; for tests of preemption",
         group="memory",
         valid=POSITIVE,
     )
     gpu_memory_utilization: float = flag(
         0.9,
-        "share of device memory for weights, activations and KV cache together",
+        "share of the device's memory for weights, activations and KV cache",
         group="memory",
         valid=Range(above=0, maximum=1),
     )
     kv_cache_memory_bytes: int | None = flag(
         None,
-        "size of the KV cache; suffixes as in 4GiB (default: what fits)",
+        "size of the KV cache; suffixes as in 4GiB (default: as much as fits)",
         group="memory",
         kind="size",
         valid=POSITIVE,
     )
     kv_cache_dtype: str = flag(
         "auto",
-        "type of stored keys and values; auto = same as --dtype; fp8 = fp8_e4m3, half the memory, scaled by the "
-        "checkpoint's k_scale and v_scale, or by 1; smallest = fp8 if the model's layers can have it, else auto",
+        "type of stored keys and values; auto: that of --dtype, fp8: fp8_e4m3, half the memory, scaled by the "
+        "checkpoint's k_scale and v_scale or by 1, smallest: fp8 if the layers of the model support it, else auto",
         group="memory",
         choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", SMALLEST),
     )
     attention_split_size: int = flag(
         0,
-        "tokens of context that one attention split reduces, on CUDA; a fixed size makes attention bitwise independent "
-        "of the rest of the batch, 0 chooses by the lengths of each step (faster)",
+        "tokens of context in one split of attention, on CUDA; a fixed size makes attention bitwise independent of the "
+        "rest of the batch, 0: chosen for each step (faster)",
         group="executor",
         kind="size",
         valid=Range(minimum=0, multiple_of=64),
     )
     enforce_eager: bool = flag(
         False,
-        "turn off CUDA graphs, and recorded steps on a CPU: every step launches its kernels one by one "
-        "(slower; saves the memory of graphs and the time to capture them)",
+        "turn off CUDA graphs, or recorded steps on a CPU; every step then launches its kernels one by one: slower, "
+        "but without the memory and the start time of graphs",
         group="executor",
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = flag(
         None,
-        "numbers of requests for which decode steps are captured as CUDA graphs; smaller steps are padded to the next "
-        "(default: 1, 2, 4, multiples of 8 to 256, of 16 beyond, to --max-cudagraph-capture-size)",
+        "numbers of requests for which decode steps are captured as CUDA graphs; other steps are padded to the next "
+        "number (default: 1, 2, 4, multiples of 8 to 256, then of 16, to --max-cudagraph-capture-size)",
         group="executor",
         valid=POSITIVE,
     )
     max_cudagraph_capture_size: int | None = flag(
         None,
-        "largest captured decode step, in requests; larger ones run eagerly (default: --max-num-seqs, at most 512)",
+        "largest captured decode step in requests; larger steps run eagerly (default: --max-num-seqs, at most 512)",
         group="executor",
         valid=POSITIVE,
     )
     max_cudagraph_prompt_tokens: int | None = flag(
         None,
-        "largest step with prompts that is captured, in tokens; larger ones run eagerly, 0: all of them "
-        "(default: 2048; more helps small models)",
+        "largest captured step with prompts, in tokens; larger steps run eagerly, 0: all of them (default: 2048; more "
+        "helps small models)",
         group="executor",
         valid=NOT_NEGATIVE,
     )
     num_threads: int | None = flag(
         None,
-        "CPU threads that compute (default: the cores this process may use)",
+        "threads that compute on a CPU (default: the cores that the process may use)",
         group="executor",
         valid=Range(minimum=1, maximum=1024),
     )
     numa_bind: str | None = flag(
         None,
-        "NUMA node whose processors and memory an executor uses; with several executors one for each as 0,1, in turns, "
-        "or auto: the nodes there are (default: not bound)",
+        "NUMA node of the executor's processors and memory; several executors take the nodes of a list in turns (0,1), "
+        "or with auto all nodes (default: not bound)",
         group="executor",
     )
     cpu_share: float = flag(
         1.0,
-        "share of this machine's cores and, for the KV cache of a CPU, of its memory that this executor takes where "
-        "nothing else is said, as several run here",
+        "share of this machine's cores for this executor and, on a CPU, of its memory for the KV cache; other flags "
+        "take precedence",
         group="executor",
         valid=Range(above=0, maximum=1),
     )
     mm_encoder_cache_bytes: int = flag(
         256 * 1024**2,
-        "memory for embeddings of images, which the next prompt with the same image finds; suffixes as in 1GiB",
+        "memory for embeddings of images, which prompts with the same image share; suffixes as in 1GiB",
         group="memory",
         kind="size",
         valid=NOT_NEGATIVE,
@@ -209,7 +211,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     seed: int = flag(0, "seed of dummy weights", group="executor")
     fault_injection: str | None = flag(
         None,
-        "for tests: token ids that make a step fail when a prompt has them, as ID:KIND[@OUTPUT],...; KIND: raise, nan, "
-        "illegal, device, hang, exit; @OUTPUT: from so many tokens of output on",
+        "for tests: token ids of prompts that make steps fail, as ID:KIND[@OUTPUT],...; KIND: raise, nan, illegal, "
+        "device, hang, exit; @OUTPUT: from this many output tokens on",
         group="executor",
     )

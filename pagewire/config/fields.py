@@ -1,4 +1,4 @@
-"""What a configuration field is made of: `flag` for the field itself, `Range` for the numbers it accepts."""
+"""The parts of a configuration: `flag` makes a field, `Range` says which numbers it accepts."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -52,13 +52,13 @@ def flag(
     short: str = "",
     takes: str = "value",
 ) -> Any:
-    """A dataclass field that is also a flag.
+    """Returns a dataclass field that is also a flag.
 
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes;
     "json" is the text of a JSON object.
     A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
-    secret: handed to child processes through the environment, never through their command line.
-    short: letters that are a flag, too, with one dash; several with spaces between.
+    secret: passed to child processes in the environment, never on their command line.
+    short: short forms of the flag without their dash, separated by spaces.
     takes: "words" for a text that may be several words, which are joined by commas.
     """
     metadata = {

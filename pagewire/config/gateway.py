@@ -8,14 +8,14 @@ from pagewire.config.shared import KeysConfig, OperatorsConfig, RecoveryConfig, 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
-    """REST, OpenAI-compatible."""
+    """The REST API, compatible with OpenAI's."""
 
-    host: str = flag("127.0.0.1", "address that REST and the public gRPC listen on", group="network")
+    host: str = flag("127.0.0.1", "address on which REST and the public gRPC listen", group="network")
     port: int = flag(8000, "REST port", group="network", valid=PORT)
     admin_port: int | None = flag(
         None,
-        "HTTP port for what operators ask for: metrics, status and what changes the service, with the probes; the "
-        "public ports have none of it then but the probes (default: --port has it)",
+        "HTTP port for operators, with metrics, status, routes that change the service, and probes; the public ports "
+        "then serve only the probes of these (default: all are on --port)",
         group="network",
         valid=PORT,
     )
@@ -26,41 +26,41 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
         valid=POSITIVE,
         short="asc",
     )
-    reuse_port: bool = flag(False, "let other gateways listen on the same port", group="network")
+    reuse_port: bool = flag(False, "allow other gateways to listen on the same port", group="network")
     metrics_port: int | None = flag(
         None,
-        "HTTP port for the metrics of all services at /metrics, on --admin-host, which asks for no key (default: they "
-        "are where --admin-port, else --port, is)",
+        "HTTP port for the metrics of all services, at /metrics on --admin-host, which needs no key (default: on "
+        "--admin-port, else on --port)",
         group="observability",
         valid=PORT,
     )
     vllm_metrics: bool = flag(
         False,
-        "metrics under the names of vLLM, too, so that dashboards and alerts made for vLLM fill",
+        "export metrics under the names of vLLM, too; dashboards and alerts for vLLM then work",
         group="observability",
     )
     request_timeout: float | None = flag(
         None,
-        "seconds that a REST request may take at most, and takes if it has no X-Request-Timeout; then it ends with 504 "
-        "(default: as long as it takes)",
+        "longest time of a REST request in seconds, after which it ends with 504; X-Request-Timeout of a request can "
+        "shorten it (default: unlimited)",
         group="network",
         valid=Range(above=0),
     )
     tokenizer_address: str = flag(
-        "localhost:50051", "the tokenizer services, comma separated; requests are divided among them", group="network"
+        "localhost:50051", "the tokenizer services, separated by commas; they share the requests", group="network"
     )
     tokenizer_discovery: str = flag(
         "static",
-        "how tokenizer services are found; static: where --tokenizer-address says, dns: at all addresses that names "
-        "there have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "how tokenizer services are found from --tokenizer-address; static: at these addresses, dns: at all addresses "
+        "of these names, resolved every second, kubernetes: in the ready pods of these services, NAME:PORT or "
         "LABEL=VALUE:PORT",
         group="network",
         choices=("static", "dns", "kubernetes"),
     )
     data_dir: str | None = flag(
         None,
-        "directory on a local disk for what the gateway keeps, shared by all gateways of this port (default: "
-        "~/.local/share/pagewire/gateway-PORT)",
+        "directory on a local disk for files, batches, responses and kept generations; all gateways of this port share "
+        "it (default: ~/.local/share/pagewire/gateway-PORT)",
         group="storage",
     )
     batch_concurrency: int = flag(
@@ -68,58 +68,57 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     )
     max_file_bytes: int = flag(
         512 * 1024**2,
-        "size of a file that clients upload; suffixes as in 1GiB",
+        "largest file that clients may upload; suffixes as in 1GiB",
         group="storage",
         kind="size",
         valid=POSITIVE,
     )
     file_store_size: int = flag(
         32 * 1024**3,
-        "size of all files of /v1/files: no more are uploaded beyond it; suffixes as in 100GiB",
+        "most bytes of all files of /v1/files; further uploads are refused; suffixes as in 100GiB",
         group="storage",
         kind="size",
         valid=POSITIVE,
     )
     generation_store: str | None = flag(
         None,
-        "where generations are kept whose requests have an Idempotency-Key: disk = in --data-dir, for all gateways of "
-        "this host; memory = each gateway process for itself; redis://HOST:PORT, for gateways of several hosts "
-        "(default: disk)",
+        "where to keep generations of requests with an Idempotency-Key; disk: in --data-dir, for all gateways of this "
+        "host, memory: in each gateway process, redis://HOST:PORT: for gateways on several hosts (default: disk)",
         group="storage",
         secret=True,
     )
     resumable_streams: bool = flag(
-        False, "keep every streamed generation, whose events then have ids for Last-Event-ID", group="storage"
+        False, "keep every streamed generation; clients resume a stream with Last-Event-ID", group="storage"
     )
     generation_store_ttl: float = flag(
         3600.0,
-        "seconds that a kept generation can be asked for again",
+        "seconds for which a generation is kept",
         group="storage",
         valid=Range(above=0),
     )
     generation_store_size: int = flag(
         256 * 1024**2,
-        "size of all kept generations, the oldest make room; suffixes as in 1GiB",
+        "most bytes of all kept generations; the oldest are deleted; suffixes as in 1GiB",
         group="storage",
         kind="size",
         valid=POSITIVE,
     )
     max_stored_generations: int = flag(
-        10_000, "number of generations that are kept", group="storage", kind="size", valid=POSITIVE
+        10_000, "most generations that are kept", group="storage", kind="size", valid=POSITIVE
     )
     response_store_ttl: float = flag(
         30 * 86400.0,
-        "seconds that a response of /v1/responses can be retrieved and continued from",
+        "seconds for which a response of /v1/responses can be retrieved and continued",
         group="storage",
         valid=Range(above=0),
     )
     response_store_size: int = flag(
         1024**3,
-        "size of all responses that are kept, the oldest make room; suffixes as in 4GiB",
+        "most bytes of all kept responses; the oldest are deleted; suffixes as in 4GiB",
         group="storage",
         kind="size",
         valid=POSITIVE,
     )
     max_stored_responses: int = flag(
-        1_000_000, "number of responses that are kept", group="storage", kind="size", valid=POSITIVE
+        1_000_000, "most responses that are kept", group="storage", kind="size", valid=POSITIVE
     )

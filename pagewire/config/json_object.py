@@ -1,11 +1,11 @@
-"""JSON in flags, where a key that is given twice is a mistake: which of both was meant, nobody knows."""
+"""JSON in flags, in which a key that occurs twice is an error."""
 
 import json
 from typing import Any
 
 
 def loads(text: str) -> Any:
-    """As `json.loads`. Raises ValueError also for an object that has a key twice."""
+    """Parses JSON. Raises ValueError, also for an object that has a key twice."""
     return json.loads(text, object_pairs_hook=_object)
 
 

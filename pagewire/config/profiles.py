@@ -1,7 +1,7 @@
-"""`--profile`: values for one purpose, which any other source overrides.
+"""Profiles (`--profile`): values of flags for one purpose, which every other source overrides.
 
-They were measured on two CPU cores; those for CUDA are not measured yet. Values are as on a command line; a service
-leaves out the flags that it does not have.
+The values were measured on two CPU cores; those for CUDA are not measured yet. They are written as on a command line; a
+service ignores flags that it does not have.
 """
 
 from collections.abc import Mapping
@@ -11,29 +11,29 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Profile:
-    """Values by field: on every device, and what differs on a CPU and on CUDA."""
+    """Values by field: on every device, and those that differ on a CPU and on CUDA."""
 
     name: str
-    purpose: str  # of a line
+    purpose: str  # one line
     everywhere: Mapping[str, str] = field(default_factory=dict)
     on_cpu: Mapping[str, str] = field(default_factory=dict)
     on_cuda: Mapping[str, str] = field(default_factory=dict)
 
     def values(self, device: str = "auto") -> dict[str, str]:
-        """device: as for --device."""
+        """Returns all values for a device, named as for --device."""
         cuda = device == "cuda" or (device == "auto" and has_nvidia_driver())
         return {**self.everywhere, **(self.on_cuda if cuda else self.on_cpu)}
 
 
 def has_nvidia_driver() -> bool:
-    """Without torch, which takes a second to load."""
+    """Returns whether the machine has NVIDIA's driver. It avoids torch, which takes a second to load."""
     return Path("/proc/driver/nvidia/version").exists()
 
 
 _ALL = (
     Profile(
         "latency",
-        "first tokens soon, short steps, drafts; refuses early what would wait long",
+        "early first tokens and early refusals, by short steps and drafts",
         {
             "max_num_seqs": "64",
             "max_queue_time": "5",
@@ -45,7 +45,7 @@ _ALL = (
     ),
     Profile(
         "throughput",
-        "tokens per second for batches, whatever single requests wait",
+        "most tokens per second for batches, however long a request waits",
         {
             "target_itl_ms": "0",
             "max_waiting_requests": "65536",
@@ -57,7 +57,7 @@ _ALL = (
     ),
     Profile(
         "cost",
-        "less memory: an fp8 KV cache (less exact) if the model can have one, fewer requests at once, drafts",
+        "less memory, by an fp8 KV cache (less exact) if the model supports it, fewer requests at once, drafts",
         {
             "kv_cache_dtype": "smallest",
             "spec_method": "auto",
@@ -69,7 +69,7 @@ _ALL = (
         on_cuda={"max_num_seqs": "128", "max_num_batched_tokens": "2048", "gpu_memory_utilization": "0.97"},
     ),
 )
-# By name, and by the names that others have for the same.
+# By name, and by other names for the same purpose.
 _OTHERS = {"online": "latency", "batch": "throughput"}
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
 PROFILES |= {name: PROFILES[same] for name, same in _OTHERS.items()}

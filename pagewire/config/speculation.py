@@ -1,4 +1,4 @@
-"""Flags of speculative decoding, and what they come to."""
+"""Flags of speculative decoding, and the settings that they result in."""
 
 import itertools
 import json
@@ -16,37 +16,37 @@ _WITH_MODEL = ("draft_model", "self", "eagle3")
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """How tokens are drafted, which the model then checks several of in one step."""
+    """How tokens are drafted; the model checks several drafts in one step."""
 
     speculative_config: str | None = flag(
         None,
-        'JSON object that says how tokens are drafted, as {"method": "ngram", "num_speculative_tokens": 5}; keys as '
-        "vLLM's (default: nothing is drafted)",
+        "how tokens are drafted, as a JSON object with the keys of vLLM; "
+        '{"method": "ngram", "num_speculative_tokens": 5} (default: no drafts)',
         group="speculation",
         kind="json",
         short="sc",
     )
     spec_method: str | None = flag(
         None,
-        "method of --speculative-config: ngram = what followed the last tokens before in the same text, suffix = in "
-        "outputs of other requests, too; draft_model, self, eagle3, mtp = what another, smaller model says; "
-        "auto = ngram if the model and its devices can have drafts, none = nothing, whatever a profile says",
+        "method that drafts tokens; ngram: continues as the same text did before, suffix: as outputs of other "
+        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: ngram if the model supports "
+        "drafts, none: no drafts, even if a profile has a method",
         group="speculation",
         choices=(*METHODS, "auto", "none"),
     )
     spec_model: str | None = flag(
         None,
-        "model of --speculative-config: who drafts; as --model, or self:q4 = a copy of the model in 4 bits",
+        "draft model; named as for --model, or self:q4: a copy of the model in 4 bits",
         group="speculation",
     )
     spec_tokens: int | None = flag(
         None,
-        "num_speculative_tokens of --speculative-config: most tokens that are drafted for a request in one step",
+        "most tokens that are drafted for a request in one step",
         group="speculation",
         valid=Range(minimum=1, maximum=MOST_TOKENS),
     )
     speculative_model: str | None = flag(
-        None, "older name of --spec-model; [ngram] = --spec-method ngram", group="speculation"
+        None, "older name of --spec-model; [ngram] means --spec-method ngram", group="speculation"
     )
     num_speculative_tokens: int | None = flag(
         None,
@@ -62,7 +62,7 @@ class SpeculationConfig:
     )
     speculative_disable_by_batch_size: int | None = flag(
         None,
-        "older name of disable_by_batch_size in --speculative-config: in steps of so many requests nothing is drafted",
+        "older name of disable_by_batch_size in --speculative-config; steps with this many requests have no drafts",
         group="speculation",
         valid=POSITIVE,
     )
@@ -84,7 +84,7 @@ class SpeculationConfig:
     )
 
 
-# Flag -> key of --speculative-config: those of older names that only the object has by now, and all.
+# Flag -> key of --speculative-config: first the older flags that have no newer flag.
 _ONLY_OLDER = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
@@ -110,20 +110,20 @@ _NEWER = {
 
 @dataclass(frozen=True)
 class Speculation:
-    """How tokens are drafted. Fields are named as the keys of `--speculative-config`, unless they say otherwise."""
+    """How tokens are drafted. Fields have the names of the keys of `--speculative-config`, unless noted otherwise."""
 
     method: str  # of METHODS
     num_speculative_tokens: int = 5
     model: str = ""
     prompt_lookup_max: int = 8
     prompt_lookup_min: int = 1
-    adaptive: bool = True  # no more is drafted than pays
-    if_possible: bool = False  # else nothing is drafted, instead of being refused
-    # [(requests, tokens)]: in steps of so many requests, or more, no more tokens are drafted for each; rising.
-    # Of num_speculative_tokens_per_batch_size and disable_by_batch_size.
+    adaptive: bool = True  # draft only as many tokens as pay off
+    if_possible: bool = False  # without support for drafts, draft nothing instead of refusing to start
+    # [(requests, tokens)] in rising order: in steps with at least this many requests, each gets at most so many drafts.
+    # From num_speculative_tokens_per_batch_size and disable_by_batch_size.
     draft_bounds: tuple[tuple[int, int], ...] = ()
     draft_tensor_parallel_size: int = 0  # 0 = that of the target
-    max_model_len: int = 0  # of the model that drafts; 0 = that of the target
+    max_model_len: int = 0  # of the draft model; 0 = that of the target
     quantization: str = ""
     revision: str = ""
     suffix_decoding_max_tree_depth: int = 24
@@ -133,7 +133,7 @@ class Speculation:
 
     @classmethod
     def of(cls, config: SpeculationConfig) -> "Speculation | None":
-        """None: nothing is to be drafted. Raises StartupError for what is unknown or contradicts itself."""
+        """Returns the settings, or None for no drafts. Raises StartupError for unknown or contradictory settings."""
         values = _given(config)
         if not values or config.spec_method == "none":
             return None
@@ -143,10 +143,10 @@ class Speculation:
         if method == "auto":
             method, values["if_possible"] = "ngram", True
         if method not in METHODS:
-            raise StartupError(f"--speculative-config: method {method!r} is none of {', '.join(METHODS)}")
+            raise StartupError(f"--speculative-config: unknown method {method!r}; choose one of {', '.join(METHODS)}")
         if method in _WITH_MODEL and not values.get("model"):
             raise StartupError(
-                f'--speculative-config: method {method} needs to know who drafts; add "model", as --model'
+                f'--speculative-config: method {method} needs a draft model; add "model", named as for --model'
             )
         bounds = _bounds(values.pop("num_speculative_tokens_per_batch_size", None))
         if (most := values.pop("disable_by_batch_size", None)) is not None:
@@ -164,7 +164,7 @@ class Speculation:
 
 
 def older_flags(config: SpeculationConfig) -> list[str]:
-    """A line for each flag that has been given by an older name: what to use now."""
+    """Returns a line for each flag that was given by an older name, with the newer one."""
     return [
         f"--{name.replace('_', '-')} is an older name: use {newer}"
         for name, newer in _NEWER.items()
@@ -173,7 +173,7 @@ def older_flags(config: SpeculationConfig) -> list[str]:
 
 
 def _given(config: SpeculationConfig) -> dict[str, Any]:
-    """By key of `--speculative-config`, whichever flag has said it."""
+    """Returns the values by key of `--speculative-config`, from all flags."""
     values = checked(_parsed(config.speculative_config)) if config.speculative_config else {}
     for name, key in _KEYS.items():
         if (value := getattr(config, name)) is not None:
@@ -191,7 +191,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise StartupError(f"--speculative-config: {text!r:.200} is no JSON: {error}") from error
+        raise StartupError(f"--speculative-config: {text!r:.200} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise StartupError(
             '--speculative-config: expected an object, as {"method": "ngram", "num_speculative_tokens": 5}; '
@@ -201,7 +201,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 
 def _method_of(model: str) -> str:
-    """The method, where only a model is named; vLLM tells by the name, too."""
+    """Returns the method if only a model is named; like vLLM, it follows from the name."""
     if not model:
         return "ngram"
     if model == "self" or model.startswith("self:"):
@@ -210,7 +210,7 @@ def _method_of(model: str) -> str:
 
 
 def _bounds(ranges: list[list[int]] | None) -> tuple[tuple[int, int], ...]:
-    """[requests, tokens] of vLLM's ranges of numbers of requests. Raises StartupError for ranges that overlap."""
+    """Converts vLLM's ranges of numbers of requests to [requests, tokens]. Raises StartupError if they overlap."""
     if not ranges:
         return ()
     ordered = sorted(ranges)

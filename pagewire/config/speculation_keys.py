@@ -1,4 +1,4 @@
-"""Keys of `--speculative-config`, and what their values may be."""
+"""The keys of `--speculative-config`, and checks of their values."""
 
 import difflib
 import json
@@ -7,13 +7,13 @@ from typing import Any
 
 from pagewire.errors import StartupError
 
-# Most tokens that may be drafted for a request in one step: kernels and recorded steps are made for a few.
+# Most drafts for a request in one step: kernels and recorded steps are made for a few.
 MOST_TOKENS = 16
 
 
-# Key -> (what its value is to be, whether a value is that).
+# (what a value must be, a function that checks it)
 def _is_whole(least: int, most: int | None = None) -> tuple[str, Any]:
-    text = f"a whole number from {least} on" if most is None else f"a whole number from {least} to {most}"
+    text = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     return (
         text,
         lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= (most or value),
@@ -48,9 +48,9 @@ _KINDS: dict[str, tuple[str, Any]] = {
         lambda value: isinstance(value, list) and all(_is_range(entry) for entry in value),
     ),
 }
-# vLLM's names of methods that are others here, and values that change nothing.
+# Methods with another name in vLLM, and values that have no effect.
 _METHODS_OF_VLLM = {"ngram_gpu": "ngram", "eagle": "eagle3"}
-_MTP_OF_VLLM = "_mtp"  # the end of their names: deepseek_mtp, mimo_mtp and others, by the model
+_MTP_OF_VLLM = "_mtp"  # names end so, with the model before: deepseek_mtp, mimo_mtp
 _WITHOUT_EFFECT = {
     "rejection_sample_method": ("standard", "strict"),
     "draft_sample_method": ("probabilistic", "greedy"),
@@ -69,7 +69,7 @@ def _is_range(entry: Any) -> bool:
 
 
 def checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that mean something, with names of methods as they are here. Raises StartupError."""
+    """Returns the values that have an effect, with Pagewire's names of methods. Raises StartupError."""
     checked = {}
     for key, value in values.items():
         if value is None:
@@ -78,8 +78,8 @@ def checked(values: Mapping[str, Any]) -> dict[str, Any]:
             if value not in _WITHOUT_EFFECT[key]:
                 possible = " or ".join(map(json.dumps, _WITHOUT_EFFECT[key]))
                 raise StartupError(
-                    f"--speculative-config: {key} {json.dumps(value)} is not supported: what is drafted never changes "
-                    f"the distribution of tokens; leave it out, or give {possible}"
+                    f"--speculative-config: {key} {json.dumps(value)} is not supported, because drafts never change "
+                    f"the distribution of tokens; leave it out, or set it to {possible}"
                 )
             continue
         if key not in _KINDS:

@@ -8,32 +8,32 @@ from pagewire.config.shared import ModelConfigFlags, PublicListenConfig, Recover
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
-    """Text to tokens and back."""
+    """Converts text to tokens and back."""
 
     listen: str = flag(
         "0.0.0.0:50051",
-        "addresses to serve gRPC on, comma separated: unix:/path or host:port",
+        "addresses to serve gRPC on, separated by commas: unix:/path or host:port",
         group="network",
     )
     public_admin: bool = flag(
         True,
-        "serve metrics and status on --public-listen, too; pagewire serve does without --admin-port",
+        "serve metrics and status on --public-listen, too; `pagewire serve` turns it off with --admin-port",
         group="network",
     )
     scheduler_address: str = flag(
-        "localhost:50052", "the scheduler services, each with executors of its own, comma separated", group="network"
+        "localhost:50052", "the scheduler services, separated by commas, each with its own executors", group="network"
     )
     scheduler_discovery: str = flag(
         "static",
-        "how scheduler services are found; static: where --scheduler-address says, dns: at all addresses that names "
-        "there have, asked for every second, kubernetes: as the ready pods of the services there, NAME:PORT or "
+        "how scheduler services are found from --scheduler-address; static: at these addresses, dns: at all addresses "
+        "of these names, resolved every second, kubernetes: in the ready pods of these services, NAME:PORT or "
         "LABEL=VALUE:PORT",
         group="network",
         choices=("static", "dns", "kubernetes"),
     )
     served_model_name: str | None = flag(
         None,
-        "names that clients use, with commas between; the first is reported (default: MODEL)",
+        "names of the model for clients, separated by commas; answers have the first (default: MODEL)",
         group="model",
         takes="words",
     )
@@ -46,8 +46,8 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
     )
     generation_config: str = flag(
         "auto",
-        "sampling defaults of requests that name none; auto: the model's generation_config.json, vllm: none but the "
-        "API's, or the file or its directory",
+        "sampling defaults of requests; auto: the model's generation_config.json, vllm: only those of the API, or a "
+        "file or its directory",
         group="model",
     )
     override_generation_config: str | None = flag(
@@ -57,14 +57,14 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         kind="json",
     )
     enable_tokenizer_info_endpoint: bool = flag(
-        False, "tell clients the chat template and the special tokens (/tokenizer_info)", group="model"
+        False, "let clients read the chat template and the special tokens (/tokenizer_info)", group="model"
     )
     trust_request_chat_template: bool = flag(
-        False, "render chat templates that come with requests; only for clients you trust", group="model"
+        False, "render chat templates of requests; only for trusted clients", group="model"
     )
     tool_call_parser: str = flag(
         "auto",
-        "marks that the model puts around tool calls; auto: by its chat template, none: calls stay text",
+        "format of tool calls in the output; auto: by the chat template, none: calls stay text",
         group="model",
         choices=(
             "auto",
@@ -89,11 +89,11 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         ),
     )
     enable_auto_tool_choice: bool = flag(
-        False, "taken for vLLM's sake and changes nothing: tool calls need no permission", group="model"
+        False, "no effect, accepted for compatibility with vLLM; tool calls are always allowed", group="model"
     )
     reasoning_parser: str = flag(
         "auto",
-        "marks that the model puts around its reasoning; auto: by its chat template, none: reasoning stays text",
+        "format of reasoning in the output; auto: by the chat template, none: reasoning stays text",
         group="model",
         choices=(
             "auto",
@@ -110,51 +110,52 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         ),
     )
     limit_mm_per_prompt: str = flag(
-        "image=16", 'images in one request, `image=N` or JSON as `{"image": N}`', group="images"
+        "image=16", 'most images in one request, `image=N` or JSON as `{"image": N}`', group="images"
     )
     allowed_media_domains: str | None = flag(
         None,
-        "hosts that images are fetched from when a request names their URL, comma separated; * = all with public "
-        "addresses (default: none, only data URIs)",
+        "hosts from which images may be fetched by URL, separated by commas; *: all hosts with public addresses "
+        "(default: none, only data URIs)",
         group="images",
     )
     allowed_local_media_path: str | None = flag(
-        None, "directory that images may be read from when a request names a file: URL (default: none)", group="images"
+        None, "directory from which images may be read by file: URLs (default: none)", group="images"
     )
     media_fetch_timeout: float = flag(
-        10.0, "seconds that fetching an image may take", group="images", valid=Range(above=0)
+        10.0, "longest time to fetch an image, in seconds", group="images", valid=Range(above=0)
     )
     max_image_bytes: int = flag(
-        20 * 1024**2, "size of an image as it is sent; suffixes as in 1MiB", group="images", kind="size", valid=POSITIVE
+        20 * 1024**2, "largest encoded image; suffixes as in 1MiB", group="images", kind="size", valid=POSITIVE
     )
     max_image_pixels: int = flag(
-        50_000_000, "width times height of an image", group="images", kind="size", valid=POSITIVE
+        50_000_000, "largest width times height of an image", group="images", kind="size", valid=POSITIVE
     )
     mm_processor_kwargs: str | None = flag(
         None,
-        'settings of the model\'s image processor, JSON, for instance `{"max_pixels": 1003520}` (default: the '
-        "checkpoint's)",
+        'settings of the image processor as a JSON object, for instance `{"max_pixels": 1003520}` (default: those of '
+        "the "
+        "checkpoint)",
         group="images",
         kind="json",
     )
     tokenizer_pool_size: int | None = flag(
-        None, "tokenizer workers (default: from the core count)", group="tokenizer", valid=POSITIVE
+        None, "tokenizer workers (default: by the number of cores)", group="tokenizer", valid=POSITIVE
     )
     tokenizer_pool_type: str = flag(
         "thread",
-        "run workers as threads around the Rust tokenizer, or as processes",
+        "whether workers are threads or processes",
         group="tokenizer",
         choices=("thread", "process"),
     )
     max_queued_prompts: int = flag(
         4096,
-        "prompts that may wait for a tokenizer worker; more are refused with RESOURCE_EXHAUSTED / 429",
+        "most prompts that may wait for a tokenizer worker; further ones are refused with RESOURCE_EXHAUSTED / 429",
         group="tokenizer",
         valid=POSITIVE,
     )
     prompt_timeout: float = flag(
         30.0,
-        "seconds that rendering and encoding a prompt may take; its worker is replaced then",
+        "longest time to render and encode a prompt, in seconds; the worker is replaced then",
         group="tokenizer",
         valid=Range(above=0),
     )

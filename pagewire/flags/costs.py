@@ -1,4 +1,4 @@
-"""What settings cost or save: a phrase each, with bytes where the model's files tell them."""
+"""What settings cost or save: a phrase for each, with bytes that follow from the model's files."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,56 +9,59 @@ from pagewire.flags.model_facts import ModelFacts
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1}
 
 _PHRASES = {
-    "max_num_seqs": "more: more tokens a second together, fewer for each; each has buffers whether it runs or not",
-    "max_num_batched_tokens": "more: prompts are done sooner; fewer: running requests wait less, and memory for them",
-    "target_itl_ms": "less: steadier streams, and first tokens later; 0: prompts first",
-    "max_num_partial_prefills": "more: short prompts pass long ones; each gets less of a step",
+    "max_num_seqs": "more: more tokens per second in all, fewer for each request, and more memory for buffers",
+    "max_num_batched_tokens": "more: prompts finish sooner; fewer: running requests wait less, and buffers are smaller",
+    "target_itl_ms": "less: steadier streams, but later first tokens; 0: prompts first",
+    "max_num_partial_prefills": "more: short prompts pass long ones, but each gets less of a step",
     "enable_chunked_prefill": "off: running requests wait for whole prompts",
-    "enable_prefix_caching": "saves prompts that begin as others did; costs a hash for each block",
-    "prefix_cache_sharing": "all: more is found, and found times tell tenants of each other",
-    "max_waiting_requests": "more: fewer are refused, and more wait; their prompts are in memory",
-    "max_queue_time": "less: those who would wait long are told at once; 0: nobody is",
+    "enable_prefix_caching": "saves the common beginnings of prompts; costs a hash for each block",
+    "prefix_cache_sharing": "all: more hits, but response times reveal prompts to other tenants",
+    "max_waiting_requests": "more: fewer requests are refused, more wait, with their prompts in memory",
+    "max_queue_time": "less: requests with a long wait are refused at once; 0: none is",
     "pipeline_depth": "2: the next step is prepared while one runs",
-    "scheduling_policy": "priority: low priorities wait, and are preempted first",
-    "block_size": "larger: fewer blocks to keep, less of a prompt found in the prefix cache",
-    "gpu_memory_utilization": "more: a larger KV cache; too much, and other users of the device have none",
-    "kv_cache_dtype": "fp8, smallest: half the memory of keys and values, less exact",
-    "num_gpu_blocks_override": "for tests: fewer than fit force preemption",
-    "mm_encoder_cache_bytes": "saves encoding an image again; that much memory",
-    "grammar_cache_size": "saves compiling a grammar again; some MB each for large ones",
-    "dtype": "float32: exact, twice the memory and time of 16 bits",
-    "quantization": "4 bits: a quarter of the memory of 16, decode as much faster where memory bounds it, less exact",
-    "weights_cache": "saves packing weights at the next start; as much disk as they have",
-    "enforce_eager": "on: no graphs to capture and keep, every step launches each kernel",
+    "scheduling_policy": "priority: requests of low priority wait, and are preempted first",
+    "block_size": "larger: fewer blocks to manage, shorter hits in the prefix cache",
+    "gpu_memory_utilization": "more: a larger KV cache, less memory for other programs on the device",
+    "kv_cache_dtype": "fp8, smallest: keys and values need half the memory and are less exact",
+    "num_gpu_blocks_override": "for tests: few blocks force preemption",
+    "mm_encoder_cache_bytes": "saves encoding the same image again; costs this much memory",
+    "grammar_cache_size": "saves compiling the same grammar again; large grammars need some MB each",
+    "dtype": "float32: exact, but twice the memory and time of 16 bits",
+    "quantization": "4 bits: a quarter of the memory of 16 bits, decodes up to as much faster, less exact",
+    "weights_cache": "saves packing weights at the next start; costs their size on disk",
+    "enforce_eager": "on: no graphs to capture and keep, but every step launches each kernel",
     "cudagraph_capture_sizes": "more: less padding, more memory and a longer start",
-    "max_cudagraph_prompt_tokens": "more: less work for the host where prompts are computed, a longer start",
-    "attention_split_size": "a fixed size: attention independent of the batch, slower",
-    "tensor_parallel_size": "more: a share of the weights on each device, two exchanges for each layer",
-    "pipeline_parallel_size": "more: a share of the layers on each device; one request alone is not faster",
-    "data_parallel_size": "more: as many times the throughput, and as many copies of weights and cache",
-    "enable_expert_parallel": "on: whole experts on each device, of uneven load",
+    "max_cudagraph_prompt_tokens": "more: steps with prompts cost the host less, but the start takes longer",
+    "attention_split_size": "a fixed size: attention does not depend on the batch, but is slower",
+    "tensor_parallel_size": "more: each device has a smaller share of the weights, with two exchanges in each layer",
+    "pipeline_parallel_size": "more: each device has fewer layers; a single request is not faster",
+    "data_parallel_size": "more: more throughput, with a copy of the weights and the cache for each",
+    "enable_expert_parallel": "on: each device has whole experts, whose load may be uneven",
     "num_threads": "more than cores: slower",
-    "spec_method": "saves steps where drafts are right; what never is right costs a few percent",
-    "spec_tokens": "more: more at once where text repeats itself, more in vain elsewhere",
-    "speculative_config": "saves steps where drafts are right; what never is right costs a few percent",
-    "tokenizer_pool_size": "more: prompts beside each other; each a core",
-    "tokenizer_pool_type": "process: past the interpreter's lock, a copy of the tokenizer each",
-    "api_server_count": "more: more streams at once; about 150 MB each",
-    "resumable_streams": "on: broken streams go on, every one is written to disk",
-    "generation_store_size": "that much disk, or memory",
-    "response_store_size": "that much disk",
-    "file_store_size": "that much disk",
-    "otlp_traces_endpoint": "a trace for each sampled request, sent in the background",
-    "ssl_certfile": "TLS: some processor time for each connection and chunk",
-    "log_level": "debug: a line for each request and step",
-    "hang_timeout": "less: hangs end sooner; too little, and slow steps are taken for them",
-    "recovery_timeout": "more: requests outlive longer failures, and clients wait for it",
-    "trust_request_chat_template": "on: clients run templates of theirs here",
+    "spec_method": "right drafts save steps; drafts that are never right cost a few percent",
+    "spec_tokens": "more: faster where text repeats itself, more wrong drafts elsewhere",
+    "speculative_config": "right drafts save steps; drafts that are never right cost a few percent",
+    "tokenizer_pool_size": "more: more prompts at the same time, each with a core",
+    "tokenizer_pool_type": "process: not limited by the interpreter's lock, but each has a copy of the tokenizer",
+    "api_server_count": "more: more streams at once; each process needs about 150 MB",
+    "resumable_streams": "on: clients can resume broken streams; every stream is written to disk",
+    "generation_store_size": "costs this much disk or memory",
+    "response_store_size": "costs this much disk",
+    "file_store_size": "costs this much disk",
+    "otlp_traces_endpoint": "sends a trace of each sampled request in the background",
+    "ssl_certfile": "TLS costs some processor time for each connection and chunk",
+    "log_level": "debug: the log has a line for each request and step",
+    "hang_timeout": "less: hangs end sooner, but slow steps may count as hangs",
+    "recovery_timeout": "more: requests survive longer failures, and clients wait longer",
+    "trust_request_chat_template": "on: the server runs templates of clients",
 }
 
 
 def phrase(name: str, config: Any, facts: ModelFacts | None) -> str:
-    """What the field's value costs or saves, or nothing that matters. facts: of the model, if its files are here."""
+    """Returns what the value of a field costs or saves; "" if it does not matter.
+
+    facts: of the model, if its files are on this machine.
+    """
     computed = _COMPUTED[name](config, facts) if name in _COMPUTED and facts is not None else ""
     return computed or _PHRASES.get(name, "")
 
@@ -79,17 +82,17 @@ def _kv_cache_memory_bytes(config: Any, facts: ModelFacts) -> str:
 def _kv_cache_dtype(config: Any, facts: ModelFacts) -> str:
     if getattr(config, "kv_cache_dtype", "auto") != SMALLEST or facts.can_be_fp8:
         return ""
-    return "as auto: this model stores no keys and values that could be fp8"
+    return "same as auto: this model stores no keys and values that could be fp8"
 
 
 def _spec_method(config: Any, facts: ModelFacts) -> str:
     if getattr(config, "spec_method", None) != "auto":
         return ""
     if facts.has_state:
-        return "nothing is drafted: layers with a state cannot take drafts back"
+        return "no drafts: layers with a state cannot take them back"
     if getattr(config, "pipeline_parallel_size", 1) > 1:
-        return "nothing is drafted: with a pipeline of stages, name a --spec-method"
-    return "nothing is drafted: vectors need none" if getattr(config, "runner", "") == "pooling" else ""
+        return "no drafts: with a pipeline of stages, set --spec-method"
+    return "no drafts: vectors need none" if getattr(config, "runner", "") == "pooling" else ""
 
 
 _COMPUTED: dict[str, Callable[[Any, ModelFacts], str]] = {
@@ -101,7 +104,7 @@ _COMPUTED: dict[str, Callable[[Any, ModelFacts], str]] = {
 
 
 def kv_bytes_per_token(config: Any, facts: ModelFacts) -> int:
-    """Of keys and values of all layers; 0 where that is not the same for each token."""
+    """Returns the bytes of keys and values of all layers for a token; 0 if they differ between tokens."""
     dtype = getattr(config, "kv_cache_dtype", "auto")
     if dtype == SMALLEST:
         dtype = "fp8" if facts.can_be_fp8 else "auto"
@@ -113,7 +116,7 @@ def kv_bytes_per_token(config: Any, facts: ModelFacts) -> int:
 
 
 def size_text(num_bytes: float) -> str:
-    """As 22.5 KiB."""
+    """Returns a size in words, for instance "22.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024 or unit == "GiB":
             return f"{num_bytes:.3g} {unit}" if num_bytes < 1000 else f"{num_bytes:.0f} {unit}"

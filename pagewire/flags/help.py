@@ -1,4 +1,4 @@
-"""What `--help` prints: flags in groups, or one group of them."""
+"""The text of `--help`: flags in groups, or one group, or one flag."""
 
 import argparse
 import dataclasses
@@ -13,35 +13,37 @@ from pagewire.config.profiles import PROFILES
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.names import ENVIRONMENT_PREFIX, base_type, flag_name, is_list
 
-# Group -> what it decides, in the order in which they are shown.
+# Group -> what it is about, in the order in which groups are shown.
 GROUPS = {
     "batch": "",
     "generation": "",
-    "model": "Which model, and how its checkpoint, templates and marks are read",
+    "model": "The model, its tokenizer, and its formats of chats, tool calls and reasoning",
     "images": "Images in prompts",
-    "network": "Where clients and neighbours find it, and who may",
-    "scheduling": "Which requests run when, and which are refused",
-    "memory": "What the KV cache and its neighbours take",
-    "executor": "What computes, on which devices",
-    "speculation": "Drafting several tokens that one step checks",
-    "tokenizer": "Workers that turn text to tokens and back",
-    "storage": "What is kept on disk, and for how long",
-    "recovery": "What happens when a process ends, dies or hangs",
+    "network": "Addresses, certificates and keys",
+    "scheduling": "When requests run, and when they are refused",
+    "memory": "The KV cache and other memory",
+    "executor": "Processes and devices that compute",
+    "speculation": "Drafts of several tokens that one step checks",
+    "tokenizer": "Workers that convert text to tokens and back",
+    "storage": "Files, responses and generations that are kept, and for how long",
+    "recovery": "Processes that end, die or hang",
     "observability": "Logs, metrics and traces",
 }
-# From so many flags on, `--help` has a line for each.
+# From this many flags on, `--help` shows only the first clause of each.
 _MANY = 40
 _CLAUSE = re.compile(r"(?:`[^`]*`|(?!; |: |, for instance| \().)+")
+# Sizes that are bytes; others are tokens or numbers of things.
+_IN_BYTES = ("_bytes", "_store_size")
 _DEFAULT = re.compile(r"\((default: .*)\)$")
 
 
 def place_of(group: str) -> int:
-    """In the order in which groups are shown; those of a command of its own come first."""
+    """Returns the position of a group; groups of a single command come first."""
     return list(GROUPS).index(group) if group in GROUPS else -1
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """`--[no-]flag` in one word, and each flag's help on a column wide enough for the longest name."""
+    """Writes `--[no-]flag` in one word, and aligns help texts in one column."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=max(80, shutil.get_terminal_size((100, 0)).columns - 2))
@@ -61,7 +63,10 @@ def text(
     flags_only: bool,
     topic: str = "",
 ) -> str:
-    """topic: all, a group, a flag of these or of vLLM's; otherwise all flags, on a line each if they are many."""
+    """Returns the text of `--help` for a topic: all, a group, or a flag, also one of vLLM.
+
+    Without a topic: all flags, each with its first clause if they are many.
+    """
     name = topic.lstrip("-").replace("-", "_")
     if name in fields:
         parser = _parser(prog, [], "", "")
@@ -101,7 +106,7 @@ def _parser(prog: str, positionals: Sequence[str], description: str, epilog: str
 def _epilog(groups: Sequence[str], flags_only: bool, is_overview: bool) -> str:
     sizes = "Sizes take k, m, g (powers of 1000) and K, M, G or Ki, Mi, Gi, KiB, MiB, GiB (powers of 1024)."
     more = (
-        "`--help all` says all of every flag, `--help FLAG` of one (of vLLM's, too), `--help GROUP` of one group: "
+        "`--help all` shows every flag in full, `--help FLAG` one flag (also one of vLLM), `--help GROUP` one group: "
         f"{', '.join(groups)}. "
     )
     if flags_only:
@@ -114,7 +119,7 @@ def _epilog(groups: Sequence[str], flags_only: bool, is_overview: bool) -> str:
 
 
 def _add_common(parser: argparse.ArgumentParser, flags_only: bool) -> None:
-    parser.add_argument("-h", "--help", metavar="WHAT", nargs="?", help="show this, or all of one flag or group")
+    parser.add_argument("-h", "--help", metavar="WHAT", nargs="?", help="show this, or one flag or group in full")
     if flags_only:
         return
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of these flags")
@@ -122,24 +127,23 @@ def _add_common(parser: argparse.ArgumentParser, flags_only: bool) -> None:
     parser.add_argument(
         "--profile",
         metavar="NAME",
-        help="values for one purpose, where no other source has any; "
+        help="values for one purpose, which other sources override; "
         + "; ".join(f"{name}: {purpose}" for name, purpose in purposes.items()),
     )
     parser.add_argument(
         "--show-config",
         metavar="FORMAT",
         nargs="?",
-        help="print every value, where it comes from and what it costs or saves, and exit; FORMAT: text, or json for"
-        " programs",
+        help="print every value with its source and its costs, and exit; FORMAT: text or json",
     )
 
 
 def _add_line(group: Any, field: dataclasses.Field[Any]) -> None:
-    """The first clause of what `_add_flag` says, and the default."""
+    """Adds the first clause of a help text, and the default."""
     clause = _CLAUSE.match(field.metadata["help"])
     stated = _DEFAULT.search(field.metadata["help"])
     value: Any = field.default
-    in_bytes = isinstance(value, int) and field.metadata["kind"] == "size" and "bytes" in field.name
+    in_bytes = isinstance(value, int) and field.metadata["kind"] == "size" and field.name.endswith(_IN_BYTES)
     default = size_text(value) if in_bytes else "on" if value is True else str(value)
     default = f" ({stated[1]})" if stated else "" if value in (None, "", False) else f" ({default})"
     text = ((clause[0] if clause else "") + default).replace("%", "%%")

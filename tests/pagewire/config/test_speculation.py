@@ -57,15 +57,15 @@ def test_bounds_by_the_number_of_requests():
 @pytest.mark.parametrize(
     ("config", "flags", "message"),
     [
-        ("{", {}, "no JSON"),
+        ("{", {}, "is not JSON"),
         ([5], {}, "expected an object"),
         ({"methd": "ngram"}, {}, "unknown key methd; did you mean method"),
-        ({"method": "medusa"}, {}, "method 'medusa' is none of ngram, suffix"),
+        ({"method": "medusa"}, {}, "unknown method 'medusa'; choose one of ngram, suffix"),
         ({"method": "draft_model"}, {}, 'add "model"'),
         ({"num_speculative_tokens": 99}, {}, "a whole number from 1 to 16, got 99"),
         ({"num_speculative_tokens": True}, {}, "a whole number from 1 to 16, got true"),
         ({"adaptive": 1}, {}, "adaptive: expected true or false, got 1"),
-        ({"rejection_sample_method": "typical"}, {}, "never changes the distribution"),
+        ({"rejection_sample_method": "typical"}, {}, "never change the distribution"),
         ({"num_speculative_tokens_per_batch_size": [[1, 8, 5], [8, 9, 1]]}, {}, "8 requests in two ranges"),
         ({"num_speculative_tokens_per_batch_size": [[8, 1, 5]]}, {}, "a list of"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, {}, "prompt_lookup_min 5 is above prompt_lookup_max 2"),

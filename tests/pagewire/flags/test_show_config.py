@@ -76,7 +76,7 @@ def test_the_table_is_for_people(
     assert lines["--kv-cache-memory-bytes"].startswith(
         "--kv-cache-memory-bytes 1 GiB flag 256 B a token: 4,194,304 tokens"
     )
-    assert lines["--max-num-seqs"].startswith("--max-num-seqs 128 default more: more tokens a second together")
+    assert lines["--max-num-seqs"].startswith("--max-num-seqs 128 default more: more tokens per second in all")
     assert lines["--runner"] == "--runner generate flag --task"
     assert lines["--enable-prefix-caching"].startswith("--enable-prefix-caching on default saves prompts")
     assert "hunter2" not in show(capsys, "--api-key", "hunter2", "--show-config")
@@ -108,8 +108,8 @@ def test_files_may_have_objects(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--speculative-config", '{"method": "guess"}'], "method 'guess' is none of"),
-        (["--spec-method", "draft_model"], "needs to know who drafts"),
+        (["--speculative-config", '{"method": "guess"}'], "unknown method 'guess'; choose one of"),
+        (["--spec-method", "draft_model"], "needs a draft model"),
         (["--cpu-bind", "foo"], "--cpu-bind foo: expected auto, or numbers of processors"),
         (["--numa-bind", "999"], "--numa-bind 999: no processor that may be used is on node 999"),
         (["--port", "7", "--grpc-port", "7"], "--port and --grpc-port are both 127.0.0.1:7"),
@@ -124,10 +124,10 @@ def test_what_serve_refuses_is_not_shown(capsys: pytest.CaptureFixture[str], arg
 @pytest.mark.parametrize(
     ("keys", "cache", "drafts"),
     [
-        ({}, "half the memory", "saves steps"),
-        ({"kv_lora_rank": 8}, "as auto: this model stores no keys and values", "saves steps"),
-        ({"num_attention_heads": None, "state_size": 16}, "as auto", "nothing is drafted: layers with a state"),
-        ({"layer_types": ["linear_attention", "full_attention"]}, "half the memory", "nothing is drafted"),
+        ({}, "half the memory", "right drafts save steps"),
+        ({"kv_lora_rank": 8}, "same as auto: this model stores no keys and values", "right drafts save steps"),
+        ({"num_attention_heads": None, "state_size": 16}, "as auto", "no drafts: layers with a state"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "half the memory", "no drafts"),
     ],
 )
 def test_a_profile_leaves_out_what_the_model_cannot_do(
@@ -138,7 +138,7 @@ def test_a_profile_leaves_out_what_the_model_cannot_do(
     assert cache in shown["kv_cache_dtype"]["effect"] and drafts in shown["spec_method"]["effect"]
     assert shown["kv_cache_dtype"]["source"] == "profile"
     shown = json.loads(show(capsys, model, "--profile=cost", "-pp=2", "--show-config=json"))
-    assert "nothing is drafted" in shown["spec_method"]["effect"]
+    assert "no drafts" in shown["spec_method"]["effect"]
 
 
 def test_nothing_is_shown_unless_asked_and_formats_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_help_is_short_unless_more_is_asked_for(capsys: pytest.CaptureFixture[st
     assert len(short) < 0.7 * len(whole)
     assert "gptq_marlin" in whole and "gptq_marlin" not in short
     one = told("--max-num-seqs")
-    assert "requests that may run at once" in one and "fewer for each" in one and "--port" not in one
+    assert "most requests that run at once" in one and "fewer for each" in one and "--port" not in one
     assert told("swap-space").startswith("--swap-space (vLLM's): ignored: a preempted request")
     assert told("task") == "--task (vLLM's): becomes --runner\n"
 
