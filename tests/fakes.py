@@ -19,6 +19,7 @@ from pagewire.services.scheduler.values.executor_info import KVGroup
 from pagewire.services.scheduler.values.step import StepResult
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
+from pagewire.wire.status.executor_failures import ExecutorFailure
 
 _MASK = (1 << 64) - 1
 _REFUSAL = common_pb2.RequestError(code=3, message="the fake executor refuses it")
@@ -75,7 +76,9 @@ class FakeExecutorDied(rpc.RpcError):
     """It was given what kills it, and says so."""
 
     def __init__(self) -> None:
-        super().__init__(grpc.StatusCode.INTERNAL, "fatal device error: a deadly token")
+        super().__init__(
+            grpc.StatusCode.INTERNAL, "fatal device error: a deadly token", reason=ExecutorFailure.DEVICE_FAILED
+        )
 
 
 @dataclass(slots=True)

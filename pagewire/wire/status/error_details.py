@@ -34,13 +34,18 @@ _MAX_VIOLATIONS = 32
 
 
 def trailers(
-    code: grpc.StatusCode, message: str, violations: Sequence[Violation], retry_delay: float | None = None
+    code: grpc.StatusCode,
+    message: str,
+    violations: Sequence[Violation],
+    retry_delay: float | None = None,
+    reason: str = "",
 ) -> tuple[tuple[str, bytes], ...]:
     """Of a call that ends so: ErrorInfo, RetryInfo where the same request may be served later, and BadRequest with as
     many violations as there is room for. None, if there is no room for the message alone.
 
-    retry_delay: seconds; None: it is not known, and RETRY_AFTER_S is as good as any."""
-    details: list[Message] = [ErrorInfo(reason=_REASONS.get(code, code.name), domain=DOMAIN)]
+    retry_delay: seconds; None: it is not known, and RETRY_AFTER_S is as good as any. reason: of ErrorInfo; empty: what
+    follows from the code."""
+    details: list[Message] = [ErrorInfo(reason=reason or _REASONS.get(code, code.name), domain=DOMAIN)]
     if code in _RETRIED:
         details.append(RetryInfo(retry_delay=duration(RETRY_AFTER_S if retry_delay is None else retry_delay)))
     for count in range(min(len(violations), _MAX_VIOLATIONS), -1, -1):
@@ -54,6 +59,12 @@ def trailers(
 def is_of_service(error: grpc.aio.AioRpcError) -> bool:
     """Whether one of our services answered with it; otherwise the connection failed."""
     return any(key == KEY for key, _ in error.trailing_metadata() or ())
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Returns the reason that one of our services gave for a failed call; empty if the connection failed."""
+    info = ErrorInfo()
+    return info.reason if any(detail.Unpack(info) for detail in _details(error)) else ""
 
 
 def violations_of(error: grpc.aio.AioRpcError) -> list[Violation]:

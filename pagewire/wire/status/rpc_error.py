@@ -31,16 +31,19 @@ class RpcError(Exception):
         message: str,
         violations: Sequence[error_details.Violation] = (),
         retry_delay: float | None = None,
+        reason: str = "",
     ) -> None:
         """violations: (field, description) of all that is wrong with the request, if that is the cause.
 
-        retry_delay: seconds after which the same request will probably be taken; None: nobody knows."""
+        retry_delay: seconds after which the same request will probably be taken; None: unknown. reason: a code of its
+        own for programs, in the ErrorInfo of the call."""
         message = _clipped(message)
         super().__init__(message)
         self.code = code
         self.message = message
         self.violations = tuple(violations)
         self.retry_delay = retry_delay
+        self.reason = reason
 
     @classmethod
     def from_call(cls, error: grpc.aio.AioRpcError) -> Self:
@@ -74,7 +77,7 @@ class RpcError(Exception):
 
     async def abort(self, context: grpc.aio.ServicerContext) -> None:
         """Ends a call with it."""
-        trailers = error_details.trailers(self.code, self.message, self.violations, self.retry_delay)
+        trailers = error_details.trailers(self.code, self.message, self.violations, self.retry_delay, self.reason)
         await context.abort(self.code, self.message, trailers)
 
     @property

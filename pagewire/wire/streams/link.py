@@ -10,6 +10,7 @@ import grpc
 
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams.pings import Pings
+from pagewire.wire.streams.stream_end import StreamEnd
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class LinkOwner(Protocol[Out, In]):
     def on_message(self, message: In) -> None:
         """A message arrived. An exception here ends the stream (and starts a new one)."""
 
-    def on_disconnect(self, reason: str) -> None:
+    def on_disconnect(self, end: StreamEnd) -> None:
         """The stream is gone; a new attempt follows. Called once per on_connect."""
 
 
@@ -115,7 +116,7 @@ class Link(Generic[Request, Response]):
         call = self._open_call(wait_for_ready=True)
         self._call = call
         was_up = False
-        reason, self._why_broken = "stream ended", None
+        end, self._why_broken = StreamEnd("stream ended", grpc.StatusCode.OK), None
         pinging: asyncio.Task[None] | None = None
         try:
             was_up = bool(await self._owner.on_connect(self.send))
@@ -129,28 +130,28 @@ class Link(Generic[Request, Response]):
                 self._owner.on_message(message)
                 message = await call.read()
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
+            end = StreamEnd.of(error)
         except asyncio.CancelledError:
             # A call that is cancelled under read() looks the same as this task being stopped.
             if _is_cancelled():
                 raise
-            reason = self._why_broken or "stream cancelled"
+            end = StreamEnd(self._why_broken or "stream cancelled", starts_over=self._starts_over)
         except RpcError as error:
-            was_up, reason = False, f"{error.code.name}: {error.message}"
+            was_up, end = False, StreamEnd.of(error)
         except Exception:
             logger.exception("protocol error on the stream to %s", self._name)
-            reason = "protocol error"
+            end = StreamEnd("protocol error")
         finally:
             self._call = None
             call.cancel()
             if pinging is not None:
                 pinging.cancel()
-            self._owner.on_disconnect(reason)
+            self._owner.on_disconnect(end)
         starts_over, self._starts_over = self._starts_over, False
         if was_up and not starts_over:
-            logger.warning("lost the stream to the %s (%s); reconnecting", self._name, reason)
+            logger.warning("lost the stream to the %s (%s); reconnecting", self._name, end.text)
         else:
-            logger.debug("no stream to the %s now (%s)", self._name, reason)
+            logger.debug("no stream to the %s now (%s)", self._name, end.text)
         return was_up
 
     async def _break_if_silent(self, call: BidiCall[Request, Response], pings: Pings) -> None:

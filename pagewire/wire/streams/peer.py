@@ -10,6 +10,7 @@ import grpc
 from pagewire.wire.discovery import Listed
 from pagewire.wire.streams.link import Link, OpenCall
 from pagewire.wire.streams.pings import Pings
+from pagewire.wire.streams.stream_end import StreamEnd
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Peer(Generic[Out, In]):
             logger.info("%s drains: others get what is new, if there are any", self.address)
         self._owner.on_response(message)
 
-    def on_disconnect(self, reason: str) -> None:
+    def on_disconnect(self, end: StreamEnd) -> None:
         if self.is_up:
             self.is_up = self.is_draining = False
             self.unsent.clear()

@@ -86,10 +86,10 @@ class ExecutorServiceServicer:
         is refused with FAILED_PRECONDITION while a scheduler of a higher term has the executor, or had it ten seconds ago.
         Responses come in step order; two steps may be in flight, or one more than there are stages.
 
-        A stream that fails says whose fault it may be, by its status and how the message begins. A request of the steps in
-        flight: UNKNOWN "a step failed" (the executor goes on, and takes a new stream), INTERNAL "fatal device error" or
-        DEADLINE_EXCEEDED "no progress" (it ends). Nobody: ABORTED "the executor" (a new stream has it),
-        DATA_LOSS "the model" (which yields no numbers, whatever it is asked; it ends).
+        The reason in the ErrorInfo of a stream that fails says what may be the cause. A request of the steps in flight:
+        STEP_FAILED (UNKNOWN; the executor goes on, and takes a new stream), DEVICE_FAILED (INTERNAL) or NO_PROGRESS
+        (DEADLINE_EXCEEDED; it ends). No request: SUPERSEDED (ABORTED; a new stream has the executor) or MODEL_BROKEN
+        (DATA_LOSS; the model yields no numbers, whatever the prompt; it ends).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

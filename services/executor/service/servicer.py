@@ -19,12 +19,22 @@ from pagewire.services.executor.step.limits import LARGE_STEP
 from pagewire.services.executor.step.step import InvalidStep
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire.rpc import RpcError, cancel
+from pagewire.wire.status.executor_failures import ExecutorFailure
 
 # None: the session was closed and all its results are there.
 _Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
 
 # How long a scheduler whose stream broke keeps those of lower terms out: it comes back at once if it can.
 TERM_HELD_S = 10.0
+
+
+# By the code of a DeviceError or StepFailed.
+_FAILURES = {
+    grpc.StatusCode.UNKNOWN: ExecutorFailure.STEP_FAILED,
+    grpc.StatusCode.INTERNAL: ExecutorFailure.DEVICE_FAILED,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ExecutorFailure.NO_PROGRESS,
+    grpc.StatusCode.DATA_LOSS: ExecutorFailure.MODEL_BROKEN,
+}
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
@@ -115,7 +125,11 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         results: _Results = asyncio.Queue()
         if self._current is not None:
             self._current.put_nowait(
-                RpcError(grpc.StatusCode.ABORTED, "the executor is superseded: a new Execute stream has it")
+                RpcError(
+                    grpc.StatusCode.ABORTED,
+                    "the executor is superseded: a new Execute stream has it",
+                    reason=ExecutorFailure.SUPERSEDED,
+                )
             )
         self._current = results
         loop = asyncio.get_running_loop()
@@ -133,7 +147,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 if isinstance(result, InvalidStep):
                     raise RpcError(grpc.StatusCode.INTERNAL, str(result))
                 if isinstance(result, DeviceError | StepFailed):
-                    raise RpcError(result.code, str(result))
+                    raise RpcError(result.code, str(result), reason=_FAILURES.get(result.code, ""))
                 if isinstance(result, Exception):
                     raise result
                 if result.step_id in large_steps:

@@ -36,7 +36,7 @@ from pagewire.services.scheduler.service.seams import (
 )
 from pagewire.services.scheduler.service.tracking import Tracking
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.values.loss import GOES_OVER, LEFT, Loss, loss_of
+from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.spans import Span
@@ -264,9 +264,8 @@ class Engine:
         self._stats.on_result(len(outputs.token_ids), clock)
         self._admission.on_tokens(len(outputs.token_ids))
 
-    def on_lost(self, replica: Replica, reason: str) -> None:
-        is_loss = reason not in (GOES_OVER, LEFT)
-        if is_loss:
+    def on_lost(self, replica: Replica, loss: Loss, reason: str) -> None:
+        if not loss.is_wanted:
             logger.warning(
                 "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
                 *(self._address(replica), reason, replica.num_running, self.scheduler.num_waiting),
@@ -274,7 +273,6 @@ class Engine:
             stats.RECOVERIES.inc()
         self._delivery.deliver()
         self._admission.on_executor_lost()
-        loss = loss_of(reason)
         ended = self.scheduler.detach(replica, loss)
         self._tracking.on_lost(replica)
         self._end_suspects(ended, loss, reason)
@@ -283,7 +281,7 @@ class Engine:
         self.weights.notify()
         self.weights.watch_stranded(list(self.scheduler.waiting))
         if self.scheduler.info is None:
-            self.availability.on_all_lost(reason != GOES_OVER)  # then it is back at once
+            self.availability.on_all_lost(loss is not Loss.WEIGHTS)  # then it is back at once
         self.wake_all()
 
     def on_listed(self) -> None:
@@ -291,7 +289,7 @@ class Engine:
         self.wake_all()
 
     def on_left(self, replica: Replica) -> None:
-        self.on_lost(replica, LEFT)
+        self.on_lost(replica, Loss.UNLISTED, "it has left the list")
 
     def on_removed(self, replica: Replica) -> None:
         self._wakes.forget(replica)

@@ -9,15 +9,25 @@ import grpc
 
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.wire.rpc import RpcError
+from pagewire.wire.status.executor_failures import ExecutorFailure
 from pagewire.wire.streams import Link, Pings
+from pagewire.wire.streams.stream_end import StreamEnd
 
 logger = logging.getLogger(__name__)
 
+_LOSSES: dict[str, Loss] = {
+    ExecutorFailure.STEP_FAILED: Loss.STEP,
+    ExecutorFailure.DEVICE_FAILED: Loss.DEVICE,
+    ExecutorFailure.NO_PROGRESS: Loss.HANG,
+    ExecutorFailure.MODEL_BROKEN: Loss.MODEL,
+    ExecutorFailure.SUPERSEDED: Loss.LEFT_TO_OTHERS,
+}
 _NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 
 
@@ -42,7 +52,7 @@ class ExecutorListener(Protocol):
     def on_leaving(self, is_leaving: bool) -> None:
         """Whether the executor, which still works, is about to end."""
 
-    def on_executor_lost(self, reason: str) -> None:
+    def on_executor_lost(self, loss: Loss, reason: str) -> None:
         """The executor is gone, with everything that was in flight; on_executor may follow."""
 
 
@@ -140,14 +150,22 @@ class ExecutorClient:
         if self._is_open:
             self._listener.on_leaving(not self._pings.is_serving)
 
-    def on_disconnect(self, reason: str) -> None:
+    def on_disconnect(self, end: StreamEnd) -> None:
         self._description = None
         was_open, self._is_open = self._is_open, False
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             return  # the service stops: it leaves the executor, not the other way round
         if was_open:
-            self._listener.on_executor_lost(reason)
-        elif reason.startswith(grpc.StatusCode.FAILED_PRECONDITION.name) and not self.was_refused:
+            self._listener.on_executor_lost(_loss_of(end), end.text)
+        elif end.code is grpc.StatusCode.FAILED_PRECONDITION and not self.was_refused:
             self.was_refused = True
-            logger.warning("the executor at %s cannot be used (%s); trying again", self._address, reason)
+            logger.warning("the executor at %s cannot be used (%s); trying again", self._address, end.text)
+
+
+def _loss_of(end: StreamEnd) -> Loss:
+    if end.starts_over:
+        return Loss.WEIGHTS  # the only reason to start over
+    if end.code is grpc.StatusCode.OK:
+        return Loss.LEFT_TO_OTHERS
+    return _LOSSES.get(end.reason, Loss.SILENT)

@@ -12,6 +12,7 @@ from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.executor_client import ExecutorClient
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
 from pagewire.v1.common_pb2 import Grammar
@@ -30,8 +31,8 @@ class ReplicaListener(Protocol):
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
 
-    def on_lost(self, replica: Replica, reason: str) -> None:
-        """Its executor is gone, with everything that was in flight."""
+    def on_lost(self, replica: Replica, loss: Loss, reason: str) -> None:
+        """Its executor is gone, with everything that was in flight. reason: for people."""
 
     def before_step(self) -> None:
         """The next step may be decided now."""
@@ -172,5 +173,5 @@ class ReplicaDriver:
         self._is_ending = is_leaving
         self._replica.is_leaving = is_leaving or self.is_unlisted
 
-    def on_executor_lost(self, reason: str) -> None:
-        self._listener.on_lost(self._replica, reason)
+    def on_executor_lost(self, loss: Loss, reason: str) -> None:
+        self._listener.on_lost(self._replica, loss, reason)

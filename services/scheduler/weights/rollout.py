@@ -19,7 +19,6 @@ from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.values.executor_info import Weights
-from pagewire.services.scheduler.values.loss import GOES_OVER
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.weights.target import WeightsPlan, is_attached, may_go_over, version_needed
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
@@ -243,7 +242,7 @@ class Rollout:
         while replica.info is not None and replica.info.weights == old:
             now = time.monotonic()
             if may_go_over(replica, self._scheduler) and now >= self._expects_until:
-                driver.start_over(GOES_OVER)
+                driver.start_over("it gets other weights")
                 await self._until_other_weights(driver, old)
                 return
             if self._deadline is not None and now >= self._deadline:

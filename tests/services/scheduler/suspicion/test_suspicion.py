@@ -139,7 +139,7 @@ def test_a_successor_explains_nothing_to_who_was_cleared_or_not_alone() -> None:
     assert [request.finish_reason for request in requests] == [FinishReason.LENGTH] * 2
 
 
-@pytest.mark.parametrize("loss", [Loss.DELIBERATE, Loss.MODEL])
+@pytest.mark.parametrize("loss", [Loss.WEIGHTS, Loss.UNLISTED, Loss.LEFT_TO_OTHERS, Loss.MODEL])
 def test_a_loss_that_is_nobodys_fault_makes_no_suspects(loss: Loss) -> None:
     line = make_line()
     requests = [line.add(prompt_of(number), max_tokens=12) for number in range(3)]
