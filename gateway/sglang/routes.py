@@ -11,8 +11,9 @@ from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.kept import KEEPER
+from pagewire.gateway.sglang.answer import NativeAnswer
 from pagewire.gateway.sglang.bodies import NativeGenerateRequest, NativeOutput
-from pagewire.gateway.sglang.generate import NativeAnswer, completion_body, names_of
+from pagewire.gateway.sglang.translate import completion_body, names_of
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
 

@@ -17,7 +17,7 @@ from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.head import NamedBody, head_of
 from pagewire.gateway.generation.serving import OK
-from pagewire.gateway.vectors.names import names_of
+from pagewire.gateway.vectors.translate import names_of
 from pagewire.telemetry import semconv
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace

@@ -3,7 +3,8 @@
 from fastapi import APIRouter, Request
 
 from pagewire.gateway.core.json_route import JsonRoute
-from pagewire.gateway.vectors import answers
+from pagewire.gateway.vectors import answer
+from pagewire.gateway.vectors.bodies.cohere import CohereEmbedRequest, CohereEmbedResponse
 from pagewire.gateway.vectors.bodies.requests import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -19,7 +20,6 @@ from pagewire.gateway.vectors.bodies.responses import (
     ScoreResponse,
 )
 from pagewire.gateway.vectors.calls import serve
-from pagewire.gateway.vectors.cohere import CohereEmbedRequest, CohereEmbedResponse
 from pagewire.gateway.vectors.cohere import embed as cohere_embed
 
 router = APIRouter(route_class=JsonRoute, tags=["vectors"])
@@ -28,7 +28,7 @@ router = APIRouter(route_class=JsonRoute, tags=["vectors"])
 @router.post("/v1/embeddings")
 async def create_embeddings(request: Request, body: EmbeddingRequest) -> EmbeddingResponse:
     """The vector of each input; of a model that embeds."""
-    return await serve(request, "embeddings", "embd", body, answers.embeddings)
+    return await serve(request, "embeddings", "embd", body, answer.embeddings)
 
 
 @router.post("/v2/embed")
@@ -41,14 +41,14 @@ async def create_cohere_embeddings(request: Request, body: CohereEmbedRequest) -
 @router.post("/v1/pooling")
 async def create_pooling(request: Request, body: PoolingRequest) -> PoolingResponse:
     """What the model makes of each input: its embedding, or the score of each label."""
-    return await serve(request, "pooling", "pool", body, answers.pooling)
+    return await serve(request, "pooling", "pool", body, answer.pooling)
 
 
 @router.post("/classify")
 @router.post("/v1/classify")
 async def create_classification(request: Request, body: ClassificationRequest) -> ClassificationResponse:
     """The score of each label for each input; of a model that classifies."""
-    return await serve(request, "classify", "classify", body, answers.classification)
+    return await serve(request, "classify", "classify", body, answer.classification)
 
 
 @router.post("/score")
@@ -56,7 +56,7 @@ async def create_classification(request: Request, body: ClassificationRequest) -
 async def create_scores(request: Request, body: ScoreRequest) -> ScoreResponse:
     """How well texts answer others: the score of a model that classifies pairs with one label, or the cosine of a model
     that embeds."""
-    return await serve(request, "score", "score", body, answers.scores)
+    return await serve(request, "score", "score", body, answer.scores)
 
 
 @router.post("/rerank")
@@ -64,4 +64,4 @@ async def create_scores(request: Request, body: ScoreRequest) -> ScoreResponse:
 @router.post("/v2/rerank")
 async def create_ranking(request: Request, body: RerankRequest) -> RerankResponse:
     """Documents by how well they answer the query, the best first; the scores are those of `/score`."""
-    return await serve(request, "rerank", "rerank", body, answers.ranking)
+    return await serve(request, "rerank", "rerank", body, answer.ranking)

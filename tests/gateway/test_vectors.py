@@ -13,7 +13,7 @@ import openai
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pagewire.gateway.vectors import answers, calls
+from pagewire.gateway.vectors import answer, calls, translate
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import access_lines, eventually, running_gateway, wait_ready
@@ -226,15 +226,15 @@ async def test_parts_fit_into_messages(
 async def test_more_than_an_answer_may_hold(
     client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(answer, "MAX_ANSWER_BYTES", 100_000)
     response = await client.post(EMBEDDINGS, json={"input": ["a"] * 5000})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
     assert "send fewer" in response.json()["error"]["message"]
     assert len(fake.vector_calls) == 1, "before more is computed"
-    monkeypatch.setattr(answers, "MAX_INPUTS", 10)
+    monkeypatch.setattr(translate, "MAX_INPUTS", 10)
     response = await client.post(EMBEDDINGS, json={"input": ["a"] * 11})
     assert response.json()["error"]["message"] == "input has 11 entries; at most 10 are possible"
-    monkeypatch.setattr(answers, "MAX_PAIR_CHARACTERS", 10)
+    monkeypatch.setattr(translate, "MAX_PAIR_CHARACTERS", 10)
     response = await client.post("/rerank", json={"query": "abc", "documents": ["a"] * 4})
     assert "the pairs have 16 characters; 10 are possible" in response.json()["error"]["message"]
 

@@ -1,4 +1,4 @@
-"""Bodies for vectors and scores to calls of the tokenizer service, and its answers to bodies."""
+"""Answers with vectors and scores, from those of the tokenizer service."""
 
 import asyncio
 from base64 import b64encode
@@ -11,17 +11,13 @@ from msgspec import UNSET, Raw
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.head import Head
-from pagewire.gateway.generation.prompt import fill_chat
-from pagewire.gateway.schema.parameters import as_list
 from pagewire.gateway.vectors.bodies.requests import (
     ClassificationRequest,
     EmbeddingRequest,
-    InputParameters,
     PairParameters,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
-    VectorParameters,
     text_of,
     texts_of,
 )
@@ -41,11 +37,16 @@ from pagewire.gateway.vectors.bodies.responses import (
     VectorUsage,
 )
 from pagewire.gateway.vectors.calls import VectorCall
+from pagewire.gateway.vectors.translate import (
+    classify_request,
+    embed_request,
+    inputs_of,
+    num_inputs,
+    pairs_of,
+    score_request,
+)
 from pagewire.v1 import common_pb2, inference_pb2
 
-MAX_INPUTS = 65_536
-# Of a request's pairs, in which one text may be that of many.
-MAX_PAIR_CHARACTERS = 128 * 1024 * 1024
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 # Vectors that are encoded in a row: a millisecond or two.
 ENCODED_AT_ONCE = 16
@@ -60,8 +61,8 @@ async def embeddings(call: VectorCall, body: EmbeddingRequest, head: Head) -> Em
         for index, vector in enumerate(answer.embeddings, start):
             yield Embedding(index=index, embedding=_numbers(vector, body))
 
-    answers = call.answers(embed, _embed_request(body), _inputs(body))
-    data = await encoded_items(answers, items, _num_inputs(body))
+    answers = call.answers(embed, embed_request(body), inputs_of(body))
+    data = await encoded_items(answers, items, num_inputs(body))
     return EmbeddingResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
 
 
@@ -71,11 +72,11 @@ async def pooling(call: VectorCall, body: PoolingRequest, head: Head) -> Pooling
         kind = (await call.tokenizer.list_models())[0].kind
         task = "classify" if kind == common_pb2.MODEL_KIND_CLASSIFY else "embed"
     if task == "embed":
-        answers = call.answers(inference.Embed, _embed_request(body), _inputs(body))
+        answers = call.answers(inference.Embed, embed_request(body), inputs_of(body))
     elif body.dimensions is not None or body.prompt_name is not None:
         raise ApiError(400, "dimensions and prompt_name are for models that embed; leave them out", param="dimensions")
     else:
-        answers = call.answers(inference.Classify, _classify_request(body), _inputs(body))
+        answers = call.answers(inference.Classify, classify_request(body), inputs_of(body))
 
     def items(
         answer: inference_pb2.EmbedResponse | inference_pb2.ClassifyResponse, start: int
@@ -84,7 +85,7 @@ async def pooling(call: VectorCall, body: PoolingRequest, head: Head) -> Pooling
         for index, vector in enumerate(vectors, start):
             yield PooledVector(index=index, data=_numbers(vector, body))
 
-    data = await encoded_items(answers, items, _num_inputs(body))
+    data = await encoded_items(answers, items, num_inputs(body))
     return PoolingResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
 
 
@@ -97,7 +98,7 @@ async def classification(call: VectorCall, body: ClassificationRequest, head: He
             label = answer.labels[probs.index(max(probs))]
             yield Classification(index=index, label=label, probs=probs, num_classes=len(probs))
 
-    data = await encoded_items(call.answers(classify, _classify_request(body), _inputs(body)), items, _num_inputs(body))
+    data = await encoded_items(call.answers(classify, classify_request(body), inputs_of(body)), items, num_inputs(body))
     return ClassificationResponse(id=head.id, created=head.created, model=head.model, data=data, usage=_usage(call))
 
 
@@ -146,69 +147,13 @@ async def encoded_items(
 
 
 async def _scores(call: VectorCall, body: PairParameters, first: Sequence[str], second: Sequence[str]) -> list[float]:
-    """Of each of the first texts with the second one at its place."""
-    check_number(len(first), "pairs")
-    if (size := sum(map(len, first)) + sum(map(len, second))) > MAX_PAIR_CHARACTERS:
-        raise ApiError(
-            400, f"the pairs have {size} characters; {MAX_PAIR_CHARACTERS} are possible: send fewer documents"
-        )
-    message = inference_pb2.ScoreRequest(
-        model=body.model or "",
-        options=_options(body),
-        max_tokens_per_query=body.max_tokens_per_query or 0,
-        max_tokens_per_doc=body.max_tokens_per_doc or 0,
-    )
-    pairs = (inference_pb2.InputText(text=text, text_pair=pair) for text, pair in zip(first, second, strict=True))
+    """The score of each of the first texts with the second one at its place."""
     result: list[float] = []
-    async with aclosing(call.answers(call.tokenizer.inference.Score, message, pairs)) as answers:
+    pairs = pairs_of(first, second)
+    async with aclosing(call.answers(call.tokenizer.inference.Score, score_request(body), pairs)) as answers:
         async for answer in answers:
             result += answer.scores
     return result
-
-
-def _embed_request(body: EmbeddingRequest) -> inference_pb2.EmbedRequest:
-    return inference_pb2.EmbedRequest(
-        model=body.model or "", options=_options(body), prompt_name=body.prompt_name, dimensions=body.dimensions
-    )
-
-
-def _classify_request(body: InputParameters) -> inference_pb2.ClassifyRequest:
-    return inference_pb2.ClassifyRequest(model=body.model or "", options=_options(body))
-
-
-def _options(body: VectorParameters) -> inference_pb2.InputOptions:
-    return inference_pb2.InputOptions(
-        add_special_tokens=body.add_special_tokens,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        cache_salt=body.cache_salt,
-        truncate_start=body.truncation_side == "left",
-    )
-
-
-def _num_inputs(body: InputParameters) -> int:
-    return 1 if body.input is None else len(as_list(body.input))
-
-
-def _inputs(body: InputParameters) -> Iterator[inference_pb2.InputText]:
-    if body.input is None:
-        given = inference_pb2.InputText()
-        fill_chat(given.chat, body.messages or (), body)
-        if not given.chat.HasField("add_generation_prompt"):
-            given.chat.add_generation_prompt = False  # no answer follows
-        return iter([given])
-    check_number(_num_inputs(body), "input")
-    return map(_input, as_list(body.input))
-
-
-def _input(given: str | list[int]) -> inference_pb2.InputText:
-    if isinstance(given, str):
-        return inference_pb2.InputText(text=given)
-    return inference_pb2.InputText(token_ids=inference_pb2.TokenIds(ids=given))
-
-
-def check_number(num_inputs: int, name: str) -> None:
-    if num_inputs > MAX_INPUTS:
-        raise ApiError(400, f"{name} has {num_inputs} entries; at most {MAX_INPUTS} are possible", param=name)
 
 
 def _numbers(vector: common_pb2.Vector, body: EmbeddingRequest) -> VectorData:

@@ -1,67 +1,24 @@
-"""Between /generate and the completions that it stands for."""
+"""Answers to /generate."""
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.core.encoding import DONE, event
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.field_names import GRAMMAR
 from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.generation.answer import finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import MIN_LOGPROB
 from pagewire.gateway.generation.usage import UsageTotal
-from pagewire.gateway.schema.sglang import OF_SGLANG
 from pagewire.gateway.sglang.bodies import (
-    MAX_NEW_TOKENS,
     NativeFinish,
     NativeGenerateRequest,
     NativeLogprob,
     NativeMeta,
     NativeOutput,
-    NativeSamplingParams,
 )
 from pagewire.v1.inference_pb2 import TokenLogprob
-
-# SGLang's names -> those of completions.
-_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-
-
-def completion_body(body: NativeGenerateRequest) -> dict[str, Any]:
-    """What a body of /v1/completions says for it."""
-    params = (body.sampling_params or NativeSamplingParams()).model_dump(exclude_none=True)
-    tag = params.pop("structural_tag", None)
-    given = {
-        "prompt": body.input_ids if body.text is None else body.text,
-        "stream": body.stream,
-        "request_id": body.rid,
-        "logprobs": (body.top_logprobs_num or 0) if body.return_logprob else None,
-        "structured_outputs": None if tag is None else {"structural_tag": tag},
-        "cache_salt": body.cache_salt,
-        "priority": body.priority,
-        "max_tokens": MAX_NEW_TOKENS,
-    }
-    return given | {_NAMES.get(name, name): value for name, value in params.items()}
-
-
-def names_of(body: NativeGenerateRequest) -> dict[str, str]:
-    """Parameters of completions -> what this API calls them."""
-    params = body.sampling_params
-    forms = ("json_schema", "regex", "ebnf", "structural_tag")
-    form = next((name for name in forms if getattr(params, name, None) is not None), "")
-    own = {
-        **{name: name for name in NativeSamplingParams.model_fields},
-        **{ours: name for name, ours in _NAMES.items()},
-        **{ours: name for name, ours in OF_SGLANG.items() if name in NativeSamplingParams.model_fields},
-        **({GRAMMAR: form} if form else {}),
-    }
-    return {
-        **{ours: f"sampling_params.{name}" for ours, name in own.items()},
-        "prompt": "input_ids" if body.text is None else "text",
-        "logprobs": "top_logprobs_num",
-    }
 
 
 class NativeAnswer:
