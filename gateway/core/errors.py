@@ -1,11 +1,13 @@
 """Errors of requests, and the shapes in which APIs report them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
 
 from pagewire.gateway.core.body import Body, ErrorDetail, ErrorResponse
 from pagewire.wire.rpc import RpcError
+from pagewire.wire.status.error_details import Violation
 
 _TYPES = {
     400: "invalid_request_error",
@@ -44,6 +46,11 @@ _OPENAI_CODES = {
 }
 
 
+# Of gRPC's requests: fields with the prompt, and messages whose fields are parameters of their own in a body.
+_PROMPTS = ("text", "token_ids", "prompt", "prompt_token_ids")
+CONTAINERS = ("sampling_params", "options")
+
+
 class ApiError(Exception):
     """A request that ends with an HTTP error."""
 
@@ -55,14 +62,23 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_delay: float | None = None,
+        violations: Sequence[Violation] = (),
     ) -> None:
-        """retry_delay: seconds after which the same request will probably be taken; None: nobody knows."""
+        """
+        Args:
+            param: the parameter that is wrong.
+            code: a machine-readable cause.
+            retry_delay: seconds after which the same request will probably be admitted; None: unknown.
+            violations: (path in the gRPC request, description) of all that is wrong. They are phrased for the client
+                when the error is sent, instead of param and message.
+        """
         super().__init__(message)
         self.retry_delay = retry_delay
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.violations = tuple(violations)
 
     def body(self) -> ErrorResponse:
         kind = _TYPES.get(self.status, "server_error")
@@ -96,21 +112,27 @@ def from_rpc(error: RpcError) -> ApiError:
     status = _STATUS_BY_CODE.get(error.code, 500)
     param = "model" if status == 404 else None
     if error.violations:
-        param = _param(error.violations[0][0])
-    code, retry_delay = _OPENAI_CODES.get(error.code), error.retry_delay
-    return ApiError(status, error.message, param=param, code=code, retry_delay=retry_delay)
+        param = parameter_of(error.violations[0][0])
+    return ApiError(
+        status,
+        error.message,
+        param=param,
+        code=_OPENAI_CODES.get(error.code),
+        retry_delay=error.retry_delay,
+        violations=error.violations,
+    )
 
 
-def _param(field: str) -> str | None:
-    """What REST calls a field of gRPC's requests; None where each route calls it by another name."""
-    first, _, rest = field.partition(".")
-    if first in ("text", "token_ids", "prompt", "prompt_token_ids"):
+def parameter_of(path: str) -> str | None:
+    """Returns what chats and completions call a field of gRPC's requests; None if each API has another name for it."""
+    first, _, rest = path.partition(".")
+    if first in _PROMPTS:
         return "prompt"
     if first == "beam_search" and rest:
         return rest
     if first == "chat":
         is_message = rest.partition("[")[0] in ("", "messages")
         return "messages" if is_message else rest.replace("_json", "")
-    if first in ("sampling_params", "options"):
+    if first in CONTAINERS:
         return rest
-    return None if first == "output_parsing" else field
+    return None if first == "output_parsing" else path

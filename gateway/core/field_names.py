@@ -1,54 +1,76 @@
-"""What clients call a field of which an error speaks.
+"""The names that clients know for the fields at fault.
 
-Services name fields as gRPC has them, and the bodies of other APIs become those of chats and completions. A client
-reads the name that it has sent: its route notes in the request's context what stands for what.
+Services name a field by its path in the gRPC request, and the bodies of some APIs are translated to those of chats and
+completions. A route notes in the context of its request what its client calls these fields (`names`); an error is
+phrased with them when it is sent.
+
+A field comes as data: the path of a `Violation`, or the `param` of an ApiError. Descriptions begin with the name of
+their field; no other word of them is looked at.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.errors import CONTAINERS, ApiError, parameter_of
 
-# Of gRPC's requests -> of chats and completions.
-OF_GRPC = {
+# Paths of gRPC's requests -> parameters of chats and completions.
+_OF_GRPC = {
     "logit_bias_ids": "logit_bias",
     "logit_bias_values": "logit_bias",
-    "token_ids.ids": "prompt",
-    "prompt_token_ids": "prompt",
     "beam_search": "use_beam_search",
 }
-# What the services know of whoever asked for a grammar.
+# The services know a form and the calls of tools alike as a grammar.
 GRAMMAR, TOOLS = "grammar", "tools"
-# Where a tool's schema lies in the grammar of its calls.
-_TOOL_SCHEMA = re.compile(r"structural_tag at #/format\S*?/json_schema(\S*?):")
 
 
 def rename(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """The same, which speaks of fields by their names in `names`."""
-    names = OF_GRPC | dict(names)
-    if error.param == GRAMMAR:
-        own = names.get(GRAMMAR, GRAMMAR)
-        message = _TOOL_SCHEMA.sub(r"the schema of a tool's parameters, at #\1:", error.message)
-        error.message = message if own in message else f"{own}: {message}"
-        error.param = own
+    """Phrases an error with the names that its client knows, and returns it.
+
+    names: parameter of chats and completions, or path of gRPC -> what the client calls it.
+    """
+    names = _OF_GRPC | dict(names)
+    if not error.violations:
+        if error.param is not None:
+            own = _own_name(error.param, names)
+            error.message, error.param = _led_by(own, error.message, error.param), own
         return error
-    error.message = _renamed_in(error.message, names)
-    if error.param is not None:
-        head = next((name for name in _heads(error.param) if name in names), None)
-        if head is not None:
-            error.param = names[head] + error.param[len(head) :]
+    found = [_named(path, description, names) for path, description in error.violations]
+    error.violations, error.param = (), found[0][0]
+    error.message = "; ".join(dict.fromkeys(description for _, description in found))
     return error
 
 
-def _heads(param: str) -> list[str]:
-    """a.b[0].c: itself, a.b[0], a.b, a."""
-    places = [match.start() for match in re.finditer(r"[.\[]", param)]
-    return [param, *(param[:place] for place in reversed(places))]
+def _named(path: str, description: str, names: Mapping[str, str]) -> tuple[str | None, str]:
+    """Returns the parameter of a violation, None if each API has another one, and the description of what is wrong."""
+    inner = path.partition(".")[2] if path.partition(".")[0] in CONTAINERS else path
+    if inner == GRAMMAR:
+        own = names.get(GRAMMAR, GRAMMAR)
+        if own == TOOLS:
+            return own, f"{own}: the schema of a tool's parameters cannot be used: {description}"
+        return own, description if own in description else f"{own}: {description}"
+    parameter = inner if inner in names else parameter_of(path)
+    if parameter is None:
+        return None, description
+    own = _own_name(parameter, names)
+    return own, _led_by(own, description, path, inner, parameter)
 
 
-def _renamed_in(message: str, names: Mapping[str, str]) -> str:
-    """Names that are words of English, too, where one would write a field's: first, and in lists of fields."""
-    for name, own in sorted(names.items(), key=lambda item: -len(item[0])):  # inputs[0] before inputs
-        before = r"(?<![\w.])" if re.search(r"[._]", name) else r"(?:^|(?<=together with )|(?<=, ))"
-        message = re.sub(rf"{before}{re.escape(name)}(?![\w.])", own, message)
-    return message
+def _own_name(parameter: str, names: Mapping[str, str]) -> str:
+    head = next((head for head in _heads(parameter) if head in names), None)
+    return parameter if head is None else names[head] + parameter[len(head) :]
+
+
+def _led_by(own: str, description: str, *names: str) -> str:
+    """Returns a description that begins with `own` if it began with one of the names."""
+    for name in names:
+        rest = description.removeprefix(name)
+        if rest != description and rest[:1] in ("", " ", ":", ","):
+            return own + rest
+    return description
+
+
+def _heads(parameter: str) -> Iterator[str]:
+    """Yields the path and what it lies in: a.b[0].c, a.b[0], a.b, a."""
+    yield parameter
+    for match in reversed(list(re.finditer(r"[.\[]", parameter))):
+        yield parameter[: match.start()]

@@ -18,7 +18,9 @@ MAX_CHOICES_BYTES = 128 * 1024 * 1024
 def generate_request(body: GenerationParameters, max_tokens: int | None, logprobs: int | None) -> GenerateRequest:
     """Everything but the prompt and the seed."""
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
-        raise ApiError(400, f"min_tokens {body.min_tokens} is greater than max_tokens {max_tokens}", param="min_tokens")
+        raise ApiError(
+            400, f"min_tokens is {body.min_tokens}; the output has at most {max_tokens} tokens", param="min_tokens"
+        )
     values = {name: getattr(body, name) for name in BY_NAME} | {"max_tokens": max_tokens, "logprobs": logprobs}
     request = GenerateRequest(
         model=body.model or "",
