@@ -91,7 +91,7 @@ def test_runs_without_torch_transformers_and_the_services() -> None:
         "for name in ('torch', 'transformers', 'tokenizers', 'services', 'kernels'): sys.modules[name] = None\n"
         "import pagewire.gateway.main"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
 async def test_one_scrape_of_all_services(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:

@@ -15,8 +15,8 @@ from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.inference_pb2 import GenerateResponse, ToolCallDelta
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway.core.test_openapi import check
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text, render, token_logprob
-from tests.gateway.test_openapi import check
 
 RESPONSES = "/v1/responses"
 TOOL: Any = {

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway.core.test_keys import all_routes, new
 from tests.gateway.fake_tokenizer import FakeTokenizer
-from tests.gateway.test_keys import all_routes, new
 
 LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}\n'
 LISTS = ("/v1/files", "/v1/batches")

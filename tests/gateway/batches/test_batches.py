@@ -17,8 +17,8 @@ import pytest
 from pagewire.gateway.batches import schema
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.core.test_openapi import check
 from tests.gateway.fake_tokenizer import FakeTokenizer
-from tests.gateway.test_openapi import check
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")

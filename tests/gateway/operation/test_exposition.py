@@ -18,9 +18,9 @@ from pagewire.v1.admin_pb2 import ExplainRequestRequest, ServiceMetrics
 from tests.expositions import fresh_expositions
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
-from tests.gateway.test_admin_port import free_port
+from tests.gateway.operation.test_admin_port import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUERIES = json.loads(Path(__file__).with_name("vllm_dashboard.json").read_text())
 OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
 

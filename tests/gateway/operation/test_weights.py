@@ -9,8 +9,8 @@ import pytest
 
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import running_gateway, wait_ready
+from tests.gateway.core.test_openapi import check
 from tests.gateway.fake_tokenizer import FakeTokenizer
-from tests.gateway.test_openapi import check
 
 PATH, SGLANG = "/v1/admin/weights", "/update_weights_from_disk"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}

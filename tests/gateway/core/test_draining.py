@@ -9,7 +9,7 @@ import httpx
 from pagewire.wire.health import grpc_problem
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
-from tests.gateway.test_streams import TEXT, text_of
+from tests.gateway.generation.test_streams import TEXT, text_of
 
 
 async def until_not_ready(client: httpx.AsyncClient) -> None:

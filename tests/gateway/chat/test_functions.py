@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 
+from tests.gateway.chat.test_tools import ARGUMENTS, CALL, PARAMETERS, QUESTION, SECOND, ai  # noqa: F401 (a fixture)
 from tests.gateway.conftest import Model
-from tests.gateway.test_openapi import check
-from tests.gateway.test_tools import ARGUMENTS, CALL, PARAMETERS, QUESTION, SECOND, ai  # noqa: F401 (a fixture)
+from tests.gateway.core.test_openapi import check
 
 CHAT = "/v1/chat/completions"
 WEATHER: Any = {"name": "get_weather", "description": "Weather", "parameters": PARAMETERS}

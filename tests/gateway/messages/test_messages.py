@@ -13,8 +13,8 @@ from pagewire.gateway.core.middleware import MAX_BODY_BYTES
 from pagewire.v1 import inference_pb2
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.core.test_openapi import check
 from tests.gateway.fake_tokenizer import NUM_CACHED_TOKENS, FakeTokenizer
-from tests.gateway.test_openapi import check
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"

@@ -15,7 +15,7 @@ from pagewire.gateway.store import Jobs, Lease, Store
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
-from tests.gateway.test_responses import RESPONSES, THINKS_SAYS_CALLS, TOOL, events_of
+from tests.gateway.responses.test_responses import RESPONSES, THINKS_SAYS_CALLS, TOOL, events_of
 
 BODY: dict[str, Any] = {"input": "hi", "background": True, "seed": 3}
 PROMPT = "<user>hi<assistant>"

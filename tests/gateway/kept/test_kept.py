@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
-from tests.gateway.test_background_responses import ended
-from tests.gateway.test_responses import THINKS_SAYS_CALLS, TOOL
+from tests.gateway.responses.test_background_responses import ended
+from tests.gateway.responses.test_responses import THINKS_SAYS_CALLS, TOOL
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 24}

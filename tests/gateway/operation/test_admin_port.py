@@ -18,8 +18,8 @@ from pagewire.gateway.operation.admin import routes as admin_routes
 from pagewire.gateway.operation.admin.route import AdminRoute
 from pagewire.gateway.operation.bodies import Health
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.core.test_keys import PROBES, new
 from tests.gateway.fake_tokenizer import FakeTokenizer
-from tests.gateway.test_keys import PROBES, new
 
 FOR_OPERATORS = ["/metrics", "/v1/status", "/v1/status/stream"]
 CHANGE = "/v1/admin/nothing"

@@ -17,7 +17,7 @@ from pagewire.gateway.http.connection_limits import Limits
 from pagewire.process import process
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
-from tests.gateway.test_streams import lazy_client
+from tests.gateway.generation.test_streams import lazy_client
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 

@@ -18,7 +18,7 @@ from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from tests.gateway.conftest import running_gateway, wait_ready
-from tests.gateway.test_keys import new
+from tests.gateway.core.test_keys import new
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 
 TEXT = "one two three four five six"

@@ -15,9 +15,9 @@ from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1.scheduler_pb2 import TokenRequest
-from tests.gateway import test_documented_streams as documented_streams
 from tests.gateway.conftest import Model, running_gateway, wait_ready
-from tests.gateway.test_openapi import check
+from tests.gateway.core.test_openapi import check
+from tests.gateway.generation import test_documented_streams as documented_streams
 from tests.services.tokenizer.service_line import EOS, TokenizerLine
 
 PARAMETERS = {"type": "object", "properties": {"zip": {"type": "integer"}, "city": {"type": "string"}}}

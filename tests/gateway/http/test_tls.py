@@ -19,8 +19,8 @@ from pagewire.wire import health, tls
 from tests.certificates import Authority, Issued
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
-from tests.gateway.test_admin_port import free_port
-from tests.gateway.test_connections import Raw, closed, completion, connected, is_open
+from tests.gateway.http.test_connections import Raw, closed, completion, connected, is_open
+from tests.gateway.operation.test_admin_port import free_port
 
 
 @pytest.fixture(scope="module")

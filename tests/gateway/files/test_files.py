@@ -16,7 +16,7 @@ from pagewire.gateway.files.files import Files
 from pagewire.gateway.files.upload import Upload
 from pagewire.gateway.store import Store
 from tests.gateway.conftest import running_gateway
-from tests.gateway.test_openapi import check
+from tests.gateway.core.test_openapi import check
 
 CONTENT = b'{"custom_id": "a"}\n'
 

@@ -18,7 +18,7 @@ from pagewire.gateway.store.redis_log import RedisLog
 from pagewire.gateway.store.sqlite_log import SqliteLog
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
-from tests.gateway.test_kept import BODY, CHAT, KEY, events, id_of, read_until
+from tests.gateway.kept.test_kept import BODY, CHAT, KEY, events, id_of, read_until
 
 LEASE_S = 0.5
 ROOM = Bounds(count=100, bytes=100_000, ttl_s=60)

@@ -12,7 +12,7 @@ from pagewire.config import GatewayConfig
 from pagewire.telemetry import logs
 from tests.gateway.conftest import running_gateway
 from tests.gateway.fake_tokenizer import FakeTokenizer
-from tests.gateway.test_connections import HEAD, closed, connected
+from tests.gateway.http.test_connections import HEAD, closed, connected
 
 BODY = json.dumps({"prompt": "p", "max_tokens": 2})
 CHUNKED = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
