@@ -1,4 +1,4 @@
-"""How the scripts of this folder hand their curves to `pagewire bench plot`."""
+"""Writes the curves of this folder's scripts for `pagewire bench plot`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagewire.tools.bench import curves
 
 
 class CurveOutput:
-    """--json-out and --label."""
+    """The flags --json-out and --label."""
 
     def __init__(self, parser: argparse.ArgumentParser, label: str) -> None:
         """Parses the command line, and ends the process if the file cannot be written later. label: the default."""

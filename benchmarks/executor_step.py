@@ -1,4 +1,4 @@
-"""Where the time of a step on a CPU goes: `python -m benchmarks.executor_step [MODEL] [--quantization none]`.
+"""Measures a step on a CPU, kernel by kernel: `python -m benchmarks.executor_step [MODEL] [--quantization none]`.
 
 Steps of the model alone, without sampling: decode steps of several numbers of requests, and prompts. Each kernel's
 calls are made and timed one by one; "eager" is the step from Python, "replayed" as the executor runs small ones. The

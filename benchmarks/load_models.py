@@ -1,4 +1,4 @@
-"""How long models take to load, and how much memory: `python -m benchmarks.load_models [ARCHITECTURE OR PATH ...]`.
+"""Measures the time and memory of loading models: `python -m benchmarks.load_models [ARCHITECTURE OR PATH ...]`.
 
 For each architecture of the registry (or those that are named) a checkpoint of the size of `EXAMPLE_SIZES` is written,
 all weights alike, and loaded in a process of its own, twice: the second time its file is in the page cache. A path is
@@ -52,7 +52,7 @@ def main(names: list[str]) -> None:
 
 
 def write_checkpoint(name: str, directory: Path) -> Path:
-    """In bf16, all numbers alike: nothing that loading does depends on them."""
+    """Writes a checkpoint in bf16 with equal numbers; loading does not depend on them."""
     architecture = ARCHITECTURES[name]
     (directory / "config.json").write_text(json.dumps(example_config(architecture), default=str))
     shapes = {tensor: target.shape for tensor, target in example_model(architecture).load_targets().items()}

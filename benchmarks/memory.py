@@ -1,4 +1,4 @@
-"""What serving takes of memory, process by process: `python -m benchmarks.memory [--pid PID] [FLAGS OF serve]`.
+"""Measures the memory of a stack, process by process: `python -m benchmarks.memory [--pid PID] [FLAGS OF serve]`.
 
 Starts `pagewire serve`, or takes one that runs (`--pid`, which listens on `--port`), and measures its processes
 when they are ready, after many requests at once, after as many that end one by one, after prompts of all recorded
@@ -109,7 +109,7 @@ def report(moment: str, root: psutil.Process, url: str) -> None:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """Of pagewire's, from a process' command line: `pagewire serve ...`, `python -m pagewire.cli executor ...`."""
+    """The command in a command line of Pagewire: `pagewire serve ...`, `python -m pagewire.cli executor ...`."""
     index = next(
         (i for i, argument in enumerate(arguments) if Path(argument).name in ("pagewire", "pagewire.cli")), None
     )

@@ -1,4 +1,4 @@
-"""What an overload does: `python -m benchmarks.overload [--url http://127.0.0.1:8000] [--requests 120]`.
+"""Measures the effect of an overload: `python -m benchmarks.overload [--url http://127.0.0.1:8000] [--requests 120]`.
 
 Streams at the rate that the server can take (measured with --concurrency requests at a time), then three times as many.
 For each: how many were let in, their time to first token, and of those refused how soon they knew, what they were told

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def text_windows(model: str, text: Path, num_tokens: int, window: int) -> Tensor:
-    """int64 [num_windows, window]"""
+    """Returns the tokens of a text, int64 [num_windows, window]."""
     ids = load_tokenizer(model).encode(text.read_text(), add_special_tokens=False)[:num_tokens]
     num_windows = len(ids) // window
     if num_windows == 0:
@@ -66,7 +66,7 @@ def text_windows(model: str, text: Path, num_tokens: int, window: int) -> Tensor
 
 @torch.inference_mode()
 def perplexity(model: Model, windows: Tensor, rows: int, step: int) -> float:
-    """exp of the mean negative log-likelihood of every token of a window but its first.
+    """Returns exp of the mean negative log-likelihood of every token of a window but its first.
 
     rows: windows computed side by side; step: tokens of each that a step computes.
     """

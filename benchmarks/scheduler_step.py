@@ -45,7 +45,7 @@ class Clock:
 
 
 def running_scheduler(num_requests: int) -> Scheduler:
-    """A scheduler whose requests have all been prefilled."""
+    """Returns a scheduler with requests that have all been prefilled."""
     blocks_per_request = -(-(PROMPT_TOKENS + NUM_STEPS + 8) // BLOCK_SIZE)
     scheduler = make_scheduler(SchedulerConfig(pipeline_depth=2))
     scheduler.attach(

@@ -1,4 +1,4 @@
-"""What the services around the executor cost: `python -m benchmarks.services [--streams 1,32,64] [FLAGS OF serve]`.
+"""Measures the services around the executor: `python -m benchmarks.services [--streams 1,32,64] [FLAGS OF serve]`.
 
 For each number of streams, in microseconds of processor time per output token: the processes of `pagewire serve` under
 that load (of the executor, "gRPC" is what the threads take that do not compute), "compute", the executor's threads that
@@ -48,7 +48,7 @@ class ServicesConfig(ServeConfig):
 
 @dataclass(frozen=True)
 class Run:
-    """What a load took: processor seconds by part, seconds of the clock."""
+    """The cost of a load: processor seconds by part, and seconds of the clock."""
 
     num_tokens: int
     wall: float

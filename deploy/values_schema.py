@@ -30,7 +30,7 @@ _FREE = ("resources", "nodeSelector", "labels", "monitoring")
 
 
 def flags_of(service: str) -> set[str]:
-    """That reach it from its values."""
+    """Returns the flags that reach a service from its values."""
     own = {flags.flag_name(field.name)[2:] for field in dataclasses.fields(SERVICES[service])}
     return (own | {"profile"}) - FIXED[service] - _OF_GROUP
 

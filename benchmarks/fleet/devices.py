@@ -1,4 +1,4 @@
-"""Executors whose steps take as long as a formula says."""
+"""Simulated executors: a formula gives the time of their steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ def _cpu_seconds(work: StepWork, kv_tokens: float) -> float:
 
 @dataclass(frozen=True)
 class Device:
-    """What runs one replica."""
+    """The hardware of one replica."""
 
     name: str
     step_seconds: Callable[[StepWork, float], float]  # work, tokens in the contexts of those that decode

@@ -1,4 +1,4 @@
-"""Which of several schedulers a request goes to."""
+"""Rules that choose one of several schedulers for a request."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

@@ -39,7 +39,7 @@ class Meter:
         self.seconds: dict[str, float] = {}
 
     def time(self, name: str, call: Callable[..., T], *args: Any, times: int = 1) -> T:
-        """times: as many calls as this one stands for."""
+        """Adds the processor time of a call; `times` is the number of calls that it stands for."""
         start = time.perf_counter()
         result = call(*args)
         self.seconds[name] = self.seconds.get(name, 0.0) + (time.perf_counter() - start) * times
@@ -110,7 +110,7 @@ class Line:
         self._wake_all()
 
     def lose(self, driver: "Driver") -> None:
-        """Its executor dies without a word."""
+        """Ends the stream of its executor without a message."""
         driver.start_over()
         for request in self.scheduler.detach(driver.replica, Loss.SILENT):
             self.num_failed += 1

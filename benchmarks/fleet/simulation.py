@@ -24,7 +24,7 @@ _MAX_CHECKED = 100_000  # requests times replicas; more would take longer to che
 
 @dataclass(frozen=True)
 class Case:
-    """What to simulate."""
+    """The parameters of a simulation."""
 
     num_replicas: int
     num_requests: int
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of it. Times in seconds; what is measured, not simulated, is processor time of this machine."""
+    """The results. Times are in seconds; processor time is measured on this machine, everything else is simulated."""
 
     num_replicas: int
     num_schedulers: int
@@ -54,7 +54,7 @@ class Report:
     mean_running: float  # requests in a step
     seconds: float  # simulated, from the first arrival to the last one
     hit_rate: float  # part of prompt tokens that was found in a prefix cache
-    best_hit_rate: float  # had one replica served everybody and forgotten nothing
+    best_hit_rate: float  # if one replica had served all requests and kept all blocks
     utilization: float  # part of the time that devices worked while requests came, on average
     jain: float  # Jain's index of the time that each replica worked: 1 = all the same
     cv: float  # coefficient of variation of it
@@ -157,7 +157,7 @@ class Fleet:
             self.timeline.at(expected * (i + 1) / (case.num_deaths + 1), self._kill)
 
     def _kill(self) -> None:
-        """Somebody's executor dies, and comes back with an empty cache."""
+        """Ends a random executor, which returns with an empty cache."""
         present = [(line, driver) for line, driver in self._drivers if driver.replica.info]
         if present:
             line, driver = self._draw.choice(present)

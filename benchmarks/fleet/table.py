@@ -37,7 +37,7 @@ def row(report: Report, placement: str, front: str) -> str:
 
 
 def parts(reports: Sequence[dict[str, Any]]) -> str:
-    """Of what the processor time per running request and step is made."""
+    """Returns the parts of the processor time per running request and step."""
     names = list(reports[0]["cpu_us"])
     lines = [f"\nus per running request and step\n{'replicas':>8}{'sched.':>7}" + "".join(f"{n:>10}" for n in names)]
     for report in reports:

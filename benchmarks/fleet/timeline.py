@@ -22,7 +22,7 @@ class Timeline:
         self.at(self.now, call, *args)
 
     def run(self) -> None:
-        """Until nothing is to come."""
+        """Runs until no event is left."""
         while self._events:
             self.now, _, call, args = heappop(self._events)
             call(*args)

@@ -1,7 +1,7 @@
-"""Who asks for what, and when: conversations that begin with a shared system prompt, in bursts.
+"""The simulated requests and their arrivals: conversations that begin with a shared system prompt, in bursts.
 
 Requests arrive at a given rate, which goes up and down, with gaps of a gamma distribution (with a coefficient of
-variation of 1 they come independently, above that in bursts). A request goes on with a conversation whose answer has
+variation of 1 they come independently, above that in bursts). A request continues a conversation when its answer has
 been read for `think_seconds`, or, at every `turns`-th request or if nobody is through, begins a new one. So the rate is
 what was asked for from the first second on, however long conversations are.
 """
@@ -22,7 +22,7 @@ _MAX_TOKENS = 4096  # of a conversation, after which it ends
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the requests; lengths in tokens."""
+    """The shape of the requests; lengths are in tokens."""
 
     num_system_prompts: int = 500
     zipf: float = 1.0  # the n-th most popular system prompt has a share of n ** -zipf
@@ -61,7 +61,7 @@ class Workload:
 
     shape: Shape
     seed: int
-    num_reusable_tokens: int = 0  # of all prompts, had one replica served everybody and forgotten nothing
+    num_reusable_tokens: int = 0  # of all prompts, if one replica had served all requests and kept all blocks
     num_prompt_tokens: int = 0
     _ready: deque[tuple[float, Conversation]] = field(default_factory=deque)
     _num_conversations: int = 0
@@ -100,7 +100,7 @@ class Workload:
         conversation = turn.conversation
         if self._draw.random() >= 1 / self.shape.turns and len(token_ids) < _MAX_TOKENS:
             conversation.token_ids = token_ids
-            conversation.num_known_tokens = len(token_ids) - 1  # nobody has computed the last one
+            conversation.num_known_tokens = len(token_ids) - 1  # the last one has not been computed
             self._ready.append((now + self.shape.think_seconds, conversation))
 
     def _begin(self) -> Conversation:

@@ -1,1 +1,1 @@
-"""What the REST front end costs, with a scripted engine behind it: `python -m benchmarks.front_end`."""
+"""Measures the cost of the REST front end, with a scripted engine behind it: `python -m benchmarks.front_end`."""

@@ -82,7 +82,7 @@ def pagewire(port: int, num_processes: int, step_ms: int) -> Iterator[psutil.Pro
 
 
 def vllm(python: str, model: str) -> FrontEnd:
-    """vLLM's HTTP server with a scripted engine; as many processes are as many servers, each on a port of its own."""
+    """Starts vLLM's HTTP server with a scripted engine; several processes are several servers, each on its port."""
     script = Path(__file__).parent.parent / "peers" / "vllm_front_end.py"
 
     @contextmanager
@@ -101,7 +101,7 @@ def ready(port: int) -> bool:
 
 
 def processor_seconds(root: psutil.Process) -> float:
-    """Of it and its children, to the nanosecond, as the kernel's scheduler counts them."""
+    """Returns the seconds of a process and its children, to the nanosecond, as the kernel's scheduler counts them."""
     total = 0
     for one in (root, *root.children(recursive=True)):
         for task in Path(f"/proc/{one.pid}/task").iterdir():
@@ -131,7 +131,7 @@ def tokens(server: psutil.Process, port: int, body: dict[str, Any], num_streams:
 
 
 def requests(server: psutil.Process, port: int, num_requests: int, num_connections: int) -> tuple[float, float]:
-    """(per second, microseconds each)"""
+    """Returns (requests per second, microseconds of processor time per request)."""
     before = processor_seconds(server)
     result = load(port, SHORT, num_connections, num_requests)
     return num_requests / result["wall"], 1e6 * (processor_seconds(server) - before) / num_requests

@@ -36,7 +36,7 @@ def main() -> int:
         "--model", type=Path, help="directory of a real checkpoint, small (benchmarks.gpu.engine.real_checkpoint)"
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true", help="tiny shapes, whose times mean nothing")
+    parser.add_argument("--small", action="store_true", help="tiny shapes; their times mean nothing")
     arguments = parser.parse_args()
     smoke = smoke_parts(arguments.device, arguments.small)
     model = str(arguments.model.resolve()) if arguments.model else None  # parts run elsewhere
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def run(smoke: Sequence[Part], measured: Sequence[Part], out: Path, seconds: float) -> int:
-    """1 if any part was wrong, crashed or hung."""
+    """Returns 1 if any part was wrong, crashed or hung."""
     end = time.monotonic() + seconds - min(_RESERVE, seconds / 10)
     record = Record(out)
     smoke_end = min(end, time.monotonic() + SMOKE_SECONDS)

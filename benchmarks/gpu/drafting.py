@@ -74,7 +74,7 @@ class DraftingDriver(Driver):
 
 
 def proposer_of(method: str, num_drafts: int, small: Callable[[], Model]) -> Callable[[Target], Proposer]:
-    """small: loads a model that drafts."""
+    """Returns a function that makes the proposer of a method. small: loads a model that drafts."""
 
     def make(target: Target) -> Proposer:
         if method == "ngram":

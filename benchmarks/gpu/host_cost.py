@@ -1,4 +1,4 @@
-"""What a step costs the host that drives a GPU: `python -m benchmarks.gpu.host_cost [--out FILE]`, on any machine.
+"""Measures a step on the host that drives a GPU: `python -m benchmarks.gpu.host_cost [--out FILE]`, on any machine.
 
 A model of 32 layers, as Llama-3.1-8B has, runs our Python, torch's dispatcher and Triton's launcher as on a GPU of
 compute capability 9.0, up to the call into the driver, which does nothing; nor does the library's product. So small
@@ -54,7 +54,7 @@ STEPS = {
 
 
 class Device:
-    """In the place of Triton's driver and of CUDA graphs: does nothing, and counts."""
+    """A stand-in for Triton's driver and CUDA graphs, which does nothing and counts."""
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
@@ -127,10 +127,10 @@ class _Counting(TorchDispatchMode):
 
 
 class HostDriver(Driver):
-    """Its last prompt is the one that is computed beside the others."""
+    """A driver with a last prompt that is computed beside the others."""
 
     def steps(self, num_decodes: int, chunk: int, count: int) -> list[float]:
-        """Seconds of processor time of each of so many steps, between which nobody comes or goes."""
+        """Seconds of processor time of each of so many steps, with the same requests in all of them."""
         new = [self._request(index, PROMPT, PROMPT - 1) for index in range(num_decodes)]
         requests, num_tokens = list(range(num_decodes)), [1] * num_decodes
         if chunk:

@@ -1,7 +1,7 @@
 """Every kernel's time beside its floor: `python -m benchmarks.gpu.kernels [--only decode,sampling]`.
 
 First the device's ceilings (copy, read, bf16 matrix product), measured here. Then each kernel: checked against its
-reference, then timed in turn with whoever else computes the same. benchmarks/README.md says how to read the table.
+reference, then timed in turn with all others that compute the same. benchmarks/README.md says how to read the table.
 `--device cpu --small` proves the script where there is no GPU.
 """
 
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--check", action="store_true", help="only compare with the references: nothing is timed")
     parser.add_argument("--part", type=_part, default=(1, 1), help="as 2/4: every fourth case, from the second on")
-    parser.add_argument("--small", action="store_true", help="tiny shapes, whose times mean nothing")
+    parser.add_argument("--small", action="store_true", help="tiny shapes; their times mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON file (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=450.0, help="seconds to stop after (default: %(default)s)")
     arguments = parser.parse_args()

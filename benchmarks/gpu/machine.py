@@ -1,4 +1,4 @@
-"""What a machine is: its device, its clocks, its versions. Imports nothing that a device could end."""
+"""The machine: its device, clocks and versions. Imports nothing that a device error could end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def describe() -> dict[str, Any]:
 
 
 def clocks() -> dict[str, str]:
-    """Of the device now."""
+    """Returns the present clocks of the device."""
     return _query(_STATE)
 
 

@@ -30,7 +30,7 @@ _WARM_UP_REPLAYS = 3
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device does at best, measured in this run; bytes and floating-point operations per second."""
+    """The best rates of the device, measured in this run; bytes and floating-point operations per second."""
 
     copy: float  # bytes read plus bytes written
     read: float
@@ -44,14 +44,14 @@ class Ceilings:
 
 
 def num_sets(bytes_per_set: int, device: torch.device) -> int:
-    """How many copies of a case's buffers are needed for cold caches, at least three."""
+    """Returns how many copies of a case's buffers are needed for cold caches, at least three."""
     if device.type == "cpu":
         return 2
     return min(MAX_SETS, max(3, math.ceil(COLD_BYTES / bytes_per_set)))
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """|actual - expected| / |expected|; NaN, which passes no comparison, where anything is NaN."""
+    """Returns |actual - expected| / |expected|; NaN, which passes no comparison, where anything is NaN."""
     actual, expected = actual.double(), expected.double()
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
 
@@ -59,7 +59,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def median_seconds(
     contestants: Mapping[str, Sequence[Call]], device: torch.device, reset: Call | None = None
 ) -> dict[str, float]:
-    """Seconds per call of each contestant, who brings one call per buffer set; contestants take turns.
+    """Seconds per call of each contestant, which has one call per buffer set; contestants take turns.
 
     `reset` undoes, outside the measured time, what calls change.
     """

@@ -1,4 +1,4 @@
-"""What a first run on a GPU consists of, in the order of what it is worth."""
+"""The parts of a first run on a GPU, the most valuable first."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _COMPLAINT = re.compile(r"^(?:FAILED|WRONG:?)\s+(.*)", re.MULTILINE)
 
 @dataclass
 class Outcome:
-    """state: ok, wrong (results differ, or it raised), crashed, hung, or not run. results: its JSON files."""
+    """A part's result. state: ok, wrong (results differ, or it raised), crashed, hung, not run. results: JSON files."""
 
     name: str
     state: str

@@ -2,7 +2,7 @@
 
 First, in processes beside each other, every kernel in Triton is compiled. Then the device's ceilings, measured here,
 then every product: checked against its reference, and timed in turn with torch's dense product and with
-whoever else multiplies such weights. benchmarks/README.md says how to read the tables. `--device cpu --small` proves
+all others that multiply such weights. benchmarks/README.md says how to read the tables. `--device cpu --small` proves
 the script where there is no GPU.
 """
 
@@ -85,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(GROUPS), help=f"groups, comma separated, of: {', '.join(GROUPS)}")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true", help="tiny shapes, whose times mean nothing")
+    parser.add_argument("--small", action="store_true", help="tiny shapes; their times mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON file (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=520.0, help="seconds to stop after (default: %(default)s)")
     arguments = parser.parse_args()

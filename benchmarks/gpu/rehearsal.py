@@ -1,4 +1,4 @@
-"""What the kernels' benchmark will launch on a GPU, without one: `python -m benchmarks.gpu.rehearsal [--only decode]`.
+"""Rehearses the kernels' benchmark without a GPU: `python -m benchmarks.gpu.rehearsal [--only decode]`.
 
 Cases are built in their real shapes on the CPU and called with the stand-in for a driver of `benchmarks.gpu.host_cost`:
 Python, torch and Triton's launcher run as on a GPU of compute capability 9.0, and kernels are really compiled. Launches
@@ -57,7 +57,7 @@ class Device(host_cost.Device):
 
 @contextmanager
 def without_numbers() -> Iterator[None]:
-    """Random tensors are memory that nobody has written to; integers are 0."""
+    """Replaces random tensors by uninitialized memory; integers are 0."""
 
     def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
         return torch.empty(*size, dtype=dtype)
@@ -76,7 +76,7 @@ def without_numbers() -> Iterator[None]:
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """What kernels are compiled for by where their tensors are, and how they are launched."""
+    """Makes kernels compile and launch as if their tensors were on CUDA."""
     with (
         mock.patch.object(Tensor, "is_cuda", property(lambda tensor: True), create=True),
         mock.patch.object(launch, "_launches_early", lambda device: True),
@@ -85,7 +85,7 @@ def as_on_cuda() -> Iterator[None]:
 
 
 def cases_of(group: str) -> Iterator[Case]:
-    """Of products with quantized weights those of two shapes: others are launched like these."""
+    """Yields the cases of a group; of quantized products two shapes, as others are launched like these."""
     if group in GROUPS:
         yield from GROUPS[group](_CPU, False, None)
         return

@@ -27,7 +27,7 @@ class Budget:
         return max(0.0, self._end - time.monotonic())
 
     def allows(self, name: str, seconds: float = 0.0) -> bool:
-        """Whether `name`, which takes about so many seconds, still fits."""
+        """Returns whether `name`, which takes about so many seconds, still fits."""
         fits = time.monotonic() + seconds < self._end
         if not fits:
             self.left_out.append(name)
@@ -95,7 +95,7 @@ def device_name(device: torch.device) -> str:
 
 
 def verdict(value: float, must: float | None, stretch: float | None) -> str:
-    """value, must and stretch: the more, the better."""
+    """Returns stretch, pass or MISS; more is better."""
     if must is None and stretch is None:
         return "-"
     if stretch is not None and value >= stretch:

@@ -1,4 +1,4 @@
-"""Whether one kernel survives being captured and replayed: `python -m benchmarks.gpu.smoke decode_attention`.
+"""Checks that a kernel can be captured and replayed: `python -m benchmarks.gpu.smoke decode_attention`.
 
 Its result on random data is compared with the reference, before and after 1,000 replays of a graph, after which all
 counters of arrived programs must be back at 0. `executor` is a small random model: graphs against eager steps, and both
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def kernel_faults(kernel: str, device: torch.device, num_replays: int) -> Iterator[str]:
-    """Of a kernel in `pagewire.kernels.tuning`, on small shapes."""
+    """Yields the faults of a kernel in `pagewire.kernels.tuning`, on small shapes."""
     # Where Triton interprets, kernels have to be defined after TRITON_INTERPRET is set.
     from benchmarks.kernels.problems.problem_sets import problems_of
     from benchmarks.kernels.shapes import tuned_shapes
@@ -81,7 +81,7 @@ def _counted() -> int:
 
 
 def executor_faults(device: torch.device) -> Iterator[str]:
-    """Of a small random model with grouped heads, in every dtype of `BOUNDS`."""
+    """Yields the faults of a small random model with grouped heads, in every dtype of `BOUNDS`."""
     os.environ["PAGEWIRE_CPU_KERNELS"] = "torch"  # the reference's operations, before kernels are imported
     from benchmarks.gpu.engine.models import SMALL_MODEL
     from benchmarks.gpu.engine.real import model_faults

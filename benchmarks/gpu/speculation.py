@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(METHODS), help="comma separated (default: %(default)s)")
     parser.add_argument("--drafts", type=int, default=5, help="most of a request in a step (default: %(default)s)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true", help="a tiny model, whose times mean nothing")
+    parser.add_argument("--small", action="store_true", help="a tiny model; its times mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON file (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=510.0, help="seconds to stop after (default: %(default)s)")
     arguments = parser.parse_args()

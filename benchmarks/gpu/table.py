@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeanTarget:
-    """What is asked of the geometric mean of a peer's time / ours, over the cases that `selects` picks."""
+    """The target for the geometric mean of a peer's time / ours, over the cases that `selects` picks."""
 
     name: str
     peer: str

@@ -21,7 +21,7 @@ from pagewire.tools.bench.report import percentile
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFlags(SweepFlags):
-    """What every library can be told."""
+    """The flags of every library."""
 
     model: str = flag("", "model in the library's own format", group="model")
     max_model_len: int = flag(8192, "longest request, tokens", group="model", valid=POSITIVE)
@@ -33,7 +33,7 @@ Flags = TypeVar("Flags", bound=PeerFlags)
 
 @dataclass(frozen=True)
 class Times:
-    """Of one request: seconds from when its batch was handed over to its first and to its last token."""
+    """The seconds of one request from the start of its batch to its first and to its last token."""
 
     first: float
     last: float

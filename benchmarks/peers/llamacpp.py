@@ -1,4 +1,4 @@
-"""llama.cpp's batches of sequences: `python -m benchmarks.peers.llamacpp MODEL.gguf`.
+"""Measures llama.cpp's batches of sequences: `python -m benchmarks.peers.llamacpp MODEL.gguf`.
 
 What a continuous-batching server on llama.cpp could reach at most: every sequence in step, argmax in numpy. Needs the
 package llama-cpp-python.

@@ -1,4 +1,4 @@
-"""vLLM's REST front end without an engine, for `benchmarks.front_end`; runs in vLLM's own environment.
+"""Runs vLLM's REST front end without an engine, for `benchmarks.front_end`; runs in vLLM's own environment.
 
 `python benchmarks/peers/vllm_front_end.py STEP_MS FLAGS OF vllm serve`: its HTTP server, with `AsyncLLM.generate`
 replaced by one that says what benchmarks/front_end/tokenizer.py says, at the same pace. So neither tokenization nor
@@ -29,7 +29,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"x": "'
 
 
 class NoCore:
-    """In the place of the engine's process."""
+    """A stand-in for the engine's process."""
 
     engine_ranks_managed = (0,)
     resources = SimpleNamespace(engine_dead=False)

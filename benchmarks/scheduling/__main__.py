@@ -1,4 +1,4 @@
-"""What long prompts and many streams do to others: `python -m benchmarks.scheduling [--address localhost:8001]`.
+"""Measures how long prompts and streams delay others: `python -m benchmarks.scheduling [--address localhost:8001]`.
 
 By default with a simulated device. With --address of a running stack, over gRPC:
 

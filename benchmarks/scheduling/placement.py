@@ -1,4 +1,4 @@
-"""How much of prompts several executors find in their prefix caches, and how evenly they work, by --placement.
+"""Simulates the prefix hits and the balance of several executors, by --placement.
 
     python -m benchmarks.scheduling.placement                # prints a table
     python -m benchmarks.scheduling.placement --trace shared --loads 3
@@ -32,7 +32,7 @@ RULES = ("round_robin", "least_load", "cache_aware")
 
 @dataclass(frozen=True)
 class Trace:
-    """Of requests; lengths in tokens."""
+    """A trace of requests; lengths are in tokens."""
 
     num_requests: int = 2000
     num_system_prompts: int = 64
@@ -51,7 +51,7 @@ TRACES = {
     "shared": Trace(system_tokens=2048, user_tokens=128, output_tokens=64, num_turns=1, zipf=0.0),
     # Many tenants, each with a long system prompt of its own; most requests are one question.
     "tenants": Trace(num_system_prompts=128, system_tokens=1024, user_tokens=100, num_turns=1, zipf=0.6),
-    # Agents of few kinds, whose turns follow each other quickly and bring what a tool has said.
+    # Agents of few kinds: their turns follow each other quickly and bring the results of tools.
     "agents": Trace(
         num_system_prompts=8, system_tokens=800, user_tokens=250, output_tokens=40, num_turns=10, think_seconds=2.0
     ),
@@ -60,8 +60,8 @@ TRACES = {
 
 @dataclass
 class Fleet:
-    """num_blocks: of 16 tokens, of each. load: of the arrivals, times what the replicas could do with nothing cached
-    and one request at a time."""
+    """The replicas. num_blocks: of 16 tokens, per replica. load: arrivals, relative to the rate of replicas that run
+    one request at a time with nothing cached."""
 
     num_replicas: int = 4
     num_blocks: int = 3072
@@ -71,7 +71,7 @@ class Fleet:
 
 @dataclass
 class Outcome:
-    """busy: seconds that each replica has computed. ttft: from arrival to the first token, seconds."""
+    """The results. busy: seconds that each replica has computed. ttft: from arrival to the first token, seconds."""
 
     hit_rate: float
     busy: list[float]
@@ -126,7 +126,7 @@ def _length(draw: random.Random, mean: int) -> int:
 
 
 def run(rule: str, trace: Trace, fleet: Fleet, **config: Any) -> Outcome:
-    """Until all requests have ended."""
+    """Simulates until all requests have ended."""
     line = _Line(rule, fleet, **config)
     mean_tokens = trace.system_tokens + trace.user_tokens * 2
     alone = mean_tokens * 0.00042 + trace.output_tokens * 0.00355
@@ -181,7 +181,7 @@ class _Line:
         self._decide(self.scheduler.placement.choice(request))
 
     def advance(self) -> list[tuple[Turn, list[int]]]:
-        """Takes in the next result; who has ended with it, and all its tokens."""
+        """Takes the next result; returns the requests that ended with it, and all its tokens."""
         self.now, number = heapq.heappop(self._ends)
         step, seconds = self._steps[number].popleft(), self._seconds[number].popleft()
         self._outcome.busy[number] += seconds
@@ -199,7 +199,7 @@ class _Line:
         return [(self._turns.pop(request), list(request.token_ids)) for request, _ in outputs.ends]
 
     def _decide(self, first: Replica | None) -> None:
-        """One step in flight, as one that is held back until the last one ends. first: whose turn it is."""
+        """Keeps one step in flight: the next one is held back until it ends. first: the replica with the first turn."""
         placement = self.scheduler.placement
         deciders = deque([first] if first is not None else [])
         while deciders:

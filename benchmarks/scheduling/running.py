@@ -102,7 +102,7 @@ async def report(args: argparse.Namespace) -> None:
 
 
 async def flood(users: Users, tenants: Sequence[str], args: argparse.Namespace) -> str:
-    """tenants: of the flood, and of the stream and the chat."""
+    """Floods a running server. tenants: of the flood, and of the stream and the chat."""
     stream, streaming = users.ask(50, STREAM_TOKENS, tenants[1])
     await asyncio.sleep(1)
     alone_since = time.monotonic()

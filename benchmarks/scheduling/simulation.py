@@ -22,7 +22,7 @@ BEFORE: dict[str, Any] = {
 
 
 def cpu_seconds(work: StepWork) -> float:
-    """Of a step of SmolLM2-135M on two cores of an AMD EPYC (Zen 5), as measured."""
+    """Returns the seconds of a step of SmolLM2-135M on two cores of an AMD EPYC (Zen 5), as measured."""
     if not work.num_prompt_tokens:
         return 0.0045 + 0.0011 * work.num_decodes
     num_tokens = work.num_decodes + work.num_prompt_tokens
@@ -49,7 +49,7 @@ class Stream:
 
 
 class Simulation:
-    """A scheduler and a device whose speed is a formula."""
+    """A scheduler and a device with a formula for its speed."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Simulation:
         return stream
 
     def run(self, until: float = float("inf")) -> None:
-        """Until everybody has ended, or so long."""
+        """Runs until all requests have ended, or until this time."""
         while self.now < until:
             while self._to_come and self._to_come[0].arrival <= self.now:
                 self.scheduler.add_request(self._to_come.pop(0).request)
@@ -120,7 +120,7 @@ def warm(simulation: Simulation) -> float:
 
 @dataclass
 class Flood:
-    """What became of a stream and a chat beside long prompts."""
+    """The times of a stream and a chat beside long prompts."""
 
     ttft: float  # seconds
     ttft_alone: float

@@ -1,4 +1,4 @@
-"""What the dashboards show, as tables. After a change: python -m deploy.observability"""
+"""The dashboards as tables. After a change: python -m deploy.observability"""
 
 from deploy.observability.panels import Dashboard, Panel
 from deploy.observability.rules import Objectives, ratio
@@ -200,7 +200,7 @@ def _tokenizers(_: Objectives) -> Dashboard:
                                "client gone": _rate("pagewire:gateway_clients_gone_total{$m}")}, "ops"),
             Panel("Resubmitted/s", {"by the gateway": _rate("pagewire:gateway_resubmitted_requests_total{$m}"),
                                    "by the tokenizer": _rate("pagewire:tokenizer_resubmissions_total{$m}")}, "ops",
-                  "Requests whose stream broke behind us; clients did not notice."),
+                  "Requests that were resubmitted after a stream broke; clients did not notice."),
         ],
     })  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What Prometheus records and when it raises an alarm, as tables. `text` makes the file that it reads.
+"""The recording rules and alerts of Prometheus, as tables. `text` makes the file that it reads.
 
 Each alert has a section in docs/runbook.md that says what happened, how to see why, and what to do.
 """
@@ -17,7 +17,7 @@ _WINDOWS = (_FAST[1], _SLOW[1], _FAST[2], _SLOW[2])
 
 @dataclass(frozen=True)
 class Objectives:
-    """What clients are promised. Raises ValueError if it cannot be measured."""
+    """The promises to clients. Raises ValueError if it cannot be measured."""
 
     ttft_s: float = 0.5  # seconds to the first token; one of LATENCY_BUCKETS, so that the share of late ones is exact
     tpot_s: float = 0.05  # seconds per token behind it, of 99 % of requests
@@ -41,7 +41,7 @@ class Alert:
 
 
 def ratio(part: str, whole: str) -> str:
-    """Of rates by model. 0 where there is none of the part yet, nothing where there is no whole."""
+    """Returns a ratio of rates by model: 0 without the part, nothing without the whole."""
     return f"({part} or 0 * {whole}) / {whole}"
 
 

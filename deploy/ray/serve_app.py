@@ -51,5 +51,5 @@ def _passed(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def app(arguments: dict[str, str]) -> Application:
-    """What `serve run` makes of `url=...`."""
+    """Builds the application from the arguments of `serve run`, `url=...`."""
     return Pagewire.bind(arguments.get("url", "http://127.0.0.1:8080"))

@@ -115,7 +115,7 @@ def test_drafts_exact_and_timed(tmp_path: Path) -> None:
 
 
 def test_window_of_steady_decoding() -> None:
-    """From the last first token (t=2) to the first last one (t=5): 6 tokens in 3 s."""
+    """The window lasts from the last first token (t=2) to the first last one (t=5): 6 tokens in 3 s."""
     arrivals = Arrivals([[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)], [(2, 1), (3, 1), (4, 2), (6, 1)]])
     assert arrivals.tokens_per_second == pytest.approx(6 / 3)
     assert arrivals.mean_tokens == pytest.approx((2 + 5) / 2 / 2 + (1 + 4) / 2 / 2)

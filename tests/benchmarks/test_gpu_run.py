@@ -92,6 +92,6 @@ def test_a_real_kernel_family_passes_in_the_interpreter(tmp_path: Path) -> None:
 
 
 def test_every_part_fits_into_a_run(tmp_path: Path) -> None:
-    """By its own account: what smoke tests leave is enough for the measurements' shares."""
+    """The plan fits by its own estimates: what smoke tests leave is enough for the measurements' shares."""
     seconds = sum(part.seconds for part in measured_parts("cuda", False, str(tmp_path)))
     assert 300 <= seconds <= 540, "shares are seconds of a run of 540"

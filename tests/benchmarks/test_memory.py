@@ -1,4 +1,4 @@
-"""What the memory benchmark reads: the system's figures of a process, and the stack's metrics."""
+"""The memory benchmark reads the system's figures of a process, and the stack's metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def metrics(text: str) -> Iterator[str]:
 
 
 def test_memory_of_a_process_counts_once_it_is_touched() -> None:
-    # From the system: what an allocator gives may have been touched by whoever had it before.
+    # From the system: what an allocator gives may have been touched by its previous owner.
     pages = mmap.mmap(-1, 64 * memory.MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     before = memory.rollup(os.getpid())
     np.frombuffer(pages, dtype=np.uint8)[:] = 1

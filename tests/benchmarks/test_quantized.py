@@ -107,7 +107,7 @@ def test_targets(shape: tuple[int, int], num_tokens: int, expected: set[tuple[st
 
 
 def test_floor_of_few_tokens_is_the_weights_bytes() -> None:
-    """14.2 us for 28672 x 4096 in 4.156 bits at 4.3 TB/s."""
+    """The floor is 14.2 us for 28672 x 4096 in 4.156 bits at 4.3 TB/s."""
     case = next(_cases(series(["w4a16"], small=False)[0], SHAPES[0]))
     assert CEILINGS.floor_seconds(case.num_bytes, case.num_flops, case.rate) * 1e6 == pytest.approx(14.2, abs=0.1)
 
@@ -186,7 +186,7 @@ def test_missing_peers_say_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_int4_roofline() -> None:
-    """4.68 GB of 4.156 bits in layers, the output projection in 16."""
+    """The roofline counts 4.68 GB of 4.156 bits in layers, the output projection in 16."""
     model = MODELS["llama-3.1-8b-int4"]
     assert model.weight_bytes(2) / 1e9 == pytest.approx(4.68, abs=0.02)
     assert model.roofline_seconds(CEILINGS, 1, 1024, 2, 2) * 1e3 == pytest.approx(1.12, abs=0.01)

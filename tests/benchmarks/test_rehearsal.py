@@ -1,4 +1,4 @@
-"""What would fail on a GPU is seen without one: kernels are compiled and launched in their real shapes."""
+"""The rehearsal shows without a GPU what would fail on one: kernels are compiled and launched in their real shapes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SHAPE = {"head_dim": 96, "kv_bytes": 2, "block_size": 16, "group": 1, "batch": 1
 
 
 def made_up(best: dict[str, int], gain: float) -> Any:
-    """In place of `tune._measure`: every configuration takes 1 µs, the best one less."""
+    """A stand-in for `tune._measure`: every configuration takes 1 µs, the best one less."""
 
     def measure(trial: search.Trial, configs: list[search.Config], result: search.Search) -> None:
         for config in configs:
@@ -43,7 +43,7 @@ def run(shapes: list[tune.Shape], out: Path, seconds: float = 60) -> list[str]:
 
 
 def look_up(directory: Path, monkeypatch: pytest.MonkeyPatch, **shape: int) -> dict[str, int]:
-    """In the written tables."""
+    """Looks a shape up in the written tables."""
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "DIRECTORY", directory)
         table = tuning.load_table.__wrapped__(PREFILL, 90)
@@ -91,7 +91,7 @@ def test_forced_configurations_are_looked_up_only_inside() -> None:
 
 
 class Refusing:
-    """A problem whose kernel one configuration cannot be compiled for."""
+    """A problem with a configuration that cannot be compiled."""
 
     def calls(self) -> list[Any]:
         return [lambda: None]
@@ -151,7 +151,7 @@ def test_a_run_that_is_begun_again_keeps_what_was_measured(tables: Path, monkeyp
 
 @pytest.mark.parametrize("kernel", tuning.KERNELS)
 def test_no_more_is_tried_than_can_win(kernel: str) -> None:
-    """For all shapes of a run: their time is that of their forms, of which each is compiled once."""
+    """The bound holds for all shapes of a run: each form is compiled once."""
     from benchmarks.kernels.shapes import tuned_shapes
 
     shapes = tuned_shapes(kernel, "small", 90)

@@ -65,7 +65,7 @@ def pods_of(one: Mapping[str, Any]) -> list[Object]:
 
 
 def pods(objects: tuple[Object, ...]) -> Iterator[tuple[str, Object]]:
-    """(component, template)"""
+    """Yields (component, template)."""
     for one in objects:
         for pod in pods_of(one):
             yield pod["metadata"]["labels"]["app.kubernetes.io/component"], pod

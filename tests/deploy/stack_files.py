@@ -53,7 +53,7 @@ def services(environ: Mapping[str, str] = MappingProxyType({}), path: Path = COM
 
 
 def container_environment(service: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """What the container's processes see: a name without a value passes on the variable, if it is set."""
+    """Returns the environment of the container's processes; a name without a value passes on a variable that is set."""
     given = {name: environ.get(name) if value is None else str(value) for name, value in service["environment"].items()}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -77,7 +77,7 @@ class Target:
         return json.loads(text[text.index("[") :])
 
     def copied(self) -> list[tuple[str, str]]:
-        """(source, destination) of every COPY from the build context."""
+        """The (source, destination) of every COPY from the build context."""
         words = [shlex.split(text) for text in self.all("COPY") if "--from=" not in text]
         return [(source, copy[-1]) for copy in words for source in copy[:-1]]
 

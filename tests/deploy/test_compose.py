@@ -118,7 +118,7 @@ def sample(field: dataclasses.Field[Any]) -> str:
 
 @pytest.mark.parametrize("name", LINE)
 def test_every_flag_reaches_the_process_in_the_container(name):
-    """From the shell through compose and the image's command line to the configuration that the service begins with."""
+    """A flag travels from the shell through compose and the image's command line to the service's configuration."""
     assert targets()[name].command("ENTRYPOINT")[-1] == name
     assert "command" not in services()[name] and "entrypoint" not in services()[name]
     written = yaml.safe_load(COMPOSE.read_text())["services"][name]["environment"]
@@ -132,7 +132,7 @@ def test_every_flag_reaches_the_process_in_the_container(name):
 
 
 def test_the_example_of_env_lists_what_compose_reads():
-    """After a change: python -m deploy.env_example > deploy/.env.example"""
+    """The command after a change: python -m deploy.env_example > deploy/.env.example"""
     listed = [line[1:].partition("=")[0] for line in ENV_EXAMPLE.read_text().splitlines() if line[1:2].isupper()]
     assert sorted(listed) == sorted(env_example.variables())
 

@@ -42,7 +42,7 @@ def objects(request: pytest.FixtureRequest) -> tuple[manifests.Object, ...]:
 
 
 def configuration(component: str, container: dict[str, Any]) -> Any:
-    """What the service in the container begins with. Exits for what it would refuse."""
+    """Returns the configuration of the service in the container. Exits where the service would refuse it."""
     environ = {one["name"]: one.get("value", "0") for one in container.get("env", ())}
     known = {flags.environment_name(field.name) for field in dataclasses.fields(CONFIGURATIONS[component])}
     assert {name for name in environ if name.startswith("PAGEWIRE_")} <= known
@@ -93,7 +93,7 @@ def test_arguments_are_those_that_the_values_may_not_have(objects: tuple[manifes
 
 
 def test_the_schema_of_values_is_that_of_the_flags() -> None:
-    """After a change: python -m deploy.values_schema > deploy/helm/pagewire/values.schema.json"""
+    """The command after a change: python -m deploy.values_schema > deploy/helm/pagewire/values.schema.json"""
     assert json.loads((manifests.CHART / "values.schema.json").read_text()) == values_schema.schema()
 
 

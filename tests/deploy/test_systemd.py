@@ -35,7 +35,7 @@ def unit(name: str) -> Unit:
 
 
 def environment(name: str, **files: str) -> dict[str, str]:
-    """Of the service. files: what its EnvironmentFile says, which wins."""
+    """Returns the environment of the service; its EnvironmentFile (`files`) takes precedence."""
     text = (UNITS / f"pagewire-{name}.service").read_text()
     words = [word for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for word in shlex.split(line)]
     return dict(word.split("=", 1) for word in words) | files
@@ -49,7 +49,7 @@ def configuration(name: str, **files: str) -> Any:
 
 
 def asked_for_health(name: str, **files: str) -> str:
-    """What systemd and the shell make of the words behind `pagewire.wire.health`."""
+    """Returns the words that systemd and the shell make of the words behind `pagewire.wire.health`."""
     (shell, option, script) = shlex.split(unit(name)["Service"]["ExecStartPost"])
     script = script.replace("$$", "$").replace("%%", "%")
     script = script.replace("/opt/pagewire/bin/python -m pagewire.wire.health", "echo")
@@ -58,7 +58,7 @@ def asked_for_health(name: str, **files: str) -> str:
 
 
 def verify(directory: Path) -> subprocess.CompletedProcess[str]:
-    """systemd-analyze wants the program to be there."""
+    """Runs systemd-analyze, which requires that the program exists."""
     for path in UNITS.glob("*.*"):
         if path.suffix in (".service", ".target"):
             text = path.read_text().replace("/opt/pagewire/bin/python", "/bin/true")

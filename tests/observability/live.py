@@ -55,7 +55,7 @@ STEPS = (
 
 
 class FewConnections(Line):
-    """Its gateway has room for a few hundred connections only."""
+    """A line with room for a few hundred connections only."""
 
     def command(self, service: str) -> list[str]:
         few = ["prlimit", "--nofile=600:600"] if service == "gateway" else []
@@ -63,7 +63,7 @@ class FewConnections(Line):
 
 
 def shortened(text: str) -> str:
-    """Rules whose windows and holds are a twentieth as long."""
+    """Returns rules with windows and holds a twentieth as long."""
 
     def shorter(match: re.Match[str]) -> str:
         return f"{int(match[2]) * _SECONDS[match[3]] * 1000 // _SHORTER}ms".join((match[1], match[4]))
@@ -148,7 +148,7 @@ class Drill:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def fires(self, *names: str, within: float = 40) -> None:
-        """Until each of the alerts has been seen firing."""
+        """Waits until each of the alerts has fired."""
         missing, began = set(names), time.monotonic()
         while missing and time.monotonic() - began < within:
             missing -= await self.prometheus.firing()
@@ -214,7 +214,7 @@ class Drill:
             task.cancel()
 
     async def paused_scheduler(self) -> None:
-        """As on a machine that has no core for it."""
+        """Stops the scheduler again and again, as on a machine without a core for it."""
         async with self.load(8, words=100, max_tokens=1):
             waiting = asyncio.create_task(self.fires("PagewireLateSteps", within=90))
             while not waiting.done():
@@ -267,7 +267,7 @@ class Drill:
 
 
 async def drill(keep: bool, only: list[str]) -> list[str]:
-    """What went wrong."""
+    """Runs the drill and returns what went wrong."""
     with tempfile.TemporaryDirectory(prefix="pw-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         line = FewConnections(directory, str(resolve_model(DEFAULT_MODEL)), **_FLAGS)

@@ -1,4 +1,4 @@
-"""What `docker compose --profile observability up` brings beside the line."""
+"""The services of `docker compose --profile observability up`."""
 
 from pathlib import PurePosixPath
 from typing import Any

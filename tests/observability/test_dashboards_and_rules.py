@@ -40,7 +40,7 @@ def exported() -> set[str]:
 
 
 def test_generated_files_are_up_to_date() -> None:
-    """After a change: python -m deploy.observability"""
+    """The command after a change: python -m deploy.observability"""
     for path, content in observability.files(GOAL).items():
         assert (observability.HERE / path).read_text() == content, path
     written = {path.name for path in (observability.HERE / "grafana/dashboards").iterdir()}

@@ -146,7 +146,7 @@ def _ours(inputs: AttentionInputs) -> Contestant:
     calls: list[Call] = [partial(inputs.call, index) for index in range(len(inputs.queries))]
 
     def checked() -> float:
-        # What is freed here is what the output will be allocated from: an element that nobody writes shows as NaN.
+        # What is freed here is what the output will be allocated from: an element that is never written shows as NaN.
         torch.full_like(inputs.queries[0], torch.nan)
         return error(inputs.call(0), inputs)
 
@@ -220,7 +220,7 @@ def _fixed_split(shape: AttentionShape, device: torch.device) -> Case:
 
 
 def variant_cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> Iterator[Case]:
-    """What the other groups leave out, for the check's sake: features, head and page sizes, dtypes, ragged mixes."""
+    """Yields the cases that only have to be correct: features, head and page sizes, dtypes, ragged mixes."""
     decode, prefill = ([1, 1, 8, 3, 1], [1, 70, 333, 3, 1025]), ([33, 1, 130, 200], [33, 501, 200, 200])
     features = {
         "window 50": Features(sliding_window=50),

@@ -22,7 +22,7 @@ TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class Features:
-    """Of `pagewire.kernels.ops.paged_attention`, off by default."""
+    """Features of `pagewire.kernels.ops.paged_attention`, off by default."""
 
     sliding_window: int = 0
     soft_cap: float = 0.0
@@ -32,7 +32,7 @@ class Features:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Of one batch; lengths in tokens, seq_len = context and query together."""
+    """The shape of one batch; lengths are in tokens, seq_len is context and query together."""
 
     num_heads: int
     num_kv_heads: int
@@ -58,7 +58,7 @@ class AttentionShape:
 
     @property
     def num_flops(self) -> int:
-        """Of both products, over the pairs that the causal mask leaves: 4 * head_dim per pair and head."""
+        """The operations of both products for all pairs that the causal mask leaves: 4 * head_dim per pair and head."""
         pairs = sum(q * (s - q) + q * (q + 1) // 2 for q, s in zip(self.query_lens, self.seq_lens, strict=True))
         return 4 * self.num_heads * self.head_dim * pairs
 
@@ -90,7 +90,7 @@ class AttentionInputs:
 
     @cached_property
     def expected(self) -> tuple[Tensor, Tensor]:
-        """For the first set, what the specification says: (indices of tokens, their results).
+        """Returns the reference results of the first set: (indices of tokens, their results).
 
         Of a long query only the first and the last CHECKED tokens: each end is a request of its own that owns the
         first pages. The specification keeps whole score matrices.
@@ -201,7 +201,7 @@ def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
 
 
 def error(output: Tensor, inputs: AttentionInputs) -> float:
-    """Of a result [num_tokens, num_heads, head_dim] for the first set against the specification; the worst token's."""
+    """Returns the error of the worst token of a result [num_tokens, num_heads, head_dim] for the first set."""
     tokens, expected = inputs.expected
     difference = (output[tokens].float() - expected.float()).flatten(1).norm(dim=1)
     # max() would pass over NaN in Python, torch's does not.

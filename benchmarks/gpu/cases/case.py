@@ -1,4 +1,4 @@
-"""What the kernel benchmark measures: cases, the contestants of each, and what is asked of ours."""
+"""Cases of the kernel benchmark: their contestants, and the targets for our kernels."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Built:
 
     contestants: dict[str, Contestant]  # ours first
     reset: Call | None = None
-    notes: list[str] = field(default_factory=list)  # who is not there, and why
+    notes: list[str] = field(default_factory=list)  # missing contestants, and why
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked of our kernel; `unit` says of which number. All but "us": the more, the better.
+    """The target for a number of our kernel, which `unit` names. More is better, except for "us".
 
     fraction  of the floor's speed: floor time / time
     us        microseconds, at most
@@ -50,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """num_bytes: every input read once, every output written once. rate: the ceiling of num_flops, see `Ceilings`.
+    """One measurement. num_bytes: every input and output once. rate: the ceiling of num_flops, see `Ceilings`.
 
     facts: what else the JSON file says of it.
     """
@@ -66,5 +66,5 @@ class Case:
 
 
 def peer_of(name: str) -> str:
-    """Whose contestant it is: of a peer's ways, as "torch (kn)" and "torch (nk)", the fastest counts."""
+    """Returns the peer of a contestant; of several ways, as "torch (kn)" and "torch (nk)", the fastest counts."""
     return name.partition(" (")[0]

@@ -60,7 +60,7 @@ class Series:
 
 
 def dense_targets(form: Form, shape: Shape, num_tokens: int) -> tuple[Target, ...]:
-    """Of 4-bit weights against torch's dense product; by the size of the quantized weight."""
+    """Returns the targets of 4-bit weights against torch's dense product; by the size of the quantized weight."""
     large = form.num_bytes(*shape) >= _LARGE_WEIGHT_BYTES
     must: float | None
     stretch: float | None
@@ -113,7 +113,7 @@ GROUPS = ("w4a16", "fp8", "w8a16", "int8")
 
 
 def series(groups: Sequence[str], small: bool) -> list[Series]:
-    """Of these groups, the most valuable first."""
+    """Returns the series of these groups, the most valuable first."""
     chosen = [one for one in _SERIES if one.group in groups]
     if not small:
         return chosen
@@ -123,7 +123,7 @@ def series(groups: Sequence[str], small: bool) -> list[Series]:
 
 
 def cases(one: Series, shape: Shape, device: torch.device) -> Iterator[Case]:
-    """By batch size; the weight is freed after the last."""
+    """Yields a case per batch size; the weight is freed after the last."""
     weights = Weights(one.form, *shape, one.dtype, device)
     in_order = None
     if isinstance(one.form, Grouped) and "in order" in one.peers:

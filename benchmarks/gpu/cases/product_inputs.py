@@ -1,6 +1,6 @@
-"""What products with quantized weights are measured on: random weights of every form, in every contestant's layout.
+"""Inputs of products with quantized weights: random weights of every form, in every contestant's layout.
 
-A weight is made once for all batch sizes. Its scales are exact in float16 and in bfloat16, so that contestants who keep
+A weight is made once for all batch sizes. Its scales are exact in float16 and bfloat16, so that contestants that keep
 them in one or the other multiply with the same weight.
 """
 
@@ -36,17 +36,17 @@ class Form(Protocol):
     tolerance: float
 
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
-        """Of the weight in a checkpoint."""
+        """Returns the bytes of the weight in a checkpoint."""
 
     def random(self, num_outputs: int, num_inputs: int, device: torch.device) -> QuantizedWeight: ...
 
     def expected(self, x: Tensor, weight: Any) -> tuple[Tensor, ...]:
-        """x times the weight, as `pagewire.kernels.reference.products` says; any of these is right."""
+        """Returns x times the weight, as `pagewire.kernels.reference.products` says; any of these is right."""
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """offsets: zeros (a zero point per group), symmetric (one for all), or minimums (as Q4_1 has)."""
+    """Codes in groups. offsets: zeros (a zero point per group), symmetric (one for all), or minimums (as Q4_1 has)."""
 
     bits: int = 4
     group_size: int = 128
@@ -86,7 +86,7 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Fp8:
-    """blocks: a scale per 128 x 128 instead of one per output."""
+    """Weights in e4m3. blocks: a scale per 128 x 128 instead of one per output."""
 
     blocks: bool
 
@@ -105,7 +105,7 @@ class Fp8:
         return Fp8Weight(weight, _scales(scales, device))
 
     def expected(self, x: Tensor, weight: Fp8Weight) -> tuple[Tensor, ...]:
-        """Whether the input is quantized is the kernel's choice."""
+        """Returns the results with and without a quantized input: the kernel may choose."""
         operands = (x, weight.weight, weight.scales, None, None)
         return tuple(reference.fp8_linear(*operands, False, quantize_input=quantize) for quantize in (True, False))
 
@@ -154,7 +154,7 @@ class Weights:
 
     @property
     def packed(self) -> list[PackedWeight]:
-        """For our own kernels."""
+        """Returns the copies for our own kernels."""
         if not self._packed:
             first = pack(self.weight)
             self._packed = [first, *(_copy(first) for _ in range(num_sets(first.nbytes, self.device) - 1))]
@@ -169,12 +169,12 @@ class Weights:
         return self._layouts[name]
 
     def dense(self) -> Tensor:
-        """[num_outputs, num_inputs], in the dtype of the activations."""
+        """The weight [num_outputs, num_inputs], in the dtype of the activations."""
         weight: Tensor = self.weight.dequantize()
         return weight.to(self.dtype)
 
     def random_input(self, num_tokens: int) -> Tensor:
-        """[num_tokens, num_inputs]"""
+        """Returns activations [num_tokens, num_inputs]."""
         return torch.randn(num_tokens, self.num_inputs, device=self.device).to(self.dtype)
 
     def free(self) -> None:

@@ -96,7 +96,7 @@ class Rows:
         self.num_tokens.fill_(PROMPT_LEN + OUTPUT_LEN)
 
     def arguments(self) -> tuple[Any, ...]:
-        """Of `sample_tokens`, after the logits."""
+        """Returns the arguments of `sample_tokens` after the logits."""
         parameters = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds)
         return self.rows, *parameters, self.token_ids, self.num_tokens, None
 

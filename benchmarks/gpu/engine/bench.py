@@ -70,10 +70,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = f"comma separated, of: {', '.join(MODELS)} (default: %(default)s)"
     parser.add_argument("--models", default=",".join(DENSE_MODELS), help=names)
-    parser.add_argument("--model", help="a real model, small, whose greedy tokens are compared with the CPU's")
+    parser.add_argument("--model", help="a small real model; its greedy tokens are compared with the CPU's")
     parser.add_argument("--only", default="steps,line", help="steps (the executor alone), line, or both (default)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true", help="a tiny model, whose times mean nothing")
+    parser.add_argument("--small", action="store_true", help="a tiny model; its times mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON file (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=510.0, help="seconds to stop after (default: %(default)s)")
     arguments = parser.parse_args()

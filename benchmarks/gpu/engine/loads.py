@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def tokens_of_steps(self) -> tuple[int, ...]:
-        """With prompts."""
+        """The token counts of steps with prompts."""
         return self.prompt_len, self.num_reqs + self.chunk, self.num_reqs - 1 + self.prompt_len
 
 
@@ -59,7 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3.1-8b", choices=MODELS, help="(default: %(default)s)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true", help="a tiny model, whose times mean nothing")
+    parser.add_argument("--small", action="store_true", help="a tiny model; its times mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON file (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds to stop after (default: %(default)s)")
     arguments = parser.parse_args()
@@ -103,7 +103,7 @@ def run(model: BenchModel, plan: Plan, device: torch.device, report: Report, bud
 
 
 class LoadDriver(Driver):
-    """Its last prompt is the guest's, who comes beside the others."""
+    """A driver with a guest: the last prompt, which runs beside the others."""
 
     def first_token_seconds(self, times: int = 7) -> list[float]:
         seconds = []

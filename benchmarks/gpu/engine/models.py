@@ -43,7 +43,7 @@ class BenchModel:
 
     @property
     def num_weights(self) -> int:
-        """That every step reads: all matrices, the output projection too, but not the embedding."""
+        """The weights that every step reads: all matrices, the output projection too, but not the embedding."""
         return self._num_layer_weights + int(self.config["vocab_size"] * self.config["hidden_size"])
 
     @property
@@ -53,7 +53,7 @@ class BenchModel:
         return int(c["num_hidden_layers"] * c["hidden_size"] * (attention + 3 * c["intermediate_size"]))
 
     def weight_bytes(self, itemsize: int) -> float:
-        """Of `num_weights`. Quantized are those in layers, with a scale (16 bits) and a zero point per group."""
+        """Returns the bytes of `num_weights`. Layers are quantized, with a 16-bit scale and a zero point per group."""
         if (quantization := self.config.get("quantization_config")) is None:
             return self.num_weights * itemsize
         bits = quantization["bits"] + (16 + quantization["bits"]) / quantization["group_size"]
@@ -66,12 +66,12 @@ class BenchModel:
     def roofline_seconds(
         self, ceilings: Ceilings, num_reqs: int, context_len: float, itemsize: int, kv_itemsize: int
     ) -> float:
-        """Of one decode step: weights read or multiplied, whichever takes longer, then all keys and values read."""
+        """Returns the least time of a decode step: weights read or multiplied, then keys and values read."""
         weights = max(self.weight_bytes(itemsize) / ceilings.copy, 2 * self.num_weights * num_reqs / ceilings.matmul)
         return weights + num_reqs * context_len * self.kv_bytes_per_token(kv_itemsize) / ceilings.copy
 
     def write(self, directory: Path) -> Path:
-        """config.json, and a tokenizer for it: one word per token, `w0` to the last."""
+        """Writes config.json and a tokenizer for it: one word per token, `w0` to the last."""
         from tokenizers import Tokenizer, models, pre_tokenizers
 
         directory.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def model_faults(path: Path, device: torch.device, dtype: str, bound: float) -> Iterator[str]:
-    """Where the device's logits are further from the CPU's than `bound` of the largest. Prints how far they are."""
+    """Yields where logits differ from the CPU's by more than `bound` of the largest. Prints the distances."""
     expected = _scores(path, torch.device("cpu"), dtype)
     for mode, scores in _scores(path, device, dtype).items():
         difference = expected["mixed, eager" if mode.startswith("mixed") else "eager"].difference(scores)

@@ -55,7 +55,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model chose greedily, and the logits of that: [num_steps, num_reqs]."""
+    """The tokens that a model chose greedily, and their logits: [num_steps, num_reqs]."""
 
     token_ids: np.ndarray
     logits: np.ndarray
@@ -80,7 +80,7 @@ class Scores:
 
 
 class Driver:
-    """One runner, and prompts whose KV is in its cache once `prefill` was called."""
+    """One runner, and prompts that `prefill` brings into its cache."""
 
     def __init__(
         self,
@@ -106,8 +106,9 @@ class Driver:
         self._step_id = 0
 
     def capture_graphs(self, sizes: Sequence[int], with_prompts: Sequence[int] = ()) -> None:
-        """Of decode steps of these numbers of requests, and of steps with prompts of these numbers of tokens, padded to
-        the next of `prompt_sizes`; others, from now on, run eagerly."""
+        """Captures decode steps of these numbers of requests, and steps with prompts of these numbers of tokens.
+
+        Prompts are padded to the next of `prompt_sizes`. All other steps run eagerly from now on."""
         record = None if self._device.type == "cuda" else _Rerun
         known = prompt_sizes(None, self.runner.limits.max_num_batched_tokens)
         prompts = sorted({next(size for size in known if size >= num_tokens) for num_tokens in with_prompts})
@@ -145,7 +146,7 @@ class Driver:
         return Scores(np.stack([step.token_ids for step in steps]), np.stack(logits))
 
     def mixed_scores(self, num_reqs: int, num_steps: int) -> Scores:
-        """As `scores`, behind prompts that enter one after the other, each beside the decodes of those before."""
+        """Returns `scores` of prompts that enter one after the other, each beside the decodes of the earlier ones."""
         self.runner.reset()
         for index in range(num_reqs):
             new = self._request(index, len(self._prompts[index]), computed=0, sampling=SCORED)
@@ -164,7 +165,7 @@ class Driver:
         context_len: int | None = None,
         sampling: SamplingParams = GREEDY,
     ) -> Decoded:
-        """num_steps steps of the first requests, all at the same context, `depth` of them in flight.
+        """Runs num_steps steps of the first requests, all at the same context, `depth` of them in flight.
 
         context_len: of the first step; by default all of the prompt. A longer one attends to pages never written.
         """

@@ -64,7 +64,7 @@ class EngineTable:
         )
 
     def judge_step(self, model: BenchModel, two: Decoded, one: Decoded, eager: Decoded | None) -> str:
-        """What is asked of graphs at depth 2 (`two`): of the roofline, over eager steps, over depth 1, over 16 bits."""
+        """Returns the verdicts on graphs at depth 2 (`two`): by the roofline, eager steps, depth 1 and 16 bits."""
         targets, size = model.targets, two.num_reqs
         self._steps[model.name, size] = two.step_seconds
         faster_than_dense = self._over_dense(model, two)

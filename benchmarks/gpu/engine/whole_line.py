@@ -42,7 +42,7 @@ class LineError(Exception):
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When which stream got how many tokens."""
+    """The times and numbers of tokens that each stream received."""
 
     streams: list[Stream]
 
@@ -65,7 +65,7 @@ class Arrivals:
 
     @property
     def mean_tokens(self) -> float:
-        """What a stream had in the middle of the window."""
+        """Returns the tokens of a stream in the middle of the window."""
         start, end = self._window
         before = sum(n * ((at <= start) + (at <= end)) / 2 for stream in self.streams for at, n in stream)
         return before / len(self.streams)

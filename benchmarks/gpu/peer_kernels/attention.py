@@ -53,7 +53,7 @@ def _flat(output: Any, inputs: AttentionInputs) -> Tensor:
 
 
 def contiguous_kv(inputs: AttentionInputs, index: int) -> Tensor:
-    """[2, num_reqs, num_kv_heads, seq_len, head_dim] of a uniform batch."""
+    """Returns keys and values [2, num_reqs, num_kv_heads, seq_len, head_dim] of a uniform batch."""
     pages = inputs.kv_caches[index][
         inputs.block_table.long()
     ]  # [num_reqs, num_pages, 2, num_kv_heads, block, head_dim]
@@ -71,7 +71,7 @@ def _heads_first(inputs: AttentionInputs, index: int) -> Tensor:
 
 
 def sdpa(inputs: AttentionInputs) -> Contestant:
-    """torch's scaled_dot_product_attention. Of one query token the heads of a group become its query."""
+    """Returns torch's scaled_dot_product_attention. The heads of a group become the query of one token."""
     calls: list[Call] = []
     shape, query_len = inputs.shape, inputs.max_query_len
     for index in range(len(inputs.queries)):

@@ -2,7 +2,7 @@
 
 A baseline for ours: what others did before weights were rearranged at load. Every program reads words of eight
 outputs, undoes their order with shifts, converts to float, applies zero point and scale, multiplies; the inputs are
-split over programs, whose sums another launch adds.
+split over programs; another launch adds their sums.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def awq_product_kernel(
 
 
 def awq_layout(weight: GroupedWeight) -> tuple[Tensor, Tensor, Tensor]:
-    """qweight int32 [K, N / 8], qzeros int32 [G, N / 8] and scales float16 [G, N] of a checkpoint in version "gemm"."""
+    """Returns qweight int32 [K, N / 8], qzeros int32 [G, N / 8] and scales float16 [G, N] of version "gemm"."""
     assert weight.offsets is not None and weight.bits == 4, "the weight must be AWQ's"
     return _words(weight.codes), _words(weight.offsets), weight.scales.t().contiguous()
 
@@ -81,7 +81,7 @@ def _words(codes: Tensor) -> Tensor:
 
 
 def awq_product(x: Tensor, words: Tensor, zeros: Tensor, scales: Tensor) -> Tensor:
-    """x [num_tokens, K] times a weight of `awq_layout` with at least 64 inputs per group -> [num_tokens, N]"""
+    """Multiplies x [num_tokens, K] by a weight of `awq_layout` with at least 64 inputs per group: [num_tokens, N]."""
     num_tokens, num_inputs = x.shape
     num_outputs, group_size = scales.shape[1], num_inputs // scales.shape[0]
     assert num_outputs % BLOCK_N == 0 and group_size % BLOCK_K == 0, "not a shape of this baseline"

@@ -75,7 +75,7 @@ def _range(url: str, first: int, last: int) -> urllib.request.Request:
 
 
 def wheel_url(requirement: str, python: str) -> str:
-    """Where pip would download it from; pip reads the index, not the wheel."""
+    """Returns the address from which pip would download it; pip reads the index, not the wheel."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         _pip("install", "--dry-run", "--ignore-installed", "--quiet", "--target", directory, "--report", str(report),
@@ -105,7 +105,7 @@ def fetch_vllm(python: str) -> None:
 
 
 def fetch_wheels(python: str) -> None:
-    """As wheels, which are smaller than what is in them."""
+    """Downloads wheels, which are smaller than their contents."""
     for requirement in WHEELS:
         _pip("download", "--quiet", "-d", str(PEERS), *_target(python), requirement)
     for requirement in SOURCES:

@@ -34,13 +34,13 @@ class PeerMissingError(Exception):
 
 @functools.cache
 def fa3() -> Any:
-    """torch.ops namespace of FlashAttention 3. Raises PeerMissingError."""
+    """Returns the torch.ops namespace of FlashAttention 3. Raises PeerMissingError."""
     return _library("FlashAttention 3", FA3_FILE)._vllm_fa3_C
 
 
 @functools.cache
 def vllm() -> Any:
-    """torch.ops namespace of vLLM's kernels; Marlin and Machete are among them. Raises PeerMissingError."""
+    """Returns the torch.ops namespace of vLLM's kernels; Marlin and Machete are among them. Raises PeerMissingError."""
     return _library("vLLM's library", VLLM_FILE)._C
 
 

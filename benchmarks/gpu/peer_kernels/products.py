@@ -28,7 +28,7 @@ from pagewire.kernels.quantized import GroupedWeight, PackedGrouped
 from pagewire.kernels.triton.products import grouped_dequantize
 from pagewire.kernels.triton.products.quantize_input import quantize_groups, quantize_tokens
 
-# vLLM's numbers of the types of a code: 4 or 8 bits without a sign, whose zero point is stored, or half the range.
+# vLLM's numbers of the types of a code: 4 or 8 bits without a sign; the zero point is stored, or half the range.
 _SHIFT_OF_BITS, _SHIFT_OF_ZERO_POINT, _TYPE = 8, 17, 1 << 50
 # Columns of 8 x 8 scales in the order in which Marlin's threads read them; of 32 where each output has one scale.
 _MARLIN_COLUMNS = [row + 8 * column for row in range(8) for column in range(8)]
@@ -45,7 +45,7 @@ Peer = Callable[[Weights, Tensor, Expected], dict[str, Contestant]]
 
 
 def contestant(calls: Sequence[Callable[[], Any]], expected: Expected, tolerance: float) -> Contestant:
-    """Its error is that to the closest of what is expected."""
+    """Returns a contestant; its error is the distance to the closest expected result."""
 
     def error() -> float:
         out = calls[0]()
@@ -60,7 +60,7 @@ def _peer(layouts: list[Layout], call: Callable[..., Any], expected: Expected) -
 
 
 def torch_dense(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contestant]:
-    """In the dtype of x: the weight as [N, K] and as [K, N], and the product transposed."""
+    """Returns dense products in the dtype of x: the weight as [N, K] and as [K, N], and the product transposed."""
     rows = weights.layout("nk", lambda: (weights.dense(),))
     columns = weights.layout("kn", lambda: (weights.dense().t().contiguous(),))
     return {
@@ -104,7 +104,7 @@ def _words(codes: Tensor, bits: int) -> Tensor:
 
 
 def tinygemm(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contestant]:
-    """torch's own: bf16, (code - 8) * scale + zero."""
+    """Returns torch's own product: bf16, (code - 8) * scale + zero."""
     weight = _grouped(weights, minimums=True)
     if x.dtype != torch.bfloat16 or weight.bits != 4:
         raise PeerMissingError("tinygemm multiplies bf16 with 4 bits")
@@ -131,13 +131,13 @@ def _type_id(weight: GroupedWeight) -> int:
 
 
 def marlin_scales(scales: Tensor) -> Tensor:
-    """[groups, N], the columns in Marlin's order"""
+    """Returns [groups, N] with the columns in Marlin's order."""
     order = _MARLIN_COLUMNS if scales.shape[0] > 1 else _MARLIN_SINGLE_COLUMNS
     return scales.reshape(-1, len(order))[:, order].reshape(scales.shape).contiguous()
 
 
 def marlin_zeros(zeros: Tensor, bits: int) -> Tensor:
-    """uint8 [groups, N] -> int32 [groups, N * bits / 32]"""
+    """Packs uint8 [groups, N] into int32 [groups, N * bits / 32]."""
     ordered = zeros.reshape(-1, len(_MARLIN_COLUMNS))[:, _MARLIN_COLUMNS]
     nibbles = _MARLIN_NIBBLES[bits]
     return _words(ordered.reshape(-1, len(nibbles))[:, nibbles].reshape(zeros.shape), bits)
@@ -193,7 +193,7 @@ def machete(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contes
 
 
 def gemlite(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contestant]:
-    """With the configurations that it ships for the H100, for the shapes that have one: others it tunes at length."""
+    """Returns GemLite with the configurations that it ships for the H100; other shapes would take long to tune."""
     weight, package = _grouped(weights), peer_files.gemlite()
     if (weights.num_outputs, weights.num_inputs) not in _GEMLITE_SHAPES or weight.group_size != 128:
         raise PeerMissingError("GemLite ships no configuration for this shape or group size")
@@ -229,7 +229,7 @@ def checkpoint(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Con
 
 
 def scaled_mm(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contestant]:
-    """torch's product of fp8: alone, its input quantized beforehand, and with our kernel that quantizes."""
+    """Returns torch's product of fp8: alone, its input quantized beforehand, and with our kernel that quantizes."""
     weight, blocks, num_tokens = weights.weight, weights.weight.scales.dim() == 2, x.shape[0]
     if blocks:  # it multiplies whole quadruples of tokens then
         x = F.pad(x, (0, 0, 0, -num_tokens % 4))
@@ -259,7 +259,7 @@ def scaled_mm(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Cont
 
 
 def int_mm(weights: Weights, x: Tensor, expected: Expected) -> dict[str, Contestant]:
-    """torch's product of int8, without the scales: int32 of an input quantized beforehand."""
+    """Returns torch's product of int8, without the scales: int32 of an input quantized beforehand."""
     if x.shape[0] < _INT_MM_MIN_TOKENS:
         raise PeerMissingError(f"torch._int_mm needs {_INT_MM_MIN_TOKENS} tokens")
     weight = weights.weight
