@@ -1,1 +1,1 @@
-"""`/v1/batches`: files of requests that are answered in the background, by any gateway process."""
+"""`/v1/batches`: files of requests, which any gateway process answers in the background."""

@@ -1,4 +1,4 @@
-"""Batches as clients see them: create, look up, list, cancel. `worker.py` runs them."""
+"""The batches in the store: clients create, list, retrieve and cancel them, and `worker.py` runs them."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagewire.gateway.batches.schema import (
+from pagewire.gateway.batches.bodies import (
     Batch,
     BatchList,
     BatchQuery,
@@ -26,25 +26,25 @@ from pagewire.gateway.store import Document, Lease, Store, held
 from pagewire.wire.tenants import NOBODY, Tenant, present
 
 ENDED = ("completed", "failed", "expired", "cancelled")
-# Of a batch that has ended.
+# Seconds for which a batch is kept after its end.
 KEPT_S = 90 * 86400.0
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """A batch in the store: what clients see of it, and what they do not."""
+    """A batch in the store, and what clients do not see of it."""
 
     batch: Batch
-    # Where its answers will be; clients learn the names of files that exist.
+    # The files of its answers. Clients see an id only once its file exists.
     output_file_id: str
     error_file_id: str
     output_expiry: int  # seconds after their creation
-    tenant: Tenant = NOBODY  # whose it is
-    # What it ends as, once its lines have.
+    tenant: Tenant = NOBODY
+    # The status of the batch after its lines have ended.
     ending: str = "completed"
 
 
 class Batches:
-    """Each tenant has its own; others' are as good as none. Every method raises ApiError if the store fails."""
+    """The batches of all tenants; a tenant finds its own. Every method raises ApiError if the store fails."""
 
     def __init__(self, store: Store, files: Files) -> None:
         self._files = files
@@ -54,7 +54,7 @@ class Batches:
         self.jobs = store.jobs("batch")
 
     def working_file(self, name: str) -> Path:
-        """Of a batch that runs: its input by the batch's id, and what has been answered by the ids of its files."""
+        """Returns a file of a running batch. name: the id of the batch for its input, or of a file of answers."""
         return self._folder / name
 
     async def create(self, request: BatchRequest) -> Batch:
@@ -84,7 +84,7 @@ class Batches:
             output_expiry=expiry,
             tenant=present.get(),
         )
-        # The batch's own from now on, whatever becomes of the file.
+        # The batch has the input from now on, even if the file is deleted.
         await asyncio.to_thread(_link, self._files.path(file.id), self.working_file(id))
         try:
             value, owner = msgspec.json.encode(record), record.tenant.name
@@ -116,14 +116,14 @@ class Batches:
         )
 
     async def cancel(self, id: str) -> Batch:
-        """Whoever runs it will end it."""
+        """Marks a batch for the process that runs it, which ends it."""
         batch = (await self.record(id, present.get().name)).batch
         if not await self.jobs.cancel(id):
-            raise ApiError(409, f"{id} cannot be cancelled any more: it is {batch.status}")
+            raise ApiError(409, f"{id} cannot be cancelled, as it is {batch.status}")
         return await self.get(id)
 
     async def record(self, id: str, owner: str | None = None) -> Record:
-        """owner: None: whoever it is."""
+        """Returns a batch of this tenant. owner: None: of any tenant."""
         document = await self._documents.get(id, owner)
         if document is None:
             raise _not_found(id, "batch_id")
@@ -136,7 +136,7 @@ class Batches:
         await self._documents.put(record.batch.id, value, expires_at=expires_at, first=held(lease))
 
     async def _with_cancellation(self, batch: Batch) -> Batch:
-        """The record is its owner's, who learns of a cancellation a moment later."""
+        """Shows a cancellation before the process that runs the batch has noticed it."""
         if batch.status in ("validating", "in_progress") and (when := await self.jobs.log.cancelled_at(batch.id)):
             return msgspec.structs.replace(batch, status="cancelling", cancelling_at=int(when))
         return batch
@@ -146,7 +146,7 @@ BATCHES = AppState[Batches]("batches")
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same bytes under another name. Raises ApiError."""
+    """Gives the bytes of `source` another name. Raises ApiError."""
     try:
         try:
             os.link(source, target)

@@ -1,4 +1,4 @@
-"""Requests to this gateway's own application, which runs them as if they had come by HTTP."""
+"""Requests to this gateway's own application, which treats them like those of HTTP clients."""
 
 import asyncio
 import json
@@ -17,8 +17,7 @@ class InProcess:
         self._app = app
 
     async def post(self, path: str, body: Mapping[str, Any], request_id: str, tenant: Tenant) -> Answer:
-        """The answer, whatever its status. If this is cancelled, the request is aborted like one of a client that has
-        gone away."""
+        """Returns the answer, whatever its status. If this is cancelled, the request is aborted."""
         content = json.dumps(body).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -42,7 +41,7 @@ class InProcess:
         status, answer_headers, pieces = 500, dict[bytes, bytes](), list[bytes]()
 
         async def receive() -> Message:
-            # After the body, a client that stays.
+            # After the body, the client stays connected.
             return unread.pop() if unread else await asyncio.Future()
 
         async def send(message: Message) -> None:

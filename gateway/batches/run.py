@@ -1,4 +1,4 @@
-"""One batch, from wherever its record says that it is to its end."""
+"""The run of one batch, from the state of its record to its end."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from pagewire.batch.lines import Line, LineError
 from pagewire.batch.results import Answer, Results, ResultsInUse
 from pagewire.batch.runner import Runner
 from pagewire.gateway.batches.batches import Batches, Record
-from pagewire.gateway.batches.schema import (
+from pagewire.gateway.batches.bodies import (
     BatchError,
     BatchErrors,
     BatchInputTokensDetails,
@@ -29,13 +29,13 @@ from pagewire.wire import rpc
 
 logger = logging.getLogger(__name__)
 
-# How often clients see request counts change.
+# Seconds between two updates of the request counts that clients see.
 REPORT_S = 1.0
-# Between looks for what is not there yet: the models, or files that a process which lost its lease has still open.
+# Seconds between two looks for models that are not served yet, or for files that the previous owner still has open.
 LOOK_S = 1.0
-# All custom ids of a batch are in memory.
+# The most lines of a batch: all of their custom ids are in memory.
 MAX_REQUESTS = 200_000
-# Processes that died while they ran a batch, after which its remaining lines are taken for the cause.
+# Processes that may die while they run a batch before its remaining lines are taken for the cause.
 MAX_DEATHS = 20
 EXPIRED = "batch_expired", "the completion window ended before this request could be run"
 DEADLY = "gateway_died", f"the gateway died {MAX_DEATHS} times while it ran this batch"
@@ -45,13 +45,16 @@ Post = Callable[[Line, str], Awaitable[Answer]]
 
 
 class BatchRun:
-    """Every step can be repeated after a crash: what a step changes is saved once it is whole, and the answers of lines
-    are in files of their own, to which only one process can append."""
+    """The steps of a batch, each of which can be repeated after a crash.
+
+    The changes of a step are saved once it is complete. The answers of lines are in files of their own, to which one
+    process at a time can append.
+    """
 
     def __init__(
         self, batches: Batches, files: Files, list_models: ListModels, post: Post, lease: Lease, record: Record
     ) -> None:
-        """post: asks this gateway, given a line and an id for the request."""
+        """post: sends a line to this gateway, as a request of the given id."""
         self._batches = batches
         self._files = files
         self._list_models = list_models
@@ -62,8 +65,12 @@ class BatchRun:
         self._input = batches.working_file(record.batch.id)
 
     async def run(self, room: asyncio.Semaphore, concurrency: int, stopping: asyncio.Event) -> None:
-        """To the batch's end, or until `stopping`, which lets requests in flight end and leaves the rest to the next
-        process. room: for requests of all batches. Raises LeaseLost, ApiError or OSError."""
+        """Runs the batch to its end, or until `stopping`: then requests in flight end, and the next process continues.
+
+        room: for requests of all batches.
+
+        Raises LeaseLost, ApiError or OSError.
+        """
         batch = self._batch
         if batch.status == "validating":
             await self._validate_or_end(stopping)
@@ -108,7 +115,7 @@ class BatchRun:
         await self._save()
 
     async def _served(self) -> Sequence[str]:
-        """Waits for a tokenizer service that is away."""
+        """Returns the served models, once the tokenizer service answers."""
         while True:
             try:
                 return await self._list_models()
@@ -138,7 +145,7 @@ class BatchRun:
         await self._end_lines(results, ending)
 
     async def _wait(self, running: asyncio.Task[Any], stopping: asyncio.Event) -> str:
-        """ "completed", or why the task has to end."""
+        """Returns "completed", or the reason why the task has to end."""
         cancelled = asyncio.create_task(self._lease.cancelled.wait())
         stopped = asyncio.create_task(stopping.wait())
         left = max(0.0, self._batch.expires_at - time.time())
@@ -162,7 +169,7 @@ class BatchRun:
             await rpc.cancel([reporting])
 
     async def _wait_for_model(self) -> None:
-        """After a restart the line may serve another one, for a while."""
+        """Waits until the model is served: after a restart, the server may have another one."""
         model = self._batch.model
         if model is None or model in (served := await self._served()):
             return
@@ -180,7 +187,7 @@ class BatchRun:
             await asyncio.sleep(REPORT_S)
 
     def _note(self, results: Results) -> bool:
-        """Whether there is anything new."""
+        """Updates the request counts. Returns whether they have changed."""
         counts = self._batch.request_counts
         noted = BatchRequestCounts(total=counts.total, completed=results.num_completed, failed=results.num_failed)
         self._batch.request_counts = noted
@@ -191,7 +198,7 @@ class BatchRun:
             await asyncio.to_thread(results.add_error, line, code, message)
 
     async def _end_lines(self, results: Results, ending: str) -> None:
-        """results: closed, so that nothing is added to them any more."""
+        """Ends a batch after all of its lines. results: closed."""
         batch, record = self._batch, self._record
         self._note(results)
         if results.num_completed:
@@ -238,7 +245,7 @@ class BatchRun:
             try:
                 results = await asyncio.to_thread(Results, file(record.output_file_id), file(record.error_file_id))
                 break
-            except ResultsInUse as error:  # by a process that is slower to notice than its lease was to run out
+            except ResultsInUse as error:  # the previous owner has not noticed yet that its lease is lost
                 logger.info("batch %s: %s", self._batch.id, error)
             await asyncio.sleep(LOOK_S)
         try:

@@ -1,4 +1,4 @@
-"""Takes batches, whether new or left by a process that died, and runs them."""
+"""Claims batches, new ones and those of processes that died, and runs them."""
 
 import asyncio
 import logging
@@ -18,23 +18,23 @@ from pagewire.wire.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 
-# Batches that one process runs at once; they share its room for requests.
+# Batches that one process runs at once. They share its room for requests.
 MAX_BATCHES = 4
-# After an error of the store or the disk.
+# The pause after an error of the store or the disk.
 PAUSE_S = 10.0
 SWEEP_S = 600.0
-# Later than requests that name none, under --scheduling-policy priority.
+# Below the priority of other requests, under --scheduling-policy priority.
 PRIORITY = 100
 _HAVE_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class BatchWorker:
-    """What one gateway process does for batches, whoever has created them."""
+    """The work of one gateway process on batches, its own and those of other processes."""
 
     def __init__(
         self, batches: Batches, files: Files, tokenizer: TokenizerClient, app: InProcess, concurrency: int
     ) -> None:
-        """concurrency: requests of batches that run at once."""
+        """concurrency: the most requests of batches that run at once."""
         self._batches = batches
         self._files = files
         self._tokenizer = tokenizer
@@ -45,11 +45,11 @@ class BatchWorker:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Begins nothing more: batches are left to other processes, or the next."""
+        """Begins no further work; other processes, or the next one, continue the batches."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until cancelled."""
         sweeping = asyncio.create_task(self._sweep())
         try:
             async with asyncio.TaskGroup() as group:
@@ -73,7 +73,7 @@ class BatchWorker:
             async with self._batches.jobs.hold(lease):
                 await self._run(lease)
         except LeaseLost:
-            logger.warning("batch %s has gone to another process", lease.id)
+            logger.warning("batch %s is run by another process now", lease.id)
         except (ApiError, OSError) as error:
             logger.error("batch %s is interrupted: %s", lease.id, error)
             await asyncio.sleep(PAUSE_S)

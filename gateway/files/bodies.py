@@ -1,4 +1,4 @@
-"""What the routes for files take and answer."""
+"""The bodies of the routes for files, of requests and of answers."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,14 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pagewire.gateway.core.body import Body
 
 MAX_LISTED_FILES = 10_000
-# Of files and of batches' answers.
+# The least and the greatest lifetime of files, also of the answers of batches.
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 
 Purpose = Literal["batch", "batch_output"]
 
 
 class FileQuery(BaseModel):
-    """Which files, and which page of them; `after` is the last id of the page before."""
+    """A page of the files. `after` is the last id of the previous page."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +25,7 @@ class FileQuery(BaseModel):
 
 
 class ExpiresAfter(BaseModel):
-    """Seconds that a file is kept for."""
+    """The seconds for which a file is kept."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +34,7 @@ class ExpiresAfter(BaseModel):
 
 
 class UploadForm(BaseModel):
-    """The fields of an upload beside the file itself."""
+    """The fields of an upload besides the file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -97,4 +97,4 @@ UPLOAD: dict[str, Any] = {
         },
     }
 }
-"""How /openapi.json describes an upload, which is not JSON."""
+"""The description of an upload in /openapi.json, as it is not JSON."""

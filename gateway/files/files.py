@@ -4,31 +4,29 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.files.bodies import MAX_EXPIRY_S, File, FileList, FileQuery, Purpose, UploadForm
+from pagewire.gateway.files.bodies import MAX_EXPIRY_S, File, FileList, FileQuery, Purpose
+from pagewire.gateway.files.translate import upload_form
 from pagewire.gateway.files.upload import save, storage_error
 from pagewire.gateway.store import Document, Store
 from pagewire.wire.tenants import present
 
-# A file that no document knows is one that has expired, was deleted, or is about to get its document.
+# A file without a document has expired, was deleted, or is about to get its document; after so long, it is no upload.
 ORPHAN_S = 3600.0
 
 
 class Files:
-    """Each tenant has its own; others' are as good as none. Every method raises ApiError if the disk fails."""
+    """The files of all tenants; a tenant finds its own. Every method raises ApiError if the disk fails."""
 
     def __init__(self, store: Store, max_bytes: int, max_total_bytes: int) -> None:
-        """max_bytes: of an uploaded file. max_total_bytes: of all; what batches answer counts, but is always kept."""
+        """max_bytes: of an uploaded file. max_total_bytes: of all files; answers of batches count, and always fit."""
         self._folder = store.directory / "files"
         self._folder.mkdir(exist_ok=True)
         self._documents = store.documents("file")
@@ -36,7 +34,7 @@ class Files:
         self._max_total_bytes = max_total_bytes
 
     def path(self, id: str) -> Path:
-        """Of the bytes of a file that exists."""
+        """Returns the path of the bytes of a file."""
         return self._folder / id
 
     async def upload(self, request: Request) -> File:
@@ -45,7 +43,7 @@ class Files:
         upload = await save(self.path(id), request.headers.get("content-type", ""), stream, self._max_bytes)
         try:
             await self._check_total()
-            form = _form(upload.fields)
+            form = upload_form(upload.fields)
             expiry = form.expires_after.seconds if form.expires_after else MAX_EXPIRY_S
             assert upload.filename is not None
             return await self._add(id, Path(upload.filename).name, "batch", expiry, _owner())
@@ -54,7 +52,7 @@ class Files:
             raise
 
     async def adopt(self, path: Path, id: str, filename: str, expiry: int, owner: str) -> File:
-        """Moves what a batch has answered to its owner's files. May be repeated, as after a crash in the middle."""
+        """Moves the answers of a batch to the files of its owner. Can be repeated after a crash in the middle."""
         _move(path, self.path(id))
         return await self._add(id, filename, "batch_output", expiry, owner)
 
@@ -89,7 +87,7 @@ class Files:
         self.path(id).unlink(missing_ok=True)
 
     async def sweep(self) -> None:
-        """Removes the bytes of files that have expired, and what crashes have left."""
+        """Removes the bytes of files that have expired, and leftovers of crashes."""
         before = time.time() - ORPHAN_S
         old = [entry.name for entry in os.scandir(self._folder) if entry.stat().st_mtime < before]
         for id in old:
@@ -97,7 +95,7 @@ class Files:
                 self.path(id).unlink(missing_ok=True)
 
     async def _check_total(self) -> None:
-        """With the new file, which is in the folder. Raises ApiError 413: clients repeat what ends with 507."""
+        """Checks the size of all files. Raises ApiError 413, as clients repeat a request that gets 507."""
         total = await asyncio.to_thread(_total_bytes, self._folder)
         if total > self._max_total_bytes:
             message = (
@@ -124,7 +122,7 @@ FILES = AppState[Files]("files")
 
 
 def _owner() -> str:
-    """Whose files the present request is about."""
+    """Returns the tenant of the present request."""
     return present.get().name
 
 
@@ -137,7 +135,7 @@ def _total_bytes(folder: Path) -> int:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Unless it has been moved before. Raises ApiError."""
+    """Moves a file, unless it was moved before. Raises ApiError."""
     try:
         if source.exists():
             source.replace(target)
@@ -150,31 +148,8 @@ def new_id() -> str:
 
 
 def not_found(id: str, param: str = "file_id") -> ApiError:
-    return ApiError(404, f"no file {id!r}: it was never here, was deleted or has expired", param=param)
+    return ApiError(404, f"no file {id!r}: it never existed, was deleted or has expired", param=param)
 
 
 def _decode(document: Document) -> File:
     return msgspec.json.decode(document.value, type=File)
-
-
-def _form(fields: Mapping[str, str]) -> UploadForm:
-    """Of the fields as they came: `expires_after[seconds]` is a member of `expires_after`."""
-    nested: dict[str, object] = {}
-    for name, value in fields.items():
-        outer, bracket, inner = name.partition("[")
-        if bracket and outer == "expires_after" and inner.endswith("]"):
-            members = nested.setdefault(outer, {})
-            if not isinstance(members, dict):
-                raise ApiError(400, f"{outer} and {name} exclude each other: give {name} alone", param=name)
-            members[inner[:-1]] = value
-        else:
-            nested[name] = value
-    try:
-        form = UploadForm.model_validate(nested)
-    except ValidationError as error:
-        located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-        raise RequestValidationError(located, body=nested) from None
-    if form.purpose != "batch":
-        message = f"purpose: only files for `batch` are of use to this server, not {form.purpose!r}"
-        raise ApiError(400, message, param="purpose")
-    return form

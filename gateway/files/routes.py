@@ -17,14 +17,14 @@ _CONTENT: openapi.Responses = {200: {"description": "The bytes.", "content": {"a
 
 
 class _Content(FileResponse):
-    """A file, whose errors have the shape of all others."""
+    """A file. Its errors have the shape of all errors of this API."""
 
     @classmethod
     def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
         try:
             return super()._parse_range_header(http_range, file_size)
         except MalformedRangeHeader as error:
-            raise HTTPException(400, f"Range: {http_range!r} is none of this file: {error.content}") from error
+            raise HTTPException(400, f"Range: {http_range!r} is not a range of this file: {error.content}") from error
         except RangeNotSatisfiable as error:
             message = f"Range: {http_range!r} is outside of the file, which has {file_size} bytes"
             raise HTTPException(416, message, {"Content-Range": f"bytes */{file_size}"}) from error
@@ -32,25 +32,25 @@ class _Content(FileResponse):
 
 @router.post("/v1/files", openapi_extra=UPLOAD)
 async def create_file(request: Request) -> File:
-    """Uploads the input of a batch. It is kept for 30 days, unless `expires_after` says otherwise."""
+    """Uploads the input of a batch, which is kept for 30 days or for `expires_after`."""
     return await FILES.of(request).upload(request)
 
 
 @router.get("/v1/files")
 async def list_files(request: Request, query: Annotated[FileQuery, Query()]) -> FileList:
-    """The files that were uploaded and those that batches have answered with."""
+    """Lists the files: uploads, and the answers of batches."""
     return await FILES.of(request).list(query)
 
 
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(request: Request, file_id: str) -> File:
-    """What is known of a file."""
+    """Returns the properties of a file."""
     return await FILES.of(request).get(file_id)
 
 
 @router.get("/v1/files/{file_id}/content", responses=_CONTENT)
 async def retrieve_file_content(request: Request, file_id: str) -> Response:
-    """The bytes of a file."""
+    """Returns the bytes of a file."""
     files = FILES.of(request)
     file = await files.get(file_id)
     try:
@@ -67,6 +67,6 @@ async def retrieve_file_content(request: Request, file_id: str) -> Response:
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(request: Request, file_id: str) -> DeletedFile:
-    """Deletes a file. A batch that was created with it goes on."""
+    """Deletes a file. A batch that was created with it continues."""
     await FILES.of(request).delete(file_id)
     return DeletedFile(id=file_id)

@@ -1,4 +1,4 @@
-"""An upload: multipart/form-data, whose file goes to the disk as it comes."""
+"""An upload: multipart/form-data, with a file that is written to the disk as it arrives."""
 
 import asyncio
 import errno
@@ -13,12 +13,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.failure import storage_failure
 
-MAX_FIELD_BYTES = 64 * 1024  # of all fields that are no file
+MAX_FIELD_BYTES = 64 * 1024  # of all fields but the file
 WRITE_BYTES = 1024 * 1024
 
 
 class Upload:
-    """Takes the pieces of a body in; then `fields` has what is no file, and `filename` and `size` are the file's."""
+    """Parses a body piece by piece. Then `fields` has all fields but the file, which has `filename` and `size`."""
 
     def __init__(self, content_type: str, out: BinaryIO, max_bytes: int) -> None:
         """Raises ApiError for another content type."""
@@ -81,10 +81,10 @@ class Upload:
         await asyncio.to_thread(self._write, memoryview(content))
 
     def _write(self, rest: memoryview) -> None:
-        while rest:  # where the disk is all but full, only a part is written, and the next write says so
+        while rest:  # on a disk that is almost full, only a part is written, and the next write raises
             rest = rest[self._out.write(rest) :]
 
-    # What the parser finds.
+    # Callbacks of the parser.
 
     def _part_begins(self) -> None:
         self._name, self._is_file = "", False
@@ -102,7 +102,7 @@ class Upload:
             self._is_file = self._name == "file"
             if self._is_file:
                 if self.filename is not None:
-                    raise ApiError(400, "one file at a time", param="file")
+                    raise ApiError(400, "the body has several files; upload one at a time", param="file")
                 self.filename = options.get(b"filename", b"upload").decode("utf-8", "replace")
         self._header = self._value = b""
 
@@ -127,7 +127,7 @@ class Upload:
 
 
 async def save(path: Path, content_type: str, stream: AsyncIterator[bytes], max_bytes: int) -> Upload:
-    """The upload, its file at `path`; nothing is left there if that fails. Raises ApiError, 507 for a full disk."""
+    """Saves the file of an upload at `path`, or nothing if that fails. Raises ApiError, 507 for a full disk."""
     with _new_file(path) as out:
         upload = Upload(content_type, out, max_bytes)
         await upload.read(stream)

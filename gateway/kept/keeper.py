@@ -1,4 +1,4 @@
-"""Keeps generations whose clients ask for it, so that any gateway can continue them.
+"""Keeps generations at the wish of their clients, so that any gateway can continue them.
 
 A client asks with the header `Idempotency-Key`, and sends its request again to continue. So the log has no request, but
 its hash, its seed and the head of its answer, with which the same request means the same generation, and the outputs.
@@ -130,7 +130,7 @@ class Kept:
     pace_s: float  # the least time between two entries of the log
 
     def generate(self, link: Line, requests: Sequence[GenerateRequest], context: RequestContext) -> KeptReply:
-        """requests: made of the same body as those of any attempt before."""
+        """Starts or continues the generation. requests: made of the same body as those of any earlier attempt."""
         return self.keeper.reply(self.id, link, requests, context, self.pace_s)
 
 

@@ -45,14 +45,14 @@ class Stored(msgspec.Struct, gc=False):
 
 
 class Responses:
-    """The stored responses. Those of other tenants are not found. Every method raises ApiError if the store fails."""
+    """The responses of all tenants; a tenant finds its own. Every method raises ApiError if the store fails."""
 
     def __init__(self, store: Store, bound: Bound, ttl_s: float) -> None:
         self._documents = store.documents("response", bound)
         self._ttl_s = ttl_s
 
     async def save(self, id: str, stored: Stored, *, first: Work | None = None) -> None:
-        """first: work that comes first in the same transaction."""
+        """Saves a response. first: work that comes first in the same transaction."""
         owner = present.get().name
         await self._documents.put(id, _encode(stored), owner=owner, expires_at=self._expires_at(), first=first)
 
@@ -79,7 +79,7 @@ class Responses:
         return stored
 
     async def delete(self, id: str, *, first: Work) -> None:
-        """first: work of the same transaction. Raises ApiError 404."""
+        """Deletes a response. first: work of the same transaction. Raises ApiError 404."""
         if not await self._documents.delete(id, present.get().name, first=first):
             await self.get(id)
 

@@ -148,7 +148,7 @@ class Database:
 
 
 class OnDatabase:
-    """A class whose methods are work on a database; `reading` and `writing` make them awaitable."""
+    """A class with methods that `reading` and `writing` run in transactions of its database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

@@ -53,7 +53,7 @@ class Documents(OnDatabase):
         first: Work | None = None,
         adds: bool = True,
     ) -> bool:
-        """Adds a document, or replaces one, whose owner stays the same. Returns whether it did.
+        """Adds or replaces a document; a replaced one keeps its owner. Returns whether it did.
 
         first: comes first in the same transaction; if it raises, nothing is written.
         adds: False: only replaces; a document that was deleted does not come back.

@@ -136,7 +136,7 @@ class Jobs(Leases):
         self._added.set()
 
     async def next(self) -> Lease:
-        """Waits for a job without an owner, or one whose owner has died, and claims it. Raises ApiError."""
+        """Waits for a job without a living owner, and claims it. Raises ApiError."""
         while True:
             self._added.clear()
             if (lease := await self.log.claim()) is not None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-# A job whose owner has not renewed its lease for so long may be taken by another process. Clients of an owner that
-# died wait for this long. An owner that is merely slow loses the job, which costs the work since its last entry.
+# If the owner of a job has not renewed its lease for so long, another process may take the job. Clients of an owner
+# that died wait for this long. An owner that is merely slow loses the job too, and the work since its last entry.
 LEASE_S = 1.0
 
 

@@ -66,7 +66,7 @@ class SqliteLog(OnDatabase):
         return self._find(connection, id)
 
     async def claim(self, id: str | None = None) -> Lease | None:
-        """id: None: any job that has no owner, the oldest first."""
+        """Claims a job. id: None: the oldest of those without an owner."""
         # A process that only looks needs no lock.
         is_free = await self.database.read(lambda connection: self._find_free(connection, id)) is not None
         return await self._claim(id) if is_free else None

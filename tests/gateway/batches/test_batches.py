@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from pagewire.gateway.batches import schema
+from pagewire.gateway.batches import bodies
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.core.test_openapi import check
@@ -217,7 +217,7 @@ async def test_a_cancelled_batch_keeps_what_it_has(
 async def test_what_an_expired_batch_has_not_answered_is_an_error(
     ai: openai.AsyncOpenAI, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(schema._UNIT_S, "m", 2)
+    monkeypatch.setitem(bodies._UNIT_S, "m", 2)
     fake.step_s = 0.05
     lines = [chat(1, max_tokens=1), chat(2, max_tokens=500), chat(3, max_tokens=500)]
     batch = await end(ai, (await start(ai, lines, completion_window="1m")).id)

@@ -1,4 +1,4 @@
-"""What the routes for batches take and answer."""
+"""The bodies of the routes for batches, of requests and of answers."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 
 
 def window_seconds(window: str) -> int:
-    """Of "24h", "30m" or "7d". Raises ValueError."""
+    """Returns the seconds of a time such as "24h", "30m" or "7d". Raises ValueError."""
     match = _WINDOW.fullmatch(window)
     if match is None:
         raise ValueError("expected a time such as `24h`, `30m` or `7d`")
@@ -44,7 +44,7 @@ class BatchRequest(Parameters):
     endpoint: str = required("gateway", "The route that all its lines name.")
     completion_window: Annotated[
         str, AfterValidator(_window), WithJsonSchema({"type": "string", "pattern": f"^{_WINDOW.pattern}$"})
-    ] = required("gateway", "`24h`, `30m`, `7d`: what is not done by then is not done. At most 30 days.")
+    ] = required("gateway", "`24h`, `30m` or `7d`: lines without an answer by then fail. At most 30 days.")
     metadata: (
         Annotated[
             dict[
@@ -54,12 +54,12 @@ class BatchRequest(Parameters):
             Field(max_length=16),
         ]
         | None
-    ) = field("gateway", "Labels; they return in the batch.")
-    output_expires_after: ExpiresAfter | None = field("gateway", "When its output is deleted. Unset: after 30 days.")
+    ) = field("gateway", "Labels, which the batch has too.")
+    output_expires_after: ExpiresAfter | None = field("gateway", "When the output is deleted. Unset: after 30 days.")
 
 
 class BatchQuery(BaseModel):
-    """Which page of the batches, the newest first; `after` is the last id of the page before."""
+    """A page of the batches, the newest first. `after` is the last id of the previous page."""
 
     model_config = ConfigDict(extra="forbid")
 
