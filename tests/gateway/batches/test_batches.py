@@ -272,7 +272,7 @@ async def test_a_gateway_that_was_too_slow_leaves_its_batch_to_another(
             database.execute("UPDATE jobs SET owner = 'somebody', leased_until = 0")
         batch = await end(ai, batch.id)
         answers = await content(ai, batch.output_file_id)
-    assert "has gone to another process" in caplog.text
+    assert "is run by another process" in caplog.text
     assert Counter(line["custom_id"] for line in answers) == Counter(f"q{number}" for number in range(100))
     asked = Counter(request.request_id for request in fake.received)
     assert asked.total() - len(asked) <= 3

@@ -62,7 +62,7 @@ async def test_files_are_listed_page_by_page(ai: openai.AsyncOpenAI) -> None:
 
 
 async def test_what_is_wrong_with_an_upload_is_said(ai: openai.AsyncOpenAI, client: httpx.AsyncClient) -> None:
-    with pytest.raises(openai.BadRequestError, match="only files for `batch`"):
+    with pytest.raises(openai.BadRequestError, match="send `batch`"):
         await ai.files.create(file=CONTENT, purpose="fine-tune")
     with pytest.raises(openai.BadRequestError, match=r"expires_after\.seconds: input should be greater than or equal"):
         await ai.files.create(file=CONTENT, purpose="batch", expires_after={"anchor": "created_at", "seconds": 1})
