@@ -1,4 +1,7 @@
-"""The choice of the next token. Columns of rows are [max_num_seqs], token_ids [max_num_seqs, max_model_len]."""
+"""The choice of the next token. Columns of rows are [max_num_seqs], token_ids [max_num_seqs, max_model_len].
+
+floats is the matrix of `kernels.sampling_parameters`, fp32 [len(FloatParameter), max_num_seqs].
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,8 @@ NOT_A_NUMBER = -1  # in place of a token: the logits have NaN
 def sample_tokens(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
@@ -27,10 +28,8 @@ def sample_tokens(
 
     logits       fp32, bf16 or fp16 [S, vocab_size]; computed with in fp32
     rows         int32 [S], index into everything below, distinct; -1 = padding: result undefined, nothing written
-    temperature  fp32 [max_num_seqs], 0 = the most probable token (of equals the one with the lowest id)
+    floats       see above; a temperature of 0 chooses the most probable token (of equals the one with the lowest id)
     top_k        int64 [max_num_seqs], vocab_size = off
-    top_p        fp32 [max_num_seqs], 1 = off
-    min_p        fp32 [max_num_seqs], 0 = off
     seeds        int64 [max_num_seqs]
     token_ids    int32 [max_num_seqs, max_model_len]: the token is written to [row, num_tokens[row]]
     num_tokens   int64 [max_num_seqs]: += 1
@@ -52,12 +51,10 @@ def apply_penalties(
     logits: Tensor,
     batch_indices: Tensor,
     rows: Tensor,
+    floats: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
     num_prompt_tokens: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
     offsets: Tensor | None,
 ) -> None:
     """Lowers, in place, the logits of tokens that a request has seen.
@@ -65,9 +62,9 @@ def apply_penalties(
     logits         fp32 [S, vocab_size]
     batch_indices  int32 [P], which of the S positions have penalties
     rows           int32 [P], their rows: index into everything below
+    floats         see above. Repetition is for prompt and output: it divides positive logits, and multiplies others.
+                   Presence and frequency count the output only: they are subtracted once, and per occurrence.
     token_ids      int32 [max_num_seqs, max_model_len]; num_tokens, num_prompt_tokens  int64 [max_num_seqs]
-    repetition     fp32 [max_num_seqs], 1 = off: for prompt and output; positive logits are divided, others multiplied
-    presence, frequency  fp32 [max_num_seqs], 0 = off: count the output only; subtracted once, and per occurrence
     offsets        int32 [P]: how many drafted tokens behind the known ones count too; without: none
 
     Occurrences are counted afresh from the rows' tokens: no counters have to be kept in step with rows that come, go

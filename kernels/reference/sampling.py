@@ -19,6 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagewire.kernels.sampling_parameters import FloatParameter, kept
+
 GROUP_SIZE = 128
 NOT_A_NUMBER = -1  # in place of a token: the logits have NaN
 
@@ -39,10 +41,8 @@ _MIX_2 = _int64(0x94D049BB133111EB)
 def sample_tokens(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
@@ -55,21 +55,18 @@ def sample_tokens(
         if row < 0:
             continue
         position = num_tokens[row] if offsets is None else num_tokens[row] + offsets[s]
-        if temperature[row] > 0 and not is_broken[s]:
-            # Times the reciprocal, rounded once: the same fp32 values, and so the same ties, on every device.
-            scaled = logits[s].float() * temperature[row].reciprocal()
-            sampled[s] = _draw(scaled, int(top_k[row]), top_p[row], min_p[row], seeds[row], position)
+        if floats[FloatParameter.TEMPERATURE, row] > 0 and not is_broken[s]:
+            sampled[s] = _draw(logits[s], floats[:, row], top_k[row], seeds[row], position)
         if offsets is None:
             token_ids[row, position] = sampled[s].clamp(min=0)  # it is the next step's input
             num_tokens[row] += 1
     return sampled
 
 
-def _draw(scaled: Tensor, top_k: int, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
-    """A token id for the scaled logits [vocab_size] of one request."""
-    keep = scaled >= scaled.max() + min_p.log()
-    if top_k < scaled.shape[0]:
-        keep &= scaled >= scaled.topk(top_k).values[-1]
+def _draw(logits: Tensor, floats: Tensor, top_k: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    """Returns a token id for the logits [vocab_size] of one request; floats fp32 [len(FloatParameter)]."""
+    (scaled,), (least,) = kept(logits[None], floats[:, None], top_k[None])
+    keep, top_p = scaled >= least, floats[FloatParameter.TOP_P]
     probs = scaled.masked_fill(~keep, _NEGATIVE_INFINITY).softmax(-1)
     draw = 0
     while True:
@@ -120,12 +117,10 @@ def apply_penalties(
     logits: Tensor,
     batch_indices: Tensor,
     rows: Tensor,
+    floats: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
     num_prompt_tokens: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
     offsets: Tensor | None,
 ) -> None:
     drafted = [0] * len(rows) if offsets is None else offsets.tolist()
@@ -133,9 +128,12 @@ def apply_penalties(
         known = token_ids[row, : int(num_tokens[row]) + offset].long()
         output = known[int(num_prompt_tokens[row]) :]
         seen, values = known.unique(), logits[index]
-        values[seen] = torch.where(values[seen] > 0, values[seen] / repetition[row], values[seen] * repetition[row])
+        repetition = floats[FloatParameter.REPETITION_PENALTY, row]
+        presence = floats[FloatParameter.PRESENCE_PENALTY, row]
+        frequency = floats[FloatParameter.FREQUENCY_PENALTY, row]
+        values[seen] = torch.where(values[seen] > 0, values[seen] / repetition, values[seen] * repetition)
         counts = torch.bincount(output, minlength=logits.shape[-1])
-        values -= frequency[row] * counts + presence[row] * (counts > 0)
+        values -= frequency * counts + presence * (counts > 0)
 
 
 def mask_tokens(logits: Tensor, batch_indices: Tensor, masks: Tensor) -> None:

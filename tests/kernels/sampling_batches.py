@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,8 +12,21 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.ops import NOT_A_NUMBER
+from pagewire.kernels.sampling_parameters import FloatParameter
 
 STALE = -12345
+# Values of parameters with which they change nothing.
+OFF = {
+    **{"temperature": 1.0, "top_p": 1.0, "min_p": 0.0},
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
+
+
+def float_parameters(count: int, **columns: list[float] | float) -> Tensor:
+    """The matrix of parameters of `count` rows, fp32 [len(FloatParameter), count]; those not given are off."""
+    values = OFF | columns
+    rows = [torch.as_tensor(values[parameter.name.lower()]).expand(count) for parameter in FloatParameter]
+    return torch.stack([row.float() for row in rows])
 
 
 @dataclass(frozen=True)
@@ -50,12 +64,16 @@ class SamplingBatch:
         )
         vocab_size = self.logits.shape[1]
         self._parameters = (
-            self._column([line.temperature for line in self.lines], rows, torch.float32),
+            self._floats(rows),
             self._column([line.top_k or vocab_size for line in self.lines], rows, torch.int64),
-            self._column([line.top_p for line in self.lines], rows, torch.float32),
-            self._column([line.min_p for line in self.lines], rows, torch.float32),
             self._column([line.seed for line in self.lines], rows, torch.int64),
         )
+
+    def _floats(self, rows: list[int]) -> Tensor:
+        floats = torch.zeros(len(FloatParameter), 2 * len(rows))
+        names = [parameter.name.lower() for parameter in FloatParameter]
+        floats[:, rows] = torch.tensor([[getattr(line, name, OFF[name]) for line in self.lines] for name in names])
+        return floats
 
     @staticmethod
     def _column(values: list[float], rows: list[int], dtype: torch.dtype) -> Tensor:
@@ -120,6 +138,22 @@ def broken_logits(vocab_size: int) -> list[Tensor]:
         logits[0, vocab_size - num_finite :] = logits[1, :num_finite] = random_logits(1, num_finite)
         broken.append(logits)
     return broken
+
+
+def is_changed_by(
+    parameter: FloatParameter, sample_tokens: Callable[..., Tensor], apply_penalties: Callable[..., None]
+) -> bool:
+    """Whether one of the two ops does something else when the parameter is not off."""
+    size, name = 24, parameter.name.lower()
+    logits, rows = random_logits(1, 300, scale=1.0).expand(size, -1).clone(), torch.arange(size, dtype=torch.int32)
+    results = []
+    for value in (OFF[name], 0.3):
+        floats, token_ids = float_parameters(size, **{name: value}), torch.full((size, 3), 7, dtype=torch.int32)
+        num_tokens, penalized = torch.full((size,), 2), logits.clone()
+        apply_penalties(penalized, rows, rows, floats, token_ids, num_tokens, num_tokens - 1, None)
+        parameters = floats, torch.full((size,), 300), torch.arange(size)
+        results.append((penalized, sample_tokens(logits, rows, *parameters, token_ids, num_tokens, None)))
+    return not all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @dataclass

@@ -32,7 +32,15 @@ from tests.kernels.batches import (
     make_step,
 )
 from tests.kernels.implementations import fallback, native
-from tests.kernels.sampling_batches import Row, SamplingBatch, drafted_rows, lookup_args, random_logits, suffix_args
+from tests.kernels.sampling_batches import (
+    Row,
+    SamplingBatch,
+    drafted_rows,
+    float_parameters,
+    lookup_args,
+    random_logits,
+    suffix_args,
+)
 from tests.kernels.state_batches import StateBatch
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
@@ -297,10 +305,10 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
             sampled.logits,
             torch.tensor([1, 0], dtype=torch.int32),  # batch indices
             torch.tensor([0, 2], dtype=torch.int32),  # rows
+            float_parameters(3, repetition_penalty=1.5, presence_penalty=1.5, frequency_penalty=1.5),
             torch.randint(0, 300, (3, 20), dtype=torch.int32),
             torch.tensor([9, 0, 20]),
             torch.tensor([4, 0, 20]),
-            *(1.5 * torch.ones(3) for _ in range(3)),
             None,  # offsets
         ),
         "mask_tokens": (

@@ -15,6 +15,7 @@ from benchmarks.gpu.measure import Call, num_sets, relative_error
 from benchmarks.gpu.peer_kernels import files as peer_files
 from benchmarks.gpu.peer_kernels.files import FlashInferBuild, PeerMissingError
 from pagewire.kernels import ops, reference
+from pagewire.kernels.sampling_parameters import FloatParameter
 
 # 3.3 and 2 times the time of reading the logits once
 TARGETS = (Target("fraction", 1 / 3.3, 1 / 2.0),)
@@ -29,6 +30,12 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+
+    def value(self, parameter: FloatParameter) -> float:
+        """Its value of a parameter, or one with which that is off."""
+        off = 1.0 if parameter is FloatParameter.REPETITION_PENALTY else 0.0
+        value: float = getattr(self, parameter.name.lower(), off)
+        return value
 
 
 SAMPLINGS = (
@@ -83,10 +90,8 @@ class Rows:
             return torch.full((count,), value, dtype=dtype, device=device)
 
         self.rows = torch.randperm(count).int().to(device)
-        self.temperature = column(sampling.temperature, torch.float32)
+        self.floats = torch.stack([column(sampling.value(parameter), torch.float32) for parameter in FloatParameter])
         self.top_k = column(sampling.top_k or size.vocab_size, torch.int64)
-        self.top_p = column(sampling.top_p, torch.float32)
-        self.min_p = column(0.0, torch.float32)
         self.seeds = torch.randint(-(2**62), 2**62, (count,), device=device)
         self.token_ids = torch.randint(0, size.vocab_size, (count, 8192), device=device).int()
         self.num_tokens = column(PROMPT_LEN + OUTPUT_LEN, torch.int64)
@@ -97,8 +102,7 @@ class Rows:
 
     def arguments(self) -> tuple[Any, ...]:
         """Returns the arguments of `sample_tokens` after the logits."""
-        parameters = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds)
-        return self.rows, *parameters, self.token_ids, self.num_tokens, None
+        return self.rows, self.floats, self.top_k, self.seeds, self.token_ids, self.num_tokens, None
 
 
 def _sample(
@@ -216,14 +220,14 @@ def _penalties(size: Size, device: torch.device) -> Case:
         rows = Rows(size, SAMPLINGS[0], device)
         sets = [_peaked(size, device) for _ in range(num_sets(size.num_reqs * size.vocab_size * 4, device))]
         indices = torch.arange(size.num_reqs, dtype=torch.int32, device=device)
-        strengths = [torch.full((size.num_reqs,), value, device=device) for value in (1.1, 0.2, 0.1)]
+        rows.floats[-3:] = torch.tensor([[1.1], [0.2], [0.1]], device=device)  # the penalties
         arguments: tuple[Any, ...] = (
             indices,
             rows.rows,
+            rows.floats,
             rows.token_ids,
             rows.num_tokens,
             rows.num_prompt_tokens,
-            *strengths,
             None,
         )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from pagewire.kernels.cpu.runtime.library import I, L, P, bind, dtype_code, from_python, threads_for
 from pagewire.kernels.fallback.sampling.by_groups import logprobs_by_groups, sample_random
 from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.sampling_parameters import FloatParameter
 
 _LINES = (I, P, L, P, P, L, L)
 _group_maxima = bind("group_maxima", *_LINES, P, I)
@@ -77,10 +78,8 @@ class TokenGroups:
 def sample_tokens(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
@@ -99,7 +98,7 @@ def sample_tokens(
         num_positions,
         vocab_size,
         rows.data_ptr(),
-        temperature.data_ptr(),
+        floats.data_ptr() + FloatParameter.TEMPERATURE * floats.stride(0) * floats.element_size(),
         token_ids.data_ptr(),
         token_ids.stride(0),
         num_tokens.data_ptr(),
@@ -108,18 +107,15 @@ def sample_tokens(
         sampled.data_ptr(),
         threads_for(logits.numel()),
     )
-    columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)
-    from_python(_sample_random, logits, rows, *columns, sampled)
+    from_python(_sample_random, logits, rows, floats, top_k, seeds, token_ids, num_tokens, offsets, sampled)
     return sampled
 
 
 def _sample_random(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
@@ -129,8 +125,7 @@ def _sample_random(
     """Fills what greedy rows have left of sampled int64 [S]: random ones are below 0, as those with NaN."""
     tokens = sampled.numpy()
     if tokens.min(initial=0) < 0:
-        columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)
-        sample_random(TokenGroups, logits, rows, *columns, tokens)
+        sample_random(TokenGroups, logits, rows, floats, top_k, seeds, token_ids, num_tokens, offsets, tokens)
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

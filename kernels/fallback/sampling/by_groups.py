@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
+from pagewire.kernels.sampling_parameters import FloatParameter
 
 _INF = np.float32(np.inf)
 # SplitMix64, as in the reference; unsigned integers wrap and shift as it wants them
@@ -56,10 +57,8 @@ def sample_by_groups(
     make_groups: MakeGroups,
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
@@ -67,11 +66,11 @@ def sample_by_groups(
 ) -> Tensor:
     """As `reference.sample_tokens`."""
     row, sampled = rows.numpy(), np.zeros(len(rows), dtype=np.int64)
-    greedy = ((row >= 0) & ~(temperature.numpy()[row] > 0)).nonzero()[0]
+    greedy = ((row >= 0) & ~(floats.numpy()[FloatParameter.TEMPERATURE, row] > 0)).nonzero()[0]
     if len(greedy):
         tokens = _most_probable(make_groups(logits, greedy, np.ones(len(greedy), dtype=np.float32)))
         _give(tokens, greedy, row, token_ids, num_tokens, offsets, sampled)
-    columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)
+    columns = (floats, top_k, seeds, token_ids, num_tokens, offsets)
     sample_random(make_groups, logits, rows, *columns, sampled)
     return torch.from_numpy(sampled)
 
@@ -80,10 +79,8 @@ def sample_random(
     make_groups: MakeGroups,
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
@@ -92,8 +89,8 @@ def sample_random(
 ) -> None:
     """As `reference.sample_tokens`, where temperature is above 0; their tokens are written to sampled int64 [S]."""
     row = rows.numpy()
-    heat = temperature.numpy()[row]
-    random = ((row >= 0) & (heat > 0)).nonzero()[0]
+    temperature = floats.numpy()[FloatParameter.TEMPERATURE, row]
+    random = ((row >= 0) & (temperature > 0)).nonzero()[0]
     if not len(random):
         return
     drawn = row[random]
@@ -101,11 +98,10 @@ def sample_random(
     if offsets is not None:
         positions = positions + offsets.numpy()[random]
     tokens = _draw(
-        make_groups(logits, random, 1 / heat[random]),
+        make_groups(logits, random, 1 / temperature[random]),
         logits.shape[1],
+        floats.numpy()[:, drawn],
         top_k.numpy()[drawn],
-        top_p.numpy()[drawn],
-        min_p.numpy()[drawn],
         seeds.numpy()[drawn],
         positions,
     )
@@ -142,17 +138,17 @@ def _most_probable(groups: TokenGroups) -> np.ndarray:
 def _draw(
     groups: TokenGroups,
     vocab_size: int,
+    floats: np.ndarray,
     top_k: np.ndarray,
-    top_p: np.ndarray,
-    min_p: np.ndarray,
     seeds: np.ndarray,
     positions: np.ndarray,
 ) -> np.ndarray:
-    """Token ids int64 [R] of random rows, in rounds: those whose draw is rejected draw again in the next."""
+    """Returns token ids int64 [R] of random rows; floats fp32 [len(FloatParameter), R]. Where a draw is rejected, the
+    next round draws again."""
     num_rows, num_groups = groups.maxima.shape
     highest = groups.maxima.max(-1)
     origin = _exp_origin(highest)
-    lowest = _lowest_kept(groups, highest, top_k, min_p, vocab_size)
+    lowest, top_p = _lowest_kept(groups, highest, floats, top_k, vocab_size), floats[FloatParameter.TOP_P]
     left = np.arange(num_rows)  # rows still to be decided; what follows is of these
     masses = groups.masses(left, lowest, origin)
     needed = np.where(top_p < 1, top_p * masses.sum(-1), _INF)  # of the mass, for a nucleus
@@ -203,9 +199,10 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _lowest_kept(
-    groups: TokenGroups, highest: np.ndarray, top_k: np.ndarray, min_p: np.ndarray, vocab_size: int
+    groups: TokenGroups, highest: np.ndarray, floats: np.ndarray, top_k: np.ndarray, vocab_size: int
 ) -> np.ndarray:
-    """fp32 [R]: the lowest value that min-p and top-k leave; -inf = all."""
+    """Returns fp32 [R], the lowest value that min-p and top-k keep; -inf = all (`sampling_parameters.kept`)."""
+    min_p = floats[FloatParameter.MIN_P]
     lowest = np.where(min_p > 0, highest + np.log(min_p), -_INF)
     limited = ((top_k < vocab_size) & ~np.isnan(highest)).nonzero()[0]
     if len(limited):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from pagewire.kernels.fallback.sampling.by_groups import logprobs_by_groups, sample_by_groups
 from pagewire.kernels.reference.sampling import GROUP_SIZE
+from pagewire.kernels.sampling_parameters import FloatParameter
 
 
 class TokenGroups:
@@ -45,18 +46,15 @@ class TokenGroups:
 def sample_tokens(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
     offsets: Tensor | None,
 ) -> Tensor:
     """Chooses a token per position as `reference.sample_tokens` does."""
-    columns = (temperature, top_k, top_p, min_p, seeds, token_ids, num_tokens, offsets)
-    return sample_by_groups(TokenGroups, logits, rows, *columns)
+    return sample_by_groups(TokenGroups, logits, rows, floats, top_k, seeds, token_ids, num_tokens, offsets)
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,16 +66,16 @@ def apply_penalties(
     logits: Tensor,
     batch_indices: Tensor,
     rows: Tensor,
+    floats: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
     num_prompt_tokens: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
     offsets: Tensor | None,
 ) -> None:
     """As `reference.apply_penalties`."""
-    every, tokens, factors = logits.numpy(), token_ids.numpy(), repetition.numpy()
+    every, tokens, parameters = logits.numpy(), token_ids.numpy(), floats.numpy()
+    repetition = parameters[FloatParameter.REPETITION_PENALTY]
+    presence, frequency = parameters[FloatParameter.PRESENCE_PENALTY], parameters[FloatParameter.FREQUENCY_PENALTY]
     drafted = [0] * len(rows) if offsets is None else offsets.tolist()
     for index, row, offset in zip(batch_indices.tolist(), rows.tolist(), drafted, strict=True):
         known = tokens[row, : int(num_tokens[row]) + offset]
@@ -85,6 +83,6 @@ def apply_penalties(
         num_output = np.bincount(output, minlength=logits.shape[1])[known].astype(np.float32)
         # Only known tokens change. One that occurs n times is written n times, with the same value.
         values = every[index, known]
-        values = np.where(values > 0, values / factors[row], values * factors[row])
-        values -= frequency.numpy()[row] * num_output + presence.numpy()[row] * (num_output > 0)
+        values = np.where(values > 0, values / repetition[row], values * repetition[row])
+        values -= frequency[row] * num_output + presence[row] * (num_output > 0)
         every[index, known] = values

@@ -13,8 +13,12 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from pagewire.kernels.sampling_parameters import FloatParameter
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 
+_REPETITION = tl.constexpr(int(FloatParameter.REPETITION_PENALTY))
+_PRESENCE = tl.constexpr(int(FloatParameter.PRESENCE_PENALTY))
+_FREQUENCY = tl.constexpr(int(FloatParameter.FREQUENCY_PENALTY))
 _WARPS = 4
 _TILE = 512  # tokens that a program looks at at a time
 _SPLITS = 8  # programs per row; each takes every 8th tile, however long the row is
@@ -57,15 +61,14 @@ def apply_penalties_kernel(
     logits_ptr,  # fp32 [S, vocab_size], changed in place
     batch_indices_ptr,  # int32 [P]
     rows_ptr,  # int32 [P]
+    floats_ptr,  # fp32 [len(FloatParameter), max_num_seqs]
     token_ids_ptr,  # int32 [max_num_seqs, max_model_len]
     num_tokens_ptr,  # int64 [max_num_seqs]
-    repetition_ptr,  # fp32 [max_num_seqs]
-    presence_ptr,  # fp32 [max_num_seqs]
-    frequency_ptr,  # fp32 [max_num_seqs]
     offsets_ptr,  # int32 [P], as above
     counts_ptr,  # int32 [P, vocab_size], zeros again afterwards
     vocab_size,
     logits_stride,
+    floats_stride,
     token_ids_stride,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -78,9 +81,9 @@ def apply_penalties_kernel(
     num_tokens = tl.load(num_tokens_ptr + row).to(tl.int32)
     if offsets_ptr is not None:
         num_tokens += tl.load(offsets_ptr + index)
-    repetition = tl.load(repetition_ptr + row)
-    presence = tl.load(presence_ptr + row)
-    frequency = tl.load(frequency_ptr + row)
+    repetition = tl.load(floats_ptr + _REPETITION * floats_stride + row)
+    presence = tl.load(floats_ptr + _PRESENCE * floats_stride + row)
+    frequency = tl.load(floats_ptr + _FREQUENCY * floats_stride + row)
     counts = counts_ptr + index * vocab_size
     logits = logits_ptr + tl.load(batch_indices_ptr + index).to(tl.int64) * logits_stride
     for start in range(tl.program_id(0) * TILE, num_tokens, SPLITS * TILE):
@@ -100,12 +103,10 @@ def apply_penalties(
     logits: Tensor,
     batch_indices: Tensor,
     rows: Tensor,
+    floats: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
     num_prompt_tokens: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
     offsets: Tensor | None,
 ) -> None:
     """As `reference.apply_penalties`; logits and token_ids have contiguous rows, the columns are contiguous.
@@ -117,7 +118,7 @@ def apply_penalties(
     assert batch_indices.dtype == rows.dtype == token_ids.dtype == torch.int32, "indices and token_ids must be int32"
     assert num_tokens.dtype == num_prompt_tokens.dtype == torch.int64, "numbers of tokens must be int64"
     assert offsets is None or offsets.dtype == torch.int32, "offsets must be int32"
-    assert repetition.dtype == presence.dtype == frequency.dtype == torch.float32, "penalties must be fp32"
+    assert floats.dtype == torch.float32 and floats.is_contiguous(), "floats must be contiguous fp32"
     num_penalised, vocab_size = len(rows), logits.shape[1]
     if num_penalised == 0:
         return
@@ -139,15 +140,14 @@ def apply_penalties(
         logits,
         batch_indices,
         rows,
+        floats,
         token_ids,
         num_tokens,
-        repetition,
-        presence,
-        frequency,
         offsets,
         counts,
         vocab_size,
         logits.stride(0),
+        floats.stride(0),
         token_ids.stride(0),
         **constants,
         **dependent_launch(logits.device),
@@ -161,13 +161,12 @@ _TYPES = {
     "token_ids_ptr": "*i32",
     "num_tokens_ptr": "*i64",
     "num_prompt_tokens_ptr": "*i64",
-    "repetition_ptr": "*fp32",
-    "presence_ptr": "*fp32",
-    "frequency_ptr": "*fp32",
+    "floats_ptr": "*fp32",
     "offsets_ptr": "*i32",
     "counts_ptr": "*i32",
     "vocab_size": "i32",
     "logits_stride": "i32",
+    "floats_stride": "i32",
     "token_ids_stride": "i32",
 }
 

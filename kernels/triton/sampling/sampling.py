@@ -15,6 +15,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
+from pagewire.kernels.sampling_parameters import FloatParameter
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.ordered import from_ordered, to_ordered
 from pagewire.kernels.triton.sampling.token_groups import (
@@ -32,6 +33,9 @@ from pagewire.kernels.triton.sampling.token_groups import (
 _GROUP_SIZE = tl.constexpr(GROUP_SIZE)
 _INF = tl.constexpr(float("inf"))
 _NOT_A_NUMBER = tl.constexpr(NOT_A_NUMBER)
+_TEMPERATURE = tl.constexpr(int(FloatParameter.TEMPERATURE))
+_TOP_P = tl.constexpr(int(FloatParameter.TOP_P))
+_MIN_P = tl.constexpr(int(FloatParameter.MIN_P))
 # SplitMix64, as in the reference
 _GOLDEN_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -168,10 +172,8 @@ def _draw(
 def choose_token_kernel(
     logits_ptr,  # [S, vocab_size]
     rows_ptr,  # int32 [S], -1 = skip
-    temperature_ptr,  # fp32 [max_num_seqs]
+    floats_ptr,  # fp32 [len(FloatParameter), max_num_seqs]
     top_k_ptr,  # int64 [max_num_seqs]
-    top_p_ptr,  # fp32 [max_num_seqs]
-    min_p_ptr,  # fp32 [max_num_seqs]
     seeds_ptr,  # int64 [max_num_seqs]
     token_ids_ptr,  # int32 [max_num_seqs, max_model_len]
     num_tokens_ptr,  # int64 [max_num_seqs]
@@ -183,6 +185,7 @@ def choose_token_kernel(
     vocab_size,
     num_groups,
     logits_stride,
+    floats_stride,
     token_ids_stride,
     PADDED_GROUPS: tl.constexpr,
     TILE: tl.constexpr,
@@ -197,7 +200,7 @@ def choose_token_kernel(
     position = tl.load(num_tokens_ptr + row)
     if offsets_ptr is not None:
         position += tl.load(offsets_ptr + batch_index)
-    temperature = tl.load(temperature_ptr + row)
+    temperature = tl.load(floats_ptr + _TEMPERATURE * floats_stride + row)
     logits = logits_ptr + batch_index * logits_stride
     groups = tl.arange(0, PADDED_GROUPS)
     first_group = batch_index * num_groups
@@ -214,8 +217,8 @@ def choose_token_kernel(
             maxima,
             groups,
             tl.load(top_k_ptr + row),
-            tl.load(top_p_ptr + row),
-            tl.load(min_p_ptr + row),
+            tl.load(floats_ptr + _TOP_P * floats_stride + row),
+            tl.load(floats_ptr + _MIN_P * floats_stride + row),
             tl.load(seeds_ptr + row),
             position,
             scores_ptr + first_group,
@@ -236,10 +239,8 @@ def choose_token_kernel(
 def sample_tokens(
     logits: Tensor,
     rows: Tensor,
-    temperature: Tensor,
+    floats: Tensor,
     top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
     seeds: Tensor,
     token_ids: Tensor,
     num_tokens: Tensor,
@@ -251,21 +252,19 @@ def sample_tokens(
     assert rows.dtype == token_ids.dtype == torch.int32, "rows and token_ids must be int32"
     assert top_k.dtype == seeds.dtype == num_tokens.dtype == torch.int64, "top_k, seeds, num_tokens must be int64"
     assert offsets is None or offsets.dtype == torch.int32, "offsets must be int32"
-    assert temperature.dtype == top_p.dtype == min_p.dtype == torch.float32, "temperature, top_p, min_p must be fp32"
-    columns = (rows, temperature, top_k, top_p, min_p, seeds, num_tokens)
+    assert floats.dtype == torch.float32 and len(floats) == len(FloatParameter), "floats must be fp32, one row each"
+    columns = (rows, floats, top_k, seeds, num_tokens)
     assert all(column.is_contiguous() for column in columns), "columns must be contiguous"
     sampled = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return sampled
-    maxima, scores = group_statistics(logits, rows, temperature)
+    maxima, scores = group_statistics(logits, rows, floats[FloatParameter.TEMPERATURE])
     groups = num_groups(vocab_size)
     choose_token_kernel[(num_rows,)](
         logits,
         rows,
-        temperature,
+        floats,
         top_k,
-        top_p,
-        min_p,
         seeds,
         token_ids,
         num_tokens,
@@ -277,6 +276,7 @@ def sample_tokens(
         vocab_size,
         groups,
         logits.stride(0),
+        floats.stride(0),
         token_ids.stride(0),
         **row_constants(vocab_size),
         num_warps=ROW_WARPS,
@@ -295,10 +295,8 @@ def specialization(
     types = {
         "logits_ptr": f"*{TRITON_TYPES[dtype]}",
         "rows_ptr": "*i32",
-        "temperature_ptr": "*fp32",
+        "floats_ptr": "*fp32",
         "top_k_ptr": "*i64",
-        "top_p_ptr": "*fp32",
-        "min_p_ptr": "*fp32",
         "seeds_ptr": "*i64",
         "token_ids_ptr": "*i32",
         "num_tokens_ptr": "*i64",
@@ -310,6 +308,7 @@ def specialization(
         "vocab_size": "i32",
         "num_groups": "i32",
         "logits_stride": "i32",
+        "floats_stride": "i32",
         "token_ids_stride": "i32",
     }
     constants: dict[str, Any] = row_constants(vocab_size)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
+from pagewire.kernels.sampling_parameters import processed_logits
 from pagewire.services.executor.sampling.row_columns import RowColumns
 
 
@@ -68,26 +68,6 @@ def sampled_logprobs(
     if (indices := selection.batch_indices) is not None:
         source, sampled, rows = source[indices], sampled[indices], rows[indices]
     if mode.is_processed:
-        source = drawn_from(source, sampled, rows, columns)
+        indices = rows.long()
+        source = processed_logits(source, sampled, columns.floats[:, indices], columns.top_k[indices])
     return token_logprobs(source, sampled, selection.num_top, mode)
-
-
-def drawn_from(logits: Tensor, sampled: Tensor, rows: Tensor, columns: RowColumns) -> Tensor:
-    """What `ops.sample_tokens` draws from: fp32 [L, vocab_size], divided by the temperature, -inf for tokens that
-    min-p, top-k and top-p leave out. Greedy rows stay as they are.
-
-    sampled int64 [L] are never left out, although the sums that top-p compares are rounded in another order here.
-    """
-    indices = rows.long()
-    temperature, top_p = columns.temperature[indices][:, None], columns.top_p[indices][:, None]
-    is_random = temperature > 0
-    scaled = logits.float() * torch.where(is_random, temperature, 1.0).reciprocal()
-    falling = scaled.sort(dim=-1, descending=True).values
-    least = falling.gather(1, columns.top_k[indices][:, None] - 1)
-    least = torch.maximum(least, falling[:, :1] + columns.min_p[indices][:, None].log())
-    probs = falling.masked_fill(falling < least, float("-inf")).softmax(-1)
-    nucleus_size = (probs.cumsum(-1) - probs < top_p).sum(-1, keepdim=True)
-    nucleus = falling.gather(1, nucleus_size.clamp(min=1) - 1)
-    least = torch.where(top_p < 1, torch.maximum(least, nucleus), least)
-    least = torch.minimum(least, scaled.gather(1, sampled[:, None]))
-    return scaled.masked_fill(is_random & (scaled < least), float("-inf"))

@@ -1,4 +1,4 @@
-"""The columns of device memory that hold what kernels know of each request."""
+"""Columns in device memory: what kernels read of each request."""
 
 from __future__ import annotations
 
@@ -11,49 +11,46 @@ import torch
 from torch import Tensor
 
 from pagewire.config.sampling_params import PARAMETERS
+from pagewire.kernels.sampling_parameters import FloatParameter
 from pagewire.services.executor.device.upload import upload
 
 
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(parameter.name for parameter in PARAMETERS if parameter.column and parameter.type is kind)
-
-
 class RowColumns:
-    """What kernels know of each row; every column is [max_num_seqs]. Meanings: `pagewire.kernels.reference`.
+    """The columns by row that kernels read, each [max_num_seqs]: counts, what `StepContext` has by row, and sampling
+    parameters with a column in the table of `pagewire.config.sampling_params`.
 
-    Beside the counts and what `StepContext` has by row, the sampling parameters that the table of
-    `pagewire.config.sampling_params` gives a column.
+    floats is the matrix that kernels take whole, fp32 [len(FLOATS), max_num_seqs].
     """
 
     INTS = (  # int64
         *("num_tokens", "num_computed_tokens", "num_prompt_tokens", "position_delta", "second_text_start"),
-        *_names(int),
+        *(parameter.name for parameter in PARAMETERS if parameter.column and parameter.type is int),
     )
-    FLOATS = _names(float)  # fp32
+    FLOATS = tuple(parameter.name.lower() for parameter in FloatParameter)  # fp32, in the order of the kernels
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Tensor:
-            """Every name of INTS and FLOATS is an attribute."""
+            """Returns a column: every name of INTS and FLOATS is an attribute."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._device = device
         # Columns of one type are one matrix: requests enter with two writes, however many columns there are.
         self._ints = torch.zeros(len(self.INTS), max_num_seqs, dtype=torch.int64, device=device)
-        self._floats = torch.zeros(len(self.FLOATS), max_num_seqs, dtype=torch.float32, device=device)
-        for names, matrix in ((self.INTS, self._ints), (self.FLOATS, self._floats)):
+        self.floats = torch.zeros(len(self.FLOATS), max_num_seqs, dtype=torch.float32, device=device)
+        for names, matrix in ((self.INTS, self._ints), (self.FLOATS, self.floats)):
             for name, column in zip(names, matrix, strict=True):
                 setattr(self, name, column)
 
     def with_own_counts(self) -> RowColumns:
-        """The same columns, but for num_tokens and num_computed_tokens, which are new ones."""
+        """Returns the same columns, except for num_tokens and num_computed_tokens, which are new."""
         other = copy.copy(self)
         for name in ("num_tokens", "num_computed_tokens"):
             setattr(other, name, torch.zeros_like(getattr(self, name)))
         return other
 
     def fill(self, rows: np.ndarray, values: Sequence[dict[str, float]]) -> None:
-        """values[i] are all columns of rows[i]."""
+        """Writes all columns of rows[i] from values[i]."""
         uploaded = upload(
             self._device,
             {
@@ -63,4 +60,4 @@ class RowColumns:
             },
         )
         self._ints.index_copy_(1, uploaded["rows"], uploaded["ints"])
-        self._floats.index_copy_(1, uploaded["rows"], uploaded["floats"])
+        self.floats.index_copy_(1, uploaded["rows"], uploaded["floats"])

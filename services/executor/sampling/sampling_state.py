@@ -19,6 +19,8 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 _NO_LOGPROBS = -1
 _ANY_LEN = np.iinfo(np.int64).max
+# Columns that `ops.sample_tokens` does not read: another op is needed where one is not at its default.
+_PENALTIES = [(one.name, one.default) for one in PARAMETERS if one.column is not None and one.is_eager]
 _COLUMNS = [(parameter.name, parameter.column) for parameter in PARAMETERS if parameter.column is not None]
 
 
@@ -55,8 +57,7 @@ class SamplingState:
     def fill(self, row: int, params: SamplingParams, num_prompt_tokens: int, matcher: Matcher | None = None) -> None:
         """Raises InvalidStep for token ids outside the vocabulary."""
         self.clear(row)
-        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._is_penalized[row] = penalties != (1, 0, 0)
+        self._is_penalized[row] = any(getattr(params, name) != default for name, default in _PENALTIES)
         has_logprobs = params.HasField("logprobs")
         self._num_logprobs[row] = min(params.logprobs, self._vocab_size) if has_logprobs else _NO_LOGPROBS
         if params.logit_bias_ids:

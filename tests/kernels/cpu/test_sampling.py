@@ -17,6 +17,7 @@ from torch import Tensor
 from pagewire.kernels import reference
 from pagewire.kernels.ops import NOT_A_NUMBER
 from pagewire.kernels.reference.sampling import GROUP_SIZE, gumbel_noise
+from pagewire.kernels.sampling_parameters import FloatParameter
 from tests.kernels.implementations import fallback, native
 from tests.kernels.sampling_batches import (
     BROKEN_LINES,
@@ -27,6 +28,8 @@ from tests.kernels.sampling_batches import (
     assert_same_rows,
     broken_logits,
     drafted_rows,
+    float_parameters,
+    is_changed_by,
     lookup_args,
     random_logits,
     random_masks,
@@ -218,15 +221,25 @@ def test_broken_models_yield_ids_of_the_vocabulary_or_none(implementation: Modul
             assert_broken(batch, implementation.sample_tokens(*batch.args()))
 
 
+@pytest.mark.parametrize("parameter", FloatParameter, ids=lambda parameter: parameter.name.lower())
+@pytest.mark.parametrize("implementation", ALL)
+def test_every_parameter_changes_something(implementation: ModuleType, parameter: FloatParameter):
+    """Without naming one of them here: a new one fails for each implementation that lacks it."""
+    assert is_changed_by(parameter, implementation.sample_tokens, implementation.apply_penalties)
+
+
 def test_penalties_change_each_seen_token_once():
     logits = random_logits(4, 300)
     rows, batch_indices = torch.tensor([2, 0, 4], dtype=torch.int32), torch.tensor([3, 0, 1], dtype=torch.int32)
     token_ids = torch.randint(0, 40, (5, 600), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     num_tokens, num_prompt_tokens = torch.tensor([1, 5, 550, 7, 60]), torch.tensor([1, 3, 400, 2, 0])
-    columns = [
-        torch.tensor(column) for column in ([1.2, 1, 0.7, 1, 1.5], [0.3, 0, 0, 1, 0.5], [0.1, 0.2, 0.3, 0.4, -0.5])
-    ]
-    columns_of_rows: list[Any] = [batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, *columns]
+    floats = float_parameters(
+        5,
+        repetition_penalty=[1.2, 1, 0.7, 1, 1.5],
+        presence_penalty=[0.3, 0, 0, 1, 0.5],
+        frequency_penalty=[0.1, 0.2, 0.3, 0.4, -0.5],
+    )
+    columns_of_rows: list[Any] = [batch_indices, rows, floats, token_ids, num_tokens, num_prompt_tokens]
     for offsets in (None, torch.tensor([0, 7, 2], dtype=torch.int32)):
         actual, expected, arguments = logits.clone(), logits.clone(), [*columns_of_rows, offsets]
         native.apply_penalties(actual, *arguments)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pagewire.kernels import reference
 from pagewire.kernels.ops import NOT_A_NUMBER
+from pagewire.kernels.sampling_parameters import FloatParameter
 from pagewire.kernels.triton.drafts import accept_tokens as drafts
 from pagewire.kernels.triton.drafts import look_up_drafts as lookup
 from pagewire.kernels.triton.sampling import logprobs, penalties, sampling, token_masks
@@ -33,6 +34,8 @@ from tests.kernels.sampling_batches import (
     assert_same_rows,
     broken_logits,
     drafted_rows,
+    float_parameters,
+    is_changed_by,
     lookup_args,
     random_logits,
     random_masks,
@@ -145,15 +148,24 @@ def nothing_to_do() -> None:
     assert len(sampling.sample_tokens(empty.logits[:0], empty.rows[:0], *empty.args()[2:])) == 0
 
 
+def every_parameter() -> None:
+    for parameter in FloatParameter:
+        assert is_changed_by(parameter, sampling.sample_tokens, penalties.apply_penalties), parameter.name
+
+
 def penalties_case() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = random_logits(4, 300)
     rows, batch_indices = torch.tensor([2, 0, 4], dtype=torch.int32), torch.tensor([3, 0, 1], dtype=torch.int32)
     token_ids = torch.randint(0, 40, (5, 6000), generator=generator, dtype=torch.int32)
     num_tokens, num_prompt_tokens = torch.tensor([1, 5, 5500, 7, 600]), torch.tensor([1, 3, 4000, 2, 0])
-    repetition, presence = torch.tensor([1.2, 1.0, 0.7, 1.0, 1.5]), torch.tensor([0.3, 0.0, 0.0, 1.0, 0.5])
-    frequency = torch.tensor([0.1, 0.2, 0.3, 0.4, -0.5])
-    columns = (batch_indices, rows, token_ids, num_tokens, num_prompt_tokens, repetition, presence, frequency)
+    floats = float_parameters(
+        5,
+        repetition_penalty=[1.2, 1.0, 0.7, 1.0, 1.5],
+        presence_penalty=[0.3, 0.0, 0.0, 1.0, 0.5],
+        frequency_penalty=[0.1, 0.2, 0.3, 0.4, -0.5],
+    )
+    columns = (batch_indices, rows, floats, token_ids, num_tokens, num_prompt_tokens)
     for offsets in (None, torch.tensor([0, 7, 2], dtype=torch.int32)):
         actual, expected = logits.clone(), logits.clone()
         penalties.apply_penalties(actual, *columns, offsets)
@@ -275,6 +287,7 @@ CASES: dict[str, Callable[[], None]] = {
     "NaN among numbers": nan_among_numbers,
     "many rejections": rejections,
     "padding, empty": nothing_to_do,
+    "every parameter": every_parameter,
     "penalties": penalties_case,
     "masks": masks_case,
     "drafts": drafts_case,

@@ -86,6 +86,11 @@ def test_every_parameter_with_a_column_reaches_its_row():
     assert columns.num_prompt_tokens.tolist() == [4, 0, 4]
 
 
+def test_kernels_know_every_parameter_with_a_column_of_floats():
+    floats = {one.name for one in PARAMETERS if one.column is not None and one.type is float}
+    assert floats == set(RowColumns.FLOATS), "see kernels/sampling_parameters.py"
+
+
 @pytest.mark.parametrize(("top_k", "num_kept"), [(0, 300), (-1, 300), (7, 7), (300, 300), (301, 300)])
 def test_top_k_that_is_off_keeps_all_tokens(top_k: int, num_kept: int):
     assert column_values(sampling_params(top_k=top_k), 300)["top_k"] == num_kept
@@ -422,7 +427,7 @@ def test_raw_ones_are_the_models_whatever_is_drawn(dtype: torch.dtype):
 
 @pytest.mark.parametrize("name", [one.name for one in PARAMETERS if one.column is not None and one.name != "seed"])
 def test_processed_log_probabilities_depend_on_every_parameter_that_kernels_read(name: str):
-    """Without naming one of them here: a new parameter must be applied in `logprobs.py`, too."""
+    """Without naming one of them here: `kernels.sampling_parameters` has to apply a new one."""
     logits = random_logits(1, seed=6)
     logits[0, 1] = logits.max() + 1
     value = a_value(next(parameter for parameter in PARAMETERS if parameter.name == name))
