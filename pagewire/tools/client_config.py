@@ -9,7 +9,7 @@ from pagewire.wire.tls import Files
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
-    """How tokens are chosen."""
+    """The choice of tokens."""
 
     max_tokens: int | None = flag(
         None,
@@ -33,7 +33,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTlsFlags:
-    """Of a client; $PAGEWIRE_SSL_CA_CERTS and its siblings are their defaults over gRPC."""
+    """The TLS files of a client; $PAGEWIRE_SSL_CA_CERTS and its siblings are their defaults over gRPC."""
 
     ssl_ca_certs: str | None = flag(
         None, "CAs that sign the server's certificate, in PEM (default: those of the system)", group="connection"
@@ -52,7 +52,7 @@ class ClientTlsFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig(SamplingFlags, ClientTlsFlags):
-    """What the command-line clients of the public gRPC API have in common."""
+    """The flags that the command-line clients of the public gRPC API share."""
 
     address: str = flag(
         "localhost:8001", "public gRPC address of a running stack; grpcs://host:port for TLS", group="connection"

@@ -40,7 +40,7 @@ def connected(config: ClientConfig) -> Client:
 
 
 def valid_text(read: Callable[[], str]) -> str:
-    """What `read` returns. Raises StartupError if its bytes are not UTF-8: no message could carry them."""
+    """Returns what `read` returns. Raises StartupError if its bytes are not UTF-8: no message could carry them."""
     try:
         text = read()
         text.encode()

@@ -18,7 +18,7 @@ class KeysAddConfig:
     """`pagewire keys add`."""
 
     file: str = flag("", "file of --api-key-file, made if it is not there", group="key")
-    name: str = flag("", "whose key it is: the tenant in scheduling and in the log", group="key")
+    name: str = flag("", "the owner of the key: the tenant in scheduling and in the log", group="key")
     weight: float = flag(1.0, "share of the tenant among others", group="key", valid=Range(above=0, maximum=1000))
     requests_per_minute: int = flag(
         0, "that each process which clients reach takes; 0 = no limit", group="key", valid=NOT_NEGATIVE
@@ -31,7 +31,7 @@ class KeysAddConfig:
     )
     admin: bool = flag(
         False,
-        "its owner may change the service for everybody: /v1/admin over REST, AdminService over gRPC",
+        "its owner may change the service for all tenants: /v1/admin over REST, AdminService over gRPC",
         group="key",
     )
 

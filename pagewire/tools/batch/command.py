@@ -27,7 +27,7 @@ MAX_SHOWN_ERRORS = 10
 
 
 def main(argv: list[str]) -> int:
-    """0 if every request was answered with success, 1 if some failed. Raises StartupError."""
+    """Returns 0 if every request was answered with success, 1 if some failed. Raises StartupError."""
     config = flags.parse(
         BatchCommandConfig,
         argv,

@@ -28,7 +28,7 @@ class BatchCommandConfig(ServeConfig):
 
 # Of these, certificates are for --url.
 OWN_FLAGS = frozenset({"input_file", "output_file", "url", "concurrency", "log_level", *WITHOUT_TLS})
-# What nobody else reaches needs no address, and what is gone with the command no place.
+# A stack that only this command reaches needs no address, and one that ends with it needs no data directory.
 NOT_OFFERED = (
     *SET_BY_STACK,
     "ssl_cert_reqs",

@@ -1,4 +1,4 @@
-"""How far a batch is, for the person at the terminal; a line now and then where there is none."""
+"""Progress of a batch: a line that is updated on a terminal, and a line now and then elsewhere."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Shows progress until it is cancelled."""
         while True:
             await asyncio.sleep(TERMINAL_S if self._terminal else LOG_S)
             self._print(self._line(), end="" if self._terminal else "\n")

@@ -1,4 +1,4 @@
-"""What `pagewire bench serve` and `pagewire bench sweep` can be told."""
+"""The flags of `pagewire bench serve` and `pagewire bench sweep`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from pagewire.tools.client_config import ClientTlsFlags
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFlags(ClientTlsFlags):
-    """Which server, and what every request asks of it."""
+    """The server, and what every request asks of it."""
 
     base_url: str = flag("http://127.0.0.1:8000", "server to measure, any that speaks the OpenAI API", group="server")
     endpoint: str = flag(

@@ -76,7 +76,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Curve:
-    """label: its name in the legend. command: how to take it again, without secrets."""
+    """A curve. label: its name in the legend. command: how to take it again, without secrets."""
 
     kind: str
     label: str

@@ -1,4 +1,4 @@
-"""What a server has drafted, by its metrics: those of vLLM's names, ours or vLLM's own."""
+"""The drafts of a server by its metrics, which have vLLM's names: ours, or vLLM's own."""
 
 import re
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ class Drafts:
 
     @property
     def acceptance(self) -> float:
-        """Of the drafted tokens, those accepted: 0 to 1."""
+        """Returns the share of drafted tokens that were accepted, 0 to 1."""
         return self.num_accepted / self.num_tokens if self.num_tokens else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the fields for JSON."""
         shares = [round(count / self.num_drafts, 4) if self.num_drafts else 0.0 for count in self.by_position]
         return {
             "drafts": round(self.num_drafts),
@@ -65,7 +65,7 @@ class Drafts:
 
 
 def parsed(text: str) -> Drafts:
-    """Of a page of metrics, all executors together; zeros, if it says nothing of drafts."""
+    """Reads a page of metrics, all executors together; zeros if it has no metrics of drafts."""
     counts = {"num_drafts": 0.0, "num_draft_tokens": 0.0, "num_accepted_tokens": 0.0}
     by_position: dict[int, float] = {}
     for name, labels, value in _SAMPLE.findall(text):

@@ -23,7 +23,7 @@ _TABLE = {
 
 @dataclass(frozen=True)
 class Load:
-    """num_prompts requests, `concurrency` of them in flight; input_len and output_len in tokens."""
+    """A load of num_prompts requests, `concurrency` of them in flight; input_len and output_len in tokens."""
 
     kind: str
     concurrency: int
@@ -81,7 +81,8 @@ class Growth:
         print(f"{self._label}\n" + "".join(f"{title:>10}" for title in ("at once", "in", "out", *_TABLE.values())))
 
     def add(self, load: Load, figures: Mapping[str, Any], errors: Mapping[str, int]) -> None:
-        """figures: those of _TABLE, and others. errors: how often each; a point with any is left out of the curve."""
+        """Adds a point. figures: those of _TABLE, and others. errors: counts; a point with any is left out of the
+        curve."""
         point = {
             "concurrency": load.concurrency,
             "prompt_tokens": load.input_len,

@@ -21,7 +21,8 @@ _NO_ROUTE = (404, 405, 501)
 
 @dataclass(frozen=True)
 class ServedModel:
-    """max_model_len: prompt plus output, tokens; None where the server does not say."""
+    """A model as the server lists it. max_model_len: prompt plus output, tokens; None where the server does not list
+    it."""
 
     name: str
     max_model_len: int | None
@@ -78,7 +79,7 @@ async def must_answer(connection: Connection, config: ServerFlags, model: str, p
 
 
 async def count_tokens(connection: Connection, config: ServerFlags, model: str, prompt: str) -> int:
-    """As the server counts; words where it does not say."""
+    """Returns the number of tokens as the server counts them, or of words where it reports none."""
     record = await must_answer(connection, config, model, prompt, 1)
     return record.prompt_tokens if record.prompt_tokens is not None else len(prompt.split())
 
@@ -121,6 +122,6 @@ def starts(config: BenchConfig) -> Iterator[float]:
 
 
 def cpu_seconds() -> float:
-    """Of this process, the load generator, so far."""
+    """Returns the processor time of this process, the load generator, so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

@@ -1,4 +1,4 @@
-"""From the records of a run to its summary, table and JSON."""
+"""Summary, table and JSON of the records of a run."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from pagewire.tools.bench.request import Record
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """With linear interpolation; None of nothing."""
+    """Returns a percentile by linear interpolation; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -19,7 +19,7 @@ DEFAULT_CONCURRENCY = 8
 
 
 def main(argv: Sequence[str]) -> int:
-    """0, or 1 if every request failed."""
+    """Returns 0, or 1 if every request failed."""
     config = flags.parse(
         BenchConfig,
         argv,

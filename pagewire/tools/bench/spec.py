@@ -37,7 +37,7 @@ _COLUMNS = ("prompts", "method", "drafts", "tok/s", "ratio", "accepted", "tok/st
 
 @dataclass(frozen=True)
 class Method:
-    """num_tokens: most that it drafts; 0: there are no drafts. is_fixed: it always drafts so many."""
+    """A way to draft. num_tokens: the most that it drafts; 0: no drafts. is_fixed: it always drafts that many."""
 
     name: str
     num_tokens: int = 0
@@ -48,7 +48,7 @@ class Method:
         return f"{self.name}, fixed" if self.is_fixed else self.name
 
     def flags(self) -> dict[str, Any]:
-        """Of the server."""
+        """Returns the flags that make a server draft like this."""
         if not self.num_tokens:
             return {}
         kind = "spec_method" if self.name in _WITHOUT_MODEL else "spec_model"
@@ -61,7 +61,7 @@ BASELINE = Method("none")
 
 @dataclass
 class Measured:
-    """Of a method and a kind of prompts."""
+    """The measurements of a method on a kind of prompts."""
 
     rates: list[float] = field(default_factory=list)  # output tokens per second, by round
     records: list[Record] = field(default_factory=list)  # that were answered
@@ -77,7 +77,7 @@ class Measured:
         self.drafts += drafted
 
     def figures(self, baseline: "Measured") -> dict[str, Any]:
-        """tokens_per_step: of one request; 1 without drafts."""
+        """Returns the figures of the report. tokens_per_step: of one request; 1 without drafts."""
         num_tokens = sum(one.completion_tokens for one in self.records)
         ratios = [rate / plain for rate, plain in zip(self.rates, baseline.rates, strict=True) if plain]
         ttft = percentile([one.ttft * 1e3 for one in self.records if one.ttft is not None], 50)
@@ -102,7 +102,7 @@ class Measured:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0, or 1 if any request failed."""
+    """Returns 0, or 1 if any request failed."""
     config = flags.parse(
         SpecConfig,
         argv,
@@ -191,7 +191,7 @@ async def _send(bench: BenchConfig, prompts: dict[str, list[str]]) -> dict[str, 
         for kind, texts in prompts.items():
             await load.must_answer(connection, bench, model, texts[-1], bench.output_len)
             before = await drafts.read(connection)
-            # A seed, so that what is drawn is the same whoever drafts.
+            # A seed, so that the same tokens are drawn with every proposer.
             bodies = [body(bench, model, text, bench.output_len) | {"seed": i} for i, text in enumerate(texts[:-1])]
             records = await load.run(bench, bodies)
             measured[kind] = records, (await drafts.read(connection)).since(before)

@@ -1,4 +1,4 @@
-"""What `pagewire bench spec` can be told: how to measure, and everything that `pagewire serve` takes."""
+"""The flags of `pagewire bench spec`: how to measure, and everything that `pagewire serve` takes."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from pagewire.config.speculation import MOST_TOKENS
 
 @dataclass(frozen=True, kw_only=True)
 class SpecFlags:
-    """How to measure."""
+    """The flags that say how to measure."""
 
     methods: str = flag(
         "ngram",

@@ -23,7 +23,7 @@ _FIGURES = ("output_tok_per_s", "req_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot
 
 
 def main(argv: Sequence[str]) -> int:
-    """0, or 1 if any request failed."""
+    """Returns 0, or 1 if any request failed."""
     config = flags.parse(
         SweepConfig,
         argv,

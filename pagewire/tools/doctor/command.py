@@ -25,7 +25,7 @@ class DoctorConfig(config.ServeConfig):
     """The flags that `pagewire serve` would have, and what to examine."""
 
     url: str | None = flag(
-        None, "examine the stack whose gateway is there, as http://127.0.0.1:8000, too", group="doctor"
+        None, "examine the running stack behind this gateway, too, such as http://127.0.0.1:8000", group="doctor"
     )
     seconds: float = flag(5.0, "how long to watch that stack", group="doctor", valid=Range(above=0, maximum=3600))
     json: bool = flag(False, "print JSON", group="doctor")
@@ -34,7 +34,7 @@ class DoctorConfig(config.ServeConfig):
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: nothing keeps it from serving; 1: a problem was found (with --strict: or a warning)."""
+    """Returns 0 if nothing keeps this machine from serving; 1: a problem was found (with --strict: or a warning)."""
     settings = flags.parse(
         DoctorConfig,
         argv,

@@ -1,4 +1,4 @@
-"""What the control group (container, systemd unit, session) allows, and whether that has been too little."""
+"""Limits of the control group (container, systemd unit, session), and whether they have been too low."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""The result of a check."""
 
 import enum
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class Level(enum.IntEnum):
-    """How much a finding matters."""
+    """The weight of a finding."""
 
     ABSENT = 0  # what would be checked is not here
     OK = 1
@@ -17,8 +17,8 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """level: see above. check: a short name, the same for every outcome. found: what is so. meaning: what follows from
-    it. remedy: what to do, in commands or flags."""
+    """One result. level: see above. check: a short name, the same for every outcome. found: what is so. meaning: what
+    follows from it. remedy: what to do, in commands or flags."""
 
     level: Level
     check: str

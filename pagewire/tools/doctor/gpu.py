@@ -73,8 +73,8 @@ def _query(host: Host, fields: Sequence[str]) -> str | None:
 
 
 def node_of(host: Host, gpu: Gpu) -> int | None:
-    """By its address on the bus, as data-centre GPUs are "3D controller" to lspci, and not VGA. None: not known, or
-    there is one node."""
+    """Returns the NUMA node of a GPU, found by its bus address: lspci lists data-center GPUs as "3D controller", not
+    VGA. None: not known, or there is one node."""
     domain, _, rest = gpu.text("pci.bus_id").lower().partition(":")
     node = host.number(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node")
     return None if node is None or node < 0 else node

@@ -1,4 +1,4 @@
-"""What the doctor reads of a machine: files of /proc and /sys, and what a few programs say."""
+"""Facts of a machine: files of /proc and /sys, and the output of a few programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMEOUT_S = 20.0
 
 
 class Host:
-    """root: where /proc and /sys lie, which is elsewhere for the record of another machine."""
+    """A machine. root: where /proc and /sys lie, which is elsewhere for the record of another machine."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
@@ -38,11 +38,11 @@ class Host:
         return sorted(f"/{path.relative_to(self.root)}" for path in self.root.glob(pattern.lstrip("/")))
 
     def real(self, path: str) -> str:
-        """Where a link leads."""
+        """Returns the target of a link."""
         return str((self.root / path.lstrip("/")).resolve())
 
     def run(self, *command: str) -> str | None:
-        """What the command writes, asked once; None if there is no such program, or it fails."""
+        """Returns the output of a command, which runs once; None if there is no such program, or it fails."""
         if command not in self._said:
             self._said[command] = self._run(command)
         return self._said[command]
@@ -91,7 +91,7 @@ class Host:
         return status.f_blocks * status.f_frsize
 
     def meminfo(self) -> dict[str, int]:
-        """Of /proc/meminfo: bytes, and counts of huge pages."""
+        """Returns the values of /proc/meminfo: bytes, and counts of huge pages."""
         fields = {}
         for line in (self.read("/proc/meminfo") or "").splitlines():
             name, _, value = line.partition(":")

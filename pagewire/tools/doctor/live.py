@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Change:
-    """From one scrape to the next; first may be the start of all counters."""
+    """The time from one scrape to the next; first may be the start of all counters."""
 
     first: Sample
     last: Sample
@@ -51,11 +51,11 @@ class Change:
         return self.grown(name) / self.seconds
 
     def share(self, part: str, whole: str) -> float:
-        """Since the stack began."""
+        """Returns the ratio of two counters since the stack began; 0 if the second is 0."""
         return self.last.of(part) / self.last.of(whole) if self.last.of(whole) else 0.0
 
     def mean(self, histogram: str) -> float:
-        """In this time; 0 if nothing was counted."""
+        """Returns the mean of a histogram over this time; 0 if nothing was counted."""
         count = self.grown(f"{histogram}_count")
         return self.grown(f"{histogram}_sum") / count if count else 0.0
 
@@ -105,7 +105,7 @@ def _get(url: str, api_key: str | None) -> str:
 
 
 def check_stack(url: str, api_key: str | None, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Findings:
-    """Of the gateway at url, watched for so many seconds."""
+    """Returns the findings of the gateway at url, watched for `seconds`."""
     first = scrape(url, api_key)
     if not any(name.startswith("pagewire:") for name in first.values):
         raise StartupError(f"--url: {url}/metrics has no metrics of Pagewire; name the gateway's address")
@@ -256,8 +256,8 @@ def _recoveries(change: Change) -> Finding:
     return note(
         "recoveries",
         f"{total:.0f} times requests went on after a service had died",
-        "nothing was lost, but somebody dies",
-        "the logs say who and why",
+        "nothing was lost, but a service dies",
+        "the logs name the service and the cause",
     )
 
 

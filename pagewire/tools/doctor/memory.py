@@ -39,7 +39,7 @@ def _swap(fields: dict[str, int]) -> Finding:
         "swap",
         f"{size(used)} used",
         "memory was short: weights or KV blocks that were written out are read back from disk in mid step",
-        "find who takes it (ps aux --sort=-rss), or lower --kv-cache-memory-bytes; then swapoff -a && swapon -a",
+        "find the process with the most (ps aux --sort=-rss), or lower --kv-cache-memory-bytes; then swapoff -a && swapon -a",
     )
 
 
@@ -67,7 +67,7 @@ def _reserved_huge_pages(fields: dict[str, int]) -> Finding:
     return note(
         "reserved huge pages",
         f"{num_free} lie idle, {size(num_bytes)}",
-        "this memory is kept from everybody; Pagewire uses transparent huge pages and none of these",
+        "no process can use this memory; Pagewire uses transparent huge pages and none of these",
         "unless another program needs them: sysctl vm.nr_hugepages=0",
     )
 

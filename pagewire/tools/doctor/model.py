@@ -25,7 +25,8 @@ _LENGTHS = (1024, 4096, 16384, 65536)
 
 
 def local_model(config: ServeConfig) -> Path | None:
-    """Its files, if they are on this machine; nothing is downloaded. Raises ModelNotFoundError for no model's name."""
+    """Returns the model's files, if they are on this machine; nothing is downloaded. Raises ModelNotFoundError for no
+    model's name."""
     if config.model in WHEEL_MODELS:
         from pagewire.files.models import cache_directory
 

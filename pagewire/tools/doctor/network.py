@@ -16,7 +16,7 @@ _BUFFER_BETWEEN_NODES = 16 << 20
 
 
 def check_network(host: Host, config: ServeConfig, *, is_running: bool = False) -> Findings:
-    """is_running: the stack is there already, and has its ports."""
+    """Checks the network. is_running: the stack is there already, and has its ports."""
     yield _descriptors(host)
     yield _backlog(host)
     yield _buffers(host, config)
@@ -133,6 +133,6 @@ def _exposure(config: ServeConfig) -> Finding:
     return (note if has_key else warning)(
         "exposure",
         f"listens on {config.host} with {missing}",
-        "whoever reaches this machine may use the model" if not has_key else "keys can be read on the way",
+        "every client that reaches this machine may use the model" if not has_key else "keys can be read on the way",
         "--api-key-file FILE (pagewire keys add), --ssl-certfile; or a proxy that has both",
     )

@@ -1,4 +1,4 @@
-"""What the doctor says, for people and for programs."""
+"""Reports of the doctor, for people and for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {
 
 
 def text(areas: Mapping[str, Sequence[Finding]], *, verbose: bool) -> str:
-    """verbose: what is as it should be has a line, too."""
+    """Formats findings for people. verbose: checks without a problem have a line, too."""
     lines = []
     for area, findings in areas.items():
         shown = [finding for finding in findings if verbose or finding.level > Level.OK]
@@ -60,7 +60,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def as_json(areas: Mapping[str, Sequence[Finding]]) -> str:
-    """{"worst": LEVEL, "findings": [{"area", "check", "level", "found", "meaning", "remedy"}]}"""
+    """Returns {"worst": LEVEL, "findings": [{"area", "check", "level", "found", "meaning", "remedy"}]}"""
     findings = [
         {
             "area": area,

@@ -103,7 +103,7 @@ def _tenants(config: ServeConfig) -> Finding | None:
         "flags",
         "--max-running-per-tenant without tenants",
         "all requests are one tenant's: no more than so many run at once",
-        "--api-key-file or --tenant-header says whose a request is",
+        "--api-key-file or --tenant-header names the tenant of a request",
     )
 
 

@@ -18,7 +18,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
 def check_storage(host: Host, config: ServeConfig, model: Path | None) -> Findings:
-    """model: its files, if they are on this machine."""
+    """Checks storage. model: its files, if they are on this machine."""
     yield _space(model)
     if model is None:
         yield absent("disk speed", "the model is not here yet")

@@ -1,4 +1,4 @@
-"""Where processors, memory and GPUs lie, and whether what computes together is bound together."""
+"""Topology: where processors, memory and GPUs lie, and whether what computes together is bound together."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _numa_balancing(host: Host) -> Finding:
     return note(
         "NUMA balancing",
         "on, with several nodes",
-        "the kernel unmaps pages again and again to learn who reads them, which costs page faults in steps",
+        "the kernel unmaps pages again and again to learn which node reads them, which costs page faults in steps",
         "--numa-bind auto, then: sysctl kernel.numa_balancing=0",
     )
 

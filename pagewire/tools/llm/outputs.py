@@ -1,4 +1,4 @@
-"""What `pagewire.LLM` returns; the names are vLLM's."""
+"""The outputs of `pagewire.LLM`; the names are vLLM's."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from pagewire.v1 import common_pb2, inference_pb2
 
 @dataclass
 class Logprob:
-    """rank is not known, so it is not there."""
+    """One log probability. vLLM's rank is missing, because it is not known here."""
 
     logprob: float
     decoded_token: str
@@ -15,7 +15,7 @@ class Logprob:
 
 @dataclass
 class ToolCall:
-    """arguments: JSON, as the model wrote it."""
+    """A tool call. arguments: JSON, as the model wrote it."""
 
     id: str = ""
     name: str = ""
@@ -24,8 +24,8 @@ class ToolCall:
 
 @dataclass
 class CompletionOutput:
-    """finish_reason: "stop", "length", "tool_calls" or "abort". stop_reason: the stop string or token that ended it.
-    logprobs: of each token and its alternatives, by token id, if asked for."""
+    """One output. finish_reason: "stop", "length", "tool_calls" or "abort". stop_reason: the stop string or token that
+    ended it. logprobs: of each token and its alternatives, by token id, if asked for."""
 
     index: int
     text: str = ""
@@ -40,7 +40,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """error: why there are no outputs, where the caller wants to go on without them."""
+    """All outputs of a request. error: why there are no outputs, where the caller wants to go on without them."""
 
     prompt: object
     prompt_token_ids: list[int] = field(default_factory=list)
@@ -97,7 +97,7 @@ class EmbeddingRequestOutput:
 
 @dataclass
 class Classification:
-    """probs: in the order of `labels`."""
+    """The classes of a text. probs: in the order of `labels`."""
 
     probs: list[float]
     labels: list[str]

@@ -30,7 +30,7 @@ class SamplingParams(ParameterFields):
     grammar: Grammar | None = None
 
     def options(self) -> GenerateOptions:
-        """As the client takes them."""
+        """Returns the parameters as the client takes them."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         given["stop"] = [self.stop] if isinstance(self.stop, str) else list(self.stop)
         return GenerateOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]

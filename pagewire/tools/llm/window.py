@@ -20,7 +20,7 @@ _GONE_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before each new try at one that has gone;
 async def ask_all(
     items: Iterable[Item], ask: Callable[[Item], Awaitable[Answer]], window: int, progress: ProgressLine
 ) -> list[Answer | PromptError]:
-    """In the order of the items. Items are taken from the iterable only as there is room for them."""
+    """Yields results in the order of the items. Items are taken from the iterable only as there is room for them."""
     answers: dict[int, Answer | PromptError] = {}
     running: set[asyncio.Task[None]] = set()
 

@@ -1,1 +1,1 @@
-"""What `pagewire run`, `chat`, `pull`, `list`, `ps` and `rm` do in a terminal."""
+"""The commands `pagewire run`, `chat`, `pull`, `list`, `ps` and `rm`."""

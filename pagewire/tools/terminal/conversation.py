@@ -36,14 +36,14 @@ class CommandError(Exception):
 
 
 def chat_defaults(model: Model) -> dict[str, float]:
-    """What a chat samples with unless its user says otherwise: nothing where the model recommends a temperature."""
+    """Returns the default sampling of a chat: nothing where the model recommends a temperature."""
     return {} if model.default_sampling_params.HasField("temperature") else dict(_READS_WELL)
 
 
 @dataclass
 class Conversation:
-    """settings: sampling parameters that the user gave. defaults: of those that were not given. first: the first of the
-    turns that the model is still told; those before it do not fit any more."""
+    """A chat. settings: sampling parameters that the user gave. defaults: of those that were not given. first: the
+    first of the turns that the model is still told; those before it do not fit any more."""
 
     system: str | None = None
     settings: dict[str, float] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Conversation:
         return [*self._opening, *self.turns]
 
     def asking(self, question: str) -> list[Message]:
-        """What the model is told so that it answers the question."""
+        """Returns the messages that make the model answer the question."""
         return [*self._opening, *self.turns[self.first :], {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str) -> None:
@@ -69,7 +69,7 @@ class Conversation:
 
     @property
     def sampling_params(self) -> dict[str, Any]:
-        """Where the user names a temperature, nothing else is added to it."""
+        """Returns the sampling parameters. Where the user names a temperature, no default is added to it."""
         return self.settings if "temperature" in self.settings else {**self.defaults, **self.settings}
 
     def command(self, line: str) -> str:

@@ -1,4 +1,4 @@
-"""What a person types: lines with editing and history, and several lines as one message."""
+"""Input at a terminal: lines with editing and history, and several lines as one message."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ _KEPT = 1000  # lines of history
 
 
 def history_file() -> Path:
-    """chat_history in Pagewire's directory of $XDG_STATE_HOME."""
+    """Returns the path of chat_history in Pagewire's directory of $XDG_STATE_HOME."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pagewire" / "chat_history"
 
 
 @contextlib.contextmanager
 def editing() -> Iterator[None]:
-    """On a terminal, input() edits lines meanwhile and remembers them for the next time."""
+    """Lets input() edit lines on a terminal and remember them for the next time."""
     try:
         import readline
     except ImportError:
@@ -37,7 +37,7 @@ def editing() -> Iterator[None]:
     try:
         yield
     finally:
-        # Nobody's conversation should end with an error because a disk is full.
+        # A full disk must not end a conversation.
         with contextlib.suppress(OSError, RuntimeError):
             history_file().parent.mkdir(parents=True, exist_ok=True)
             history_file().touch(mode=0o600)

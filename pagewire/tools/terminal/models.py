@@ -22,7 +22,8 @@ from pagewire.tools.terminal.table import print_table, size_text
 
 @dataclass(frozen=True)
 class CachedModel:
-    """name: what `pagewire serve` takes. size: bytes. revisions: of a repository of the Hub."""
+    """A model on this machine. name: what `pagewire serve` takes. size: bytes. revisions: of a repository of the
+    Hub."""
 
     name: str
     source: str
@@ -50,7 +51,7 @@ class RmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NoFlags:
-    """Of commands that take none."""
+    """The flags of commands that take none."""
 
 
 def pull(argv: list[str]) -> int:

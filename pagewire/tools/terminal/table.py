@@ -10,5 +10,5 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def size_text(size: int) -> str:
-    """size: bytes."""
+    """Formats a size. size: bytes."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

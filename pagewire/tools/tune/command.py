@@ -31,7 +31,7 @@ _SHOWN = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """0, also if nothing better was found."""
+    """Returns 0, also if nothing better was found."""
     settings = flags.parse(
         TuneConfig,
         argv,

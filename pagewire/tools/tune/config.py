@@ -1,4 +1,4 @@
-"""What `pagewire tune` can be told: how to measure, and everything that `pagewire serve` takes."""
+"""The flags of `pagewire tune`: how to measure, and everything that `pagewire serve` takes."""
 
 from dataclasses import dataclass
 

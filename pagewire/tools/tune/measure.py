@@ -46,7 +46,7 @@ class Figures:
 
 
 def measure(config: ServeConfig, changes: Mapping[str, Any], requests: Sequence[Request], concurrency: int) -> Figures:
-    """Of a server of its own. Raises StartupError if it cannot start so."""
+    """Measures a server of its own. Raises StartupError if it cannot start with these flags."""
     serve = replace(config, **{**WITHOUT_TLS, "port": 0, "grpc_port": 0, "log_level": "warning", **changes})
     with closing(OwnStack(serve)) as stack:
         stack.await_ready()
@@ -140,7 +140,7 @@ def _resident_mib(pid: int) -> float:
 
 
 def median(measured: Sequence[Figures]) -> Figures:
-    """Of each quantity by itself."""
+    """Returns the median of each quantity by itself."""
     fields = dataclasses.fields(Figures)
     values = {f.name: sorted(getattr(one, f.name) for one in measured) for f in fields}
     return Figures(**{name: all_of[len(all_of) // 2] for name, all_of in values.items()})

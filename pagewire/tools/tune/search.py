@@ -29,7 +29,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str | None) -> Slo:
-        """Of `--slo`. Raises StartupError."""
+        """Parses `--slo`. Raises StartupError."""
         bounds: dict[str, float] = {}
         for part in filter(None, (text or "").replace(" ", "").split(",")):
             match = _SLO.fullmatch(part)
@@ -41,7 +41,7 @@ class Slo:
         return cls(**bounds)
 
     def broken(self, figures: Figures) -> str:
-        """What is not kept, in words; nothing if all is."""
+        """Returns the objectives that are missed, in words; empty if all are met."""
         told = []
         if self.ttft_ms is not None and figures.ttft_p99_ms > self.ttft_ms:
             told.append(f"time to first token, p99, is {figures.ttft_p99_ms:.0f} ms and not {self.ttft_ms:g}")
@@ -61,8 +61,8 @@ def score(goal: str, figures: Figures) -> float:
 
 
 def is_gain(gains: Sequence[float]) -> bool:
-    """Whether it is more than chance. gains: of each round, rising. What they differ by is chance: the least has to be
-    more than half of that."""
+    """Returns whether a difference is more than chance. gains: of each round, rising. What they differ by is chance:
+    the least has to be more than half of that."""
     if len(gains) == 1:
         return gains[0] >= LEAST_OF_ONE
     return gains[0] >= max(LEAST_GAIN, (gains[-1] - gains[0]) / 2)
@@ -82,7 +82,8 @@ class Trial:
 
 @dataclass
 class Found:
-    """changes: of the best. before, after: of defaults and best, measured in turns at the end."""
+    """The result of a search. changes: of the best. before, after: of defaults and best, measured in turns at the
+    end."""
 
     changes: dict[str, Any] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
@@ -107,8 +108,8 @@ class Search:
     tell: Callable[[str], None] = lambda text: None
 
     def run(self, candidates_of: Callable[[Figures], Sequence[Candidate]]) -> Found:
-        """candidates_of: what may help, given what is seen without changes. The flags found are measured against none
-        once more, so that chance, which had many tries, does not choose alone."""
+        """Searches for flags. candidates_of: what may help, given what is seen without changes. The flags found are
+        measured against none once more, so that chance, which had many tries, does not choose alone."""
         found, started = Found(), self.clock()
         seen = self.measure({})
         if seen.failed:

@@ -20,7 +20,7 @@ _WORDS = (Path(__file__).parents[1] / "bench" / "words.txt").read_text().split()
 
 @dataclass(frozen=True)
 class Request:
-    """at: seconds since the first; None: as soon as another has ended."""
+    """One request of a trace. at: seconds since the first; None: as soon as another has ended."""
 
     prompt: str
     max_tokens: int
@@ -65,7 +65,7 @@ def _request(line: str, where: str) -> Request:
 
 
 def seconds(requests: Sequence[Request]) -> float:
-    """From the first to the last, of a trace with times."""
+    """Returns the seconds from the first to the last request of a trace with times."""
     return max((request.at or 0.0 for request in requests), default=0.0)
 
 

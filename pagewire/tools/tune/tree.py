@@ -1,4 +1,4 @@
-"""Which flags may help a goal, from what was seen: the usual decision tree of tuning guides, in our flags.
+"""Candidates: flags that may help a goal, by the usual decision tree of tuning guides.
 
 The guides' branches: time to first token (long prompts, waiting), time per token (long outputs, others' prompts),
 throughput (rows, memory), memory. What costs exactness (an fp8 cache) is only tried where memory is the goal or runs
@@ -20,14 +20,14 @@ _WAITING = 0.2
 
 @dataclass(frozen=True)
 class Candidate:
-    """flags: changed in the configuration. why: they may help."""
+    """A candidate. flags: changed in the configuration. why: they may help."""
 
     flags: Mapping[str, Any]
     why: str
 
 
 def candidates(goal: str, config: ServeConfig, seen: Figures, *, mean_output: float, cores: int) -> list[Candidate]:
-    """In the order in which they are worth trying. seen: with the configuration as it is."""
+    """Returns candidates in the order in which they are worth trying. seen: with the configuration as it is."""
     return list(_TREE[goal](config, seen, mean_output, cores))
 
 
