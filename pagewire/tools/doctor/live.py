@@ -244,7 +244,7 @@ def _refused(change: Change) -> Finding:
     return warning(
         "refused",
         f"{now:.0f} in {change.seconds:.0f} s",
-        "clients are told to come back later",
+        "clients have to come back later",
         "pagewire:requests_refused_total says why, by reason; more executors, or --max-waiting-requests",
     )
 

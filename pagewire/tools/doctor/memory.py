@@ -39,7 +39,7 @@ def _swap(fields: dict[str, int]) -> Finding:
         "swap",
         f"{size(used)} used",
         "memory was short: weights or KV blocks that were written out are read back from disk in mid step",
-        "find the process with the most (ps aux --sort=-rss), or lower --kv-cache-memory-bytes; then swapoff -a && swapon -a",
+        "find the largest process (ps aux --sort=-rss), or lower --kv-cache-memory-bytes; then swapoff -a && swapon -a",
     )
 
 

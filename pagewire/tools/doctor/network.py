@@ -84,7 +84,7 @@ def _fabric(host: Host) -> Finding:
         return warning(
             "fabric",
             f"{len(states)} ports for InfiniBand or RoCE, none is active",
-            "NCCL goes by TCP instead, and says so with NCCL_DEBUG=INFO (NET/Socket)",
+            "NCCL uses TCP instead, and logs it with NCCL_DEBUG=INFO (NET/Socket)",
             "ibstat; the cable, the switch, the subnet manager",
         )
     found = f"{active} of {len(states)} ports for InfiniBand or RoCE are active"

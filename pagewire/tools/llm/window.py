@@ -48,7 +48,7 @@ async def ask_all(
 
 
 async def _persistent(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The answer, if need be after a while: nothing of a request that failed was told to anybody."""
+    """The answer, if need be after a while: the caller has received nothing of a request that failed."""
     tries = iter(_GONE_S)
     while True:
         try:

@@ -114,11 +114,11 @@ class _Chat:
 
     def _command(self, line: str) -> None:
         try:
-            told = self._conversation.command(line)
+            reply = self._conversation.command(line)
         except CommandError as error:
-            told = str(error)
-        if told:
-            print(told)
+            reply = str(error)
+        if reply:
+            print(reply)
 
     async def _turn(self, question: str) -> None:
         try:
@@ -128,12 +128,12 @@ class _Chat:
             if not self._terminal:
                 raise
             # The conversation is as it was, and can go on or be kept.
-            print(self._told(error))
+            print(self._explanation(error))
             return
         if self._terminal and answer.num_tokens:
             print(_dim(answer.summary(self._conversation.settings.get("max_tokens"))))
 
-    def _told(self, error: RpcError) -> str:
+    def _explanation(self, error: RpcError) -> str:
         if error.code == grpc.StatusCode.UNAVAILABLE:
             return f"{explain(error, self._config)}. Ask again once it is there; /save FILE keeps the conversation."
         return f"{error.message} ({error.code.name}). /clear forgets the conversation, /set shows the settings."
@@ -143,8 +143,8 @@ class _Chat:
         if left_out and self._terminal:
             print(
                 _dim(
-                    f"The model takes {self._model.max_model_len} tokens: it is no longer told the oldest"
-                    f" {self._conversation.first} messages. /clear begins anew."
+                    f"The model takes {self._model.max_model_len} tokens: the oldest {self._conversation.first}"
+                    " messages are no longer sent. /clear begins anew."
                 )
             )
 

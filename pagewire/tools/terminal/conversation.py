@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 HELP = """\
 /help               this
-/system TEXT        what the model is told first; without TEXT: none
+/system TEXT        instructions before the first message; without TEXT: none
 /set                the settings; /set NAME VALUE changes one, /set NAME is the default again
 /clear              forgets the conversation
 /save FILE          writes the conversation as JSON; /load FILE goes on with it

@@ -42,12 +42,12 @@ class Slo:
 
     def broken(self, figures: Figures) -> str:
         """Returns the objectives that are missed, in words; empty if all are met."""
-        told = []
+        missed = []
         if self.ttft_ms is not None and figures.ttft_p99_ms > self.ttft_ms:
-            told.append(f"time to first token, p99, is {figures.ttft_p99_ms:.0f} ms and not {self.ttft_ms:g}")
+            missed.append(f"time to first token, p99, is {figures.ttft_p99_ms:.0f} ms and not {self.ttft_ms:g}")
         if self.tpot_ms is not None and figures.tpot_p99_ms > self.tpot_ms:
-            told.append(f"time per output token, p99, is {figures.tpot_p99_ms:.0f} ms and not {self.tpot_ms:g}")
-        return ", ".join(told)
+            missed.append(f"time per output token, p99, is {figures.tpot_p99_ms:.0f} ms and not {self.tpot_ms:g}")
+        return ", ".join(missed)
 
 
 def score(goal: str, figures: Figures) -> float:

@@ -178,7 +178,7 @@ async def test_the_oldest_turns_make_room(service: Service, tmp_path: Path) -> N
             terminal.expect("9 messages are loaded")
             # A quarter of 200 is for the answer; of 8 turns with 30 words each, 4 fit beside the question.
             terminal.type(f"next?{ENTER}")
-            terminal.expect("takes 200 tokens: it is no longer told the oldest 4 messages")
+            terminal.expect("takes 200 tokens: the oldest 4 messages are no longer sent")
             terminal.expect("first after")
             sent = service.server.messages()
             assert [content.split()[0] for _, content in sent] == ["brief", "2", "2", "3", "3", "next?"]
