@@ -107,7 +107,7 @@ def test_running_stacks_are_found_by_name_and_by_files(tmp_path: Path, monkeypat
 
 _ANNOUNCE = """
 import time
-from pagewire import running
+from pagewire.stack import running
 from pagewire.config import ServeConfig
 with running.announced(ServeConfig(served_model_name="m"), shared=True):
     print("announced", flush=True)
