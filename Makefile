@@ -66,7 +66,7 @@ lint: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m pagewire.gateway.api_table > docs/api.md
-	$(BIN)/python -m pagewire.services.executor.models.table docs/models.json > docs/models.md
+	$(BIN)/python -m pagewire.services.executor.models.registry.table docs/models.json > docs/models.md
 	$(BIN)/python -m pagewire.flags.from_vllm > docs/from-vllm.md
 
 options: $(READY)

@@ -1,9 +1,9 @@
 """The simulated requests and their arrivals: conversations that begin with a shared system prompt, in bursts.
 
 Requests arrive at a given rate, which goes up and down, with gaps of a gamma distribution (with a coefficient of
-variation of 1 they come independently, above that in bursts). A request continues a conversation when its answer has
-been read for `think_seconds`, or, at every `turns`-th request or if nobody is through, begins a new one. So the rate is
-what was asked for from the first second on, however long conversations are.
+variation of 1 they come independently, above that in bursts). A request continues a conversation
+`think_seconds` after its last answer. At every `turns`-th request, and when no conversation is ready, it begins a new one.
+So the rate is the given one from the first second on, however long conversations are.
 """
 
 import random

@@ -74,6 +74,18 @@ def test_paths_and_modules_that_are_named_exist(page: Path) -> None:
     assert [module for module in MODULE.findall(text) if not module_exists(module)] == []
 
 
+def test_commands_of_the_makefile_and_pages_named_in_code_exist() -> None:
+    assert [module for module in MODULE.findall((ROOT / "Makefile").read_text()) if not module_exists(module)] == []
+    named = {
+        page
+        for folder in FOLDERS.split("|")
+        for path in (ROOT / folder).rglob("*.py")
+        if folder != "pagewire" or not path.is_symlink()
+        for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", path.read_text())
+    }
+    assert [page for page in named if not exists(page)] == []
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, pending = set(), [ROOT / "README.md"]
     while pending:
