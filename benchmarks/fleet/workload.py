@@ -2,7 +2,7 @@
 
 Requests arrive at a given rate, which goes up and down, with gaps of a gamma distribution (with a coefficient of
 variation of 1 they come independently, above that in bursts). A request continues a conversation
-`think_seconds` after its last answer. At every `turns`-th request, and when no conversation is ready, it begins a new one.
+`think_seconds` after its last answer, or begins a new one: every `turns`-th time, and when no conversation is ready.
 So the rate is the given one from the first second on, however long conversations are.
 """
 

@@ -1,6 +1,4 @@
-"""The page of models in the documentation, from the registry and from models made of it:
-
-python -m pagewire.services.executor.models.registry.table docs/models.json > docs/models.md
+"""Generates docs/models.md from the registry and from models made of it (`make docs`).
 
 The file given has load times and peak memory as `benchmarks.load_models` measured them.
 """
@@ -36,8 +34,7 @@ EXAMPLE_SIZES = {
 _PAGE = """\
 # Models
 
-This page is generated (`python -m pagewire.services.executor.models.registry.table docs/models.json > docs/models.md`);
-a test compares it with the code.
+This page is generated from the registry by `make docs`.
 
 "Architecture" is the class that `config.json` names. What it says of an architecture holds on the CPU and, with kernels
 that are compiled ahead of time and run in Triton's interpreter but on [no GPU yet](gpu.md), on CUDA.
