@@ -11,6 +11,7 @@ from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import StepResult, StepWork
+from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.v1.common_pb2 import SamplingParams
 
 # Everything that is new: whole steps of prompts, in the order of arrival.
@@ -84,7 +85,7 @@ class Simulation:
     ) -> Stream:
         params = resolve(SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1))
         prompt = [1 + i % 1000 for i in range(num_prompt_tokens)]
-        request = Request(len(self.streams) + 1, prompt, params, tenant=tenant, tenant_weight=weight)
+        request = Request(len(self.streams) + 1, prompt, params, tenant=Tenant(tenant, weight))
         stream = Stream(arrival, request)
         self.streams.append(stream)
         self._to_come = sorted([*self._to_come, stream], key=lambda stream: stream.arrival)

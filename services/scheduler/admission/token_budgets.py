@@ -48,25 +48,25 @@ class TokenBudgets:
 
     def check(self, request: Request, now: float) -> None:
         """Raises WaitTooLong, with the time after which there is something left."""
-        if not (limit := request.tokens_per_minute):
-            self._budgets.pop(request.tenant, None)
+        if not (limit := request.tenant.tokens_per_minute):
+            self._budgets.pop(request.tenant.name, None)
             return
-        budget = self._budgets.setdefault(request.tenant, _Budget(limit, now))
+        budget = self._budgets.setdefault(request.tenant.name, _Budget(limit, now))
         budget.set_limit(limit)
         # What has been let in with others before it is not turned away from them.
         if (seconds := budget.seconds_until_some_are_left(now)) and not request.is_resubmitted:
             message = (
-                f"{request.tenant} has used {limit} tokens a minute, as many as its key allows: come back in"
+                f"{request.tenant.name} has used {limit} tokens a minute, as many as its key allows: come back in"
                 f" {math.ceil(seconds)} s"
             )
             raise WaitTooLong(message, "tokens_per_minute", seconds)
 
     def add(self, request: Request) -> None:
         """A request that was taken in."""
-        if budget := self._budgets.get(request.tenant):
+        if budget := self._budgets.get(request.tenant.name):
             budget.add(request)
 
     def remove(self, request: Request) -> None:
         """One that has ended."""
-        if budget := self._budgets.get(request.tenant):
+        if budget := self._budgets.get(request.tenant.name):
             budget.remove(request)

@@ -89,7 +89,7 @@ class Decision:
                 num_decodes += 1 + num_drafts
                 continue
             # Most have room for a token, and need no call to know.
-            has_room = request.num_computed_tokens < request.num_slots
+            has_room = request.num_computed_tokens < request.blocks.num_slots
             new_blocks = kv.no_blocks if has_room else self._slot_for(request)
             if new_blocks is None and not request.is_accepted:
                 continue  # it gives back what lies behind its windows when it is, after a step in flight
@@ -301,7 +301,7 @@ class Decision:
             else:
                 step.sampled.append(request)
                 step.epochs.append(request.epoch)
-        if request.num_computed_tokens >= request.num_tokens_to_cache:
+        if request.num_computed_tokens >= request.blocks.num_tokens_to_cache:
             self._kv.cache_blocks(request)
 
     def _run_prompt(self, request: Request, num_tokens: int) -> None:

@@ -71,7 +71,7 @@ class Replica:
         running = self._rows.running
         self._start_over(None)
         for request in running:
-            request.forget_blocks()
+            request.blocks.drop()
             request.preempt()
         return running
 

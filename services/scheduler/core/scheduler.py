@@ -103,7 +103,7 @@ class Scheduler:
         ended: list[tuple[Request, InvalidRequest | None]] = []
         for request in list(self._waiting):
             if present is None:
-                request.forget_hashes()  # the block size may be another
+                request.blocks.forget_hashes()  # the block size may be another
             try:
                 self._resolve(request)
             except InvalidRequest as error:
@@ -160,7 +160,7 @@ class Scheduler:
             if reason := self._find_early_end(request):
                 request.finish(reason)
                 return False
-        request.account = self._shares.account(request.tenant, request.tenant_weight)
+        request.account = self._shares.account(request.tenant.name, request.tenant.weight)
         if not request.is_resubmitted:
             self._check_queue(request.account)
         request.is_long = self._is_long(request)
@@ -188,7 +188,7 @@ class Scheduler:
             return None
         step = replica.schedule(self._waiting, self.placement.taker(replica))
         self.placement.on_step(replica, step)
-        left = next((request for request in self._waiting if request.awaited is None), None)
+        left = next((request for request in self._waiting if request.blocks.awaited is None), None)
         others = self.placement.least_loaded() if left is not None else []
         self._has_leftovers = left is not None and not any(
             other.has_room_for(left) for other in others if other is not replica
@@ -245,7 +245,7 @@ class Scheduler:
             replica.check_integrity()
         self.placement.check_integrity()
         for request in self._waiting:
-            assert not request.held_blocks, "a waiting request holds blocks"
+            assert not request.blocks.held, "a waiting request holds blocks"
             assert request.replica_id is None, "a waiting request runs"
 
     # -- checks ------------------------------------------------------------------------------------------------------

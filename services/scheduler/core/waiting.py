@@ -66,7 +66,7 @@ class WaitingQueue:
         others: dict[str, tuple[int, int]] = {}
         for key, lane in self.lanes.items():
             tenant, lane_tokens = key[0].tenant, self._num_tokens[key]
-            if tenant != request.tenant:
+            if tenant != request.tenant.name:
                 num_others, other_tokens = others.get(tenant, (0, 0))
                 others[tenant] = num_others + len(lane), other_tokens + lane_tokens
             elif is_behind_long_ones or not key[1]:

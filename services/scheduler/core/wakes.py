@@ -63,5 +63,5 @@ class Wakes:
     def _for_first(self) -> Collection[Replica]:
         if not self._resting or not self._scheduler.num_waiting:
             return ()
-        first = next((request for request in self._scheduler.waiting if request.awaited is None), None)
+        first = next((request for request in self._scheduler.waiting if request.blocks.awaited is None), None)
         return () if first is None else self.after_arrival(first)

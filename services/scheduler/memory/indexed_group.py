@@ -28,19 +28,19 @@ class IndexedGroup:
         if self._index is not None:
             self._index.remove_all(list(self._group.pool.hashes))
             for request in running:
-                self._index.remove_all(self._group.keys(request.block_hashes))
+                self._index.remove_all(self._group.keys(request.blocks.hashes))
             self._group.pool.index = self._index = None
 
     def expect(self, request: Request) -> None:
         """It begins: what is to be computed of it will be found here."""
         if self._index is not None:
-            for block_hash in self._group.keys(request.block_hashes):
+            for block_hash in self._group.keys(request.blocks.hashes):
                 self._index.add(block_hash)
 
     def stop_expecting(self, request: Request) -> None:
         """It ends, however much of it was computed."""
         if self._index is not None:
-            for block_hash in self._group.keys(request.block_hashes):
+            for block_hash in self._group.keys(request.blocks.hashes):
                 if self._group.pool.find(block_hash) is None:
                     self._index.remove(block_hash)
 
@@ -50,7 +50,7 @@ class IndexedGroup:
             return
         known, present = self._index.hashes(), set(self._group.pool.hashes)
         assert present <= known, "the index lacks a block"
-        expected = {block_hash for request in running for block_hash in self._group.keys(request.block_hashes)}
+        expected = {block_hash for request in running for block_hash in self._group.keys(request.blocks.hashes)}
         assert known <= present | expected, "the index has a block that is gone"
 
     def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:

@@ -123,30 +123,32 @@ class KVCacheManager:
         """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
         earlier one; none before the executor has accepted the request."""
         num_full = request.num_certain_tokens // self.block_size
-        if num_full <= request.num_cached_blocks or not self._enable_prefix_caching or not request.is_accepted:
+        if num_full <= request.blocks.num_cached or not self._enable_prefix_caching or not request.is_accepted:
             return
         hashes = self._hashes(request, num_full)
-        for group, held in zip(self._groups, request.held_blocks, strict=True):
-            group.cache(held, hashes, request.num_cached_blocks, num_full)
+        for group, held in zip(self._groups, request.blocks.held, strict=True):
+            group.cache(held, hashes, request.blocks.num_cached, num_full)
         self._set_num_cached_blocks(request, num_full)
-        self._upcoming.announce(request)
+        self._upcoming.announce(request.blocks)
 
     def _set_num_cached_blocks(self, request: Request, num_blocks: int) -> None:
-        request.num_cached_blocks = num_blocks
-        request.num_tokens_to_cache = (num_blocks + 1) * self.block_size if self._enable_prefix_caching else _NO_LIMIT
+        request.blocks.num_cached = num_blocks
+        request.blocks.num_tokens_to_cache = (
+            (num_blocks + 1) * self.block_size if self._enable_prefix_caching else _NO_LIMIT
+        )
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
-        if request.hashed_for != self._weights_version:
-            if request.block_hashes:
-                request.other_hashes[request.hashed_for] = request.block_hashes
-            request.hashed_for = self._weights_version
-            request.block_hashes = request.other_hashes.pop(self._weights_version, [])
-        hashes, size = request.block_hashes, self.block_size
+        if request.blocks.hashed_for != self._weights_version:
+            if request.blocks.hashes:
+                request.blocks.other_hashes[request.blocks.hashed_for] = request.blocks.hashes
+            request.blocks.hashed_for = self._weights_version
+            request.blocks.hashes = request.blocks.other_hashes.pop(self._weights_version, [])
+        hashes, size = request.blocks.hashes, self.block_size
         for i in range(len(hashes), num_blocks):
             token_ids = request.token_ids[i * size : (i + 1) * size]
             extra_keys = request.images.keys(i * size, (i + 1) * size)
-            parent = hashes[-1] if hashes else computed_root(request.root_hash, self._weights_version)
+            parent = hashes[-1] if hashes else computed_root(request.blocks.root_hash, self._weights_version)
             hashes.append(hash_block(parent, token_ids, extra_keys))
         return hashes
 
@@ -200,12 +202,12 @@ class KVCacheManager:
         all its known tokens, in groups with windows those of a step's. `num_missing_blocks` must be 0 or less."""
         for group, held in zip(self._groups, computed.held, strict=True):
             group.admit(request.num_tokens, held)
-        request.held_blocks = computed.held
-        request.awaited = None
+        request.blocks.held = computed.held
+        request.blocks.await_none()
         self._set_num_cached_blocks(request, computed.num_tokens // self.block_size)
-        request.num_slots = self._num_slots(computed.held)
+        request.blocks.num_slots = self._num_slots(computed.held)
         if self._enable_prefix_caching:
-            self._upcoming.announce(request)
+            self._upcoming.announce(request.blocks)
         if self.indexed is not None:
             self.indexed.expect(request)
 
@@ -214,11 +216,11 @@ class KVCacheManager:
     def num_allocatable_tokens(self, request: Request, num_tokens: int) -> int:
         """How many of num_tokens tokens beyond the computed ones have blocks or could be given some."""
         num_computed = request.num_computed_tokens
-        if num_computed + num_tokens <= request.num_slots:
+        if num_computed + num_tokens <= request.blocks.num_slots:
             return num_tokens
         reaches = (
             (held.end + group.pool.num_free_blocks) * group.block_size
-            for group, held in zip(self._groups, request.held_blocks, strict=True)
+            for group, held in zip(self._groups, request.blocks.held, strict=True)
         )
         return min(num_tokens, min(reaches) - num_computed)
 
@@ -229,18 +231,18 @@ class KVCacheManager:
             The blocks appended, or None if there are not enough and nothing was changed.
         """
         num_slots = request.num_computed_tokens + num_tokens
-        if num_slots <= request.num_slots:
+        if num_slots <= request.blocks.num_slots:
             return self.no_blocks
-        for group, held in zip(self._groups, request.held_blocks, strict=True):
+        for group, held in zip(self._groups, request.blocks.held, strict=True):
             if group.end_of(num_slots) - held.end > group.pool.num_free_blocks:
                 return None
         counts: list[int] = []
         ids: list[int] = []
-        for group, held in zip(self._groups, request.held_blocks, strict=True):
+        for group, held in zip(self._groups, request.blocks.held, strict=True):
             count = max(0, group.end_of(num_slots) - held.end)
             counts.append(count)
             ids += group.extend(held, count)
-        request.num_slots = self._num_slots(request.held_blocks)
+        request.blocks.num_slots = self._num_slots(request.blocks.held)
         return NewBlocks(counts, ids)
 
     def _num_slots(self, held_blocks: Sequence[HeldBlocks]) -> int:
@@ -259,7 +261,7 @@ class KVCacheManager:
                 continue  # its blocks may yet have to be found
             self.cache_blocks(request)  # results may have come since it ran
             for index, group in self._windows:
-                group.release_behind(request.held_blocks[index], request.num_certain_tokens)
+                group.release_behind(request.blocks.held[index], request.num_certain_tokens)
         for _, group in self._windows:
             group.start_step()
 
@@ -267,21 +269,21 @@ class KVCacheManager:
         """Takes everything from a request. Steps in flight may still write to its blocks: whoever gets them next runs
         in a later step, and steps execute in order."""
         self.cache_blocks(request)
-        for group, held in zip(self._groups, request.held_blocks, strict=True):
+        for group, held in zip(self._groups, request.blocks.held, strict=True):
             group.release(held.blocks)
         if self.indexed is not None:
             self.indexed.stop_expecting(request)
-        request.forget_blocks()
+        request.blocks.drop()
 
     def forget(self, request: Request) -> None:
         """Nobody finds any block of a request's tokens from now on: what is in them cannot be trusted."""
         for group in self._groups:
-            for block_hash in request.block_hashes:
+            for block_hash in request.blocks.hashes:
                 group.pool.forget(block_hash)
 
     def num_exclusive_blocks(self, request: Request) -> list[int]:
         """Blocks of each group that would become free with the request."""
-        return [sum(block.ref_count == 1 for block in held.blocks) for held in request.held_blocks]
+        return [sum(block.ref_count == 1 for block in held.blocks) for held in request.blocks.held]
 
     def share_index(self, index: BlockIndex) -> None:
         """Reports to the index from now on which blocks can be found here, or will be."""
@@ -297,7 +299,7 @@ class KVCacheManager:
         """Raises AssertionError unless the pools are consistent and held by exactly these requests."""
         requests = list(requests)
         for index, group in enumerate(self._groups):
-            blocks: Iterable[Block] = chain.from_iterable(request.held_blocks[index].blocks for request in requests)
+            blocks: Iterable[Block] = chain.from_iterable(request.blocks.held[index].blocks for request in requests)
             group.check_integrity(blocks)
         if self.indexed is not None:
             self.indexed.check_integrity(requests)

@@ -8,6 +8,7 @@ runs with blocks of theirs that nobody can find yet: not after it was preempted,
 
 from bisect import bisect_left
 
+from pagewire.services.scheduler.values.blocks import RequestBlocks
 from pagewire.services.scheduler.values.request import Request
 
 
@@ -18,42 +19,43 @@ class UpcomingBlocks:
         """num_blocks_at_once: a hit ends at a multiple of so many."""
         self._block_size = block_size
         self._at_once = num_blocks_at_once
-        self._makers: set[Request] = set()
-        self._next: dict[bytes, Request] = {}  # hash up to the end of what comes next -> who computes it
+        self._makers: set[RequestBlocks] = set()
+        self._next: dict[bytes, RequestBlocks] = {}  # hash up to the end of what comes next -> what it will belong to
 
     def start_step(self) -> None:
-        """A step is about to be decided: what the last one has computed can be found."""
+        """Prepares the decision of a step: what the last one has computed can be found."""
         if self._makers:
             makers, self._makers = self._makers, set()
             self._next.clear()
-            for request in makers:
-                self.announce(request)
+            for blocks in makers:
+                self.announce(blocks)
 
-    def announce(self, request: Request) -> None:
-        """More blocks of a running request can be found, or none yet: notes what follows them."""
-        end = (request.num_cached_blocks // self._at_once + 1) * self._at_once
-        if end <= len(request.block_hashes) and request.held_blocks:
-            self._next.setdefault(request.block_hashes[end - 1], request)
-            self._makers.add(request)
+    def announce(self, blocks: RequestBlocks) -> None:
+        """Notes what follows the blocks of a running request that can be found."""
+        end = (blocks.num_cached // self._at_once + 1) * self._at_once
+        if end <= len(blocks.hashes) and blocks.held:
+            self._next.setdefault(blocks.hashes[end - 1], blocks)
+            self._makers.add(blocks)
 
     def keeps_waiting(self, request: Request) -> bool:
-        """Whether the request waits and whom it waits for has not come to the end of what they share."""
-        if request.awaited is None:
+        """Returns whether the request waits for blocks that have not all been computed."""
+        if request.blocks.awaited is None:
             return False
-        maker, num_blocks = request.awaited
-        return maker in self._makers and bool(maker.held_blocks) and maker.num_cached_blocks < num_blocks
+        awaited, num_blocks = request.blocks.awaited
+        return awaited in self._makers and bool(awaited.held) and awaited.num_cached < num_blocks
 
     def is_awaited_by(self, request: Request, num_found_blocks: int) -> bool:
-        """Whether a request of which so many blocks are found should wait for more; noted in `request.awaited`."""
-        request.awaited = None
+        """Returns whether a request of which so many blocks are found should wait for more, and notes for which."""
+        blocks = request.blocks
+        blocks.awaited = None
         end = num_found_blocks + self._at_once
         if not self._next or end * self._block_size >= request.num_tokens:
             return False
-        maker = self._next.get(request.block_hashes[end - 1])
-        if maker is None or not maker.held_blocks:
+        upcoming = self._next.get(blocks.hashes[end - 1])
+        if upcoming is None or not upcoming.held:
             return False
-        ours, theirs = request.block_hashes, maker.block_hashes
+        ours, theirs = blocks.hashes, upcoming.hashes
         most = min((request.num_tokens - 1) // self._block_size, len(theirs))
         num_shared = bisect_left(range(most), True, lo=end, key=lambda i: ours[i] != theirs[i])
-        request.awaited = maker, num_shared // self._at_once * self._at_once
+        blocks.awaited = upcoming, num_shared // self._at_once * self._at_once
         return True

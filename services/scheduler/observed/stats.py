@@ -126,7 +126,7 @@ def on_first_step(request: Request, waited: float, exemplar: Mapping[str, str] |
     CACHED_PROMPT_TOKENS.inc(num_cached_tokens)
     _CACHED.inc(num_cached_tokens)
     _COMPUTED.inc(num_prompt_tokens - num_cached_tokens)
-    TENANTS.on_first_step(request.tenant, num_prompt_tokens, waited)
+    TENANTS.on_first_step(request.tenant.name, num_prompt_tokens, waited)
 
 
 class Stats:
@@ -178,7 +178,7 @@ class Stats:
     def on_end(self, request: Request) -> None:
         assert request.finish_reason is not None
         _REASONS[request.finish_reason].inc()
-        TENANTS.on_end(request.tenant, request.num_output_tokens)
+        TENANTS.on_end(request.tenant.name, request.num_output_tokens)
         REQUEST_PROMPT_TOKENS.observe(request.num_prompt_tokens)
         REQUEST_GENERATION_TOKENS.observe(request.num_output_tokens)
         REQUEST_PREEMPTIONS.observe(request.num_preemptions)

@@ -10,6 +10,7 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGro
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep, StepClock, StepResult
+from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_pb2
 
@@ -44,9 +45,9 @@ def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission, 
         images=PromptImages(submission.images, len(message.prompt_token_ids)) if submission.images else NO_IMAGES,
         cache_salt=message.cache_salt,
         cache_owner="" if shares_cache else submission.context.tenant,
-        tenant=submission.context.tenant,
-        tenant_weight=submission.context.tenant_weight,
-        tokens_per_minute=submission.context.tokens_per_minute,
+        tenant=Tenant(
+            submission.context.tenant, submission.context.tenant_weight, submission.context.tokens_per_minute
+        ),
         weights_version=submission.weights_version,
     )
 

@@ -156,4 +156,4 @@ class Delivery:
         code = error.code.name if error else "CANCELLED" if request.finish_reason is FinishReason.ABORT else "OK"
         timeline.tell(live.span, request, live.timeline, code, error.message if error else None)
         if live.external_id:
-            self.accounts.add(request.tenant, live.account(has_ended=True))
+            self.accounts.add(request.tenant.name, live.account(has_ended=True))

@@ -34,11 +34,13 @@ class LiveRequest:
 
     def goes_by(self, external_ids: Collection[str], tenant: str | None) -> bool:
         """Whether its client has given it one of these ids, and it is of the tenant; None: of any."""
-        return bool(self.external_id) and self.external_id in external_ids and tenant in (None, self.request.tenant)
+        return (
+            bool(self.external_id) and self.external_id in external_ids and tenant in (None, self.request.tenant.name)
+        )
 
     @property
     def account_owner(self) -> tuple[str, str]:
-        return self.request.tenant, self.external_id
+        return self.request.tenant.name, self.external_id
 
     def account(self, *, has_ended: bool = False) -> RequestAccount:
         """Where its time goes. has_ended: its timeline is closed."""

@@ -129,11 +129,11 @@ class Speculation:
     def _acceptance(self, request: Request) -> Acceptance:
         acceptance = self._acceptances.get(request)
         if acceptance is None:
-            shared = self._shared.get(request.tenant)
+            shared = self._shared.get(request.tenant.name)
             if shared is None:
                 if len(self._shared) >= _MAX_TENANTS:
                     del self._shared[next(iter(self._shared))]
-                shared = self._shared[request.tenant] = Acceptance(self._max_drafts)
+                shared = self._shared[request.tenant.name] = Acceptance(self._max_drafts)
             acceptance = self._acceptances[request] = Acceptance(self._max_drafts, shared)
         return acceptance
 

@@ -87,7 +87,7 @@ class Suspects:
             is_running = request.status is RequestStatus.RUNNING
             num_tokens = request.num_output_placeholders if is_running else _TOKENS_IN_FLIGHT
             self._suspicions[request] = Suspicion(request.num_tokens + max(1, num_tokens))
-            request.awaited = None
+            request.blocks.await_none()
         return {}
 
     def _is_unexplained(self, request: Request) -> bool:

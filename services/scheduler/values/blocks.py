@@ -27,3 +27,45 @@ class HeldBlocks:
     @property
     def ids(self) -> list[int]:
         return [block.block_id for block in self.blocks]
+
+
+class RequestBlocks:
+    """What a request holds of the KV cache, and under which hashes its blocks are found. Owned by the KVCacheManager of
+    the replica that runs it."""
+
+    __slots__ = (
+        "awaited",
+        "hashed_for",
+        "hashes",
+        "held",
+        "num_cached",
+        "num_slots",
+        "num_tokens_to_cache",
+        "other_hashes",
+        "root_hash",
+    )
+
+    def __init__(self, root_hash: bytes) -> None:
+        """root_hash: what the hashes begin with."""
+        self.root_hash = root_hash
+        self.hashes: list[bytes] = []
+        self.hashed_for = ""  # the version of the weights that they are for
+        self.other_hashes: dict[str, list[bytes]] = {}  # for other weights by version, while these are replaced
+        self.awaited: tuple[RequestBlocks, int] | None = None  # the blocks that it waits to find, and how many of them
+        self.drop()
+
+    def drop(self) -> None:
+        """Holds no blocks from now on."""
+        self.held: tuple[HeldBlocks, ...] = ()  # by group
+        self.num_slots = 0  # tokens that the block tables of all groups have room for
+        self.num_cached = 0  # those in front, which can be found
+        self.num_tokens_to_cache = 0  # computed tokens with which one more can be found
+
+    def forget_hashes(self) -> None:
+        """Drops the hashes, as blocks may be of another size from now on."""
+        self.hashes.clear()
+        self.other_hashes.clear()
+
+    def await_none(self) -> None:
+        """Waits for no block of another request any more."""
+        self.awaited = None

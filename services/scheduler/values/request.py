@@ -7,9 +7,10 @@ from pagewire.config.sampling_checks import check_for_model, check_num_prompt_lo
 from pagewire.errors import InvalidRequest, check_all
 from pagewire.services.scheduler.values.account import NO_ACCOUNT
 from pagewire.services.scheduler.values.block_hashes import root_hash
-from pagewire.services.scheduler.values.blocks import HeldBlocks
+from pagewire.services.scheduler.values.blocks import RequestBlocks
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
+from pagewire.services.scheduler.values.tenant import NO_TENANT, Tenant
 from pagewire.v1.common_pb2 import SamplingParams
 
 
@@ -63,40 +64,30 @@ class Request:
     __slots__ = (
         "__weakref__",
         "account",
-        "awaited",
-        "block_hashes",
+        "blocks",
         "epoch",
         "finish_reason",
         "has_grammar",
-        "hashed_for",
-        "held_blocks",
         "images",
         "is_accepted",
         "is_long",
         "is_resubmitted",
         "max_num_tokens",
-        "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_slots",
-        "num_tokens_to_cache",
         "order",
-        "other_hashes",
         "replica_id",
         "request_id",
-        "root_hash",
         "sampling_params",
         "second_text_start",
         "status",
         "stop_token_id",
         "stop_token_ids",
         "tenant",
-        "tenant_weight",
         "token_ids",
-        "tokens_per_minute",
         "weights_version",
         "yields_vector",
     )
@@ -114,9 +105,7 @@ class Request:
         images: PromptImages = NO_IMAGES,
         cache_salt: str = "",
         cache_owner: str = "",
-        tenant: str = "",
-        tenant_weight: float = 0.0,
-        tokens_per_minute: int = 0,
+        tenant: Tenant = NO_TENANT,
         weights_version: str = "",
     ) -> None:
         """sampling_params: resolved, and never changed.
@@ -128,18 +117,14 @@ class Request:
 
         cache_salt, cache_owner: it shares blocks only with requests of the same.
 
-        tenant: whose it is. tenant_weight: 0 stands for 1. tokens_per_minute: of the tenant, 0 = no limit.
-
         weights_version: of the weights that made the tokens it brings along; empty: they are not known.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
         self.second_text_start = second_text_start
         self.images = images
-        self.root_hash = root_hash(cache_salt, cache_owner)  # what the hashes of its blocks begin with
+        self.blocks = RequestBlocks(root_hash(cache_salt, cache_owner))
         self.tenant = tenant
-        self.tenant_weight = tenant_weight
-        self.tokens_per_minute = tokens_per_minute
         self.weights_version = weights_version  # of those that compute it, or last did
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
         self.is_long = False  # much of its prompt was not found in the prefix cache
@@ -166,25 +151,6 @@ class Request:
         # Resolved against an executor's model and capacity by `resolve`.
         self.max_num_tokens = 0
         self.stop_token_ids: frozenset[int] = frozenset()
-
-        # Owned by the replica's KVCacheManager.
-        self.block_hashes: list[bytes] = []
-        self.hashed_for = ""  # the version of the weights that they are for
-        self.other_hashes: dict[str, list[bytes]] = {}  # those for other weights, while these are replaced
-        self.awaited: tuple[Request, int] | None = None  # who computes so many blocks that it waits to find
-        self.forget_blocks()
-
-    def forget_blocks(self) -> None:
-        """It holds none, as long as it waits."""
-        self.held_blocks: tuple[HeldBlocks, ...] = ()  # by group
-        self.num_slots = 0  # tokens that the block tables of all groups have room for
-        self.num_cached_blocks = 0  # those in front, which can be found
-        self.num_tokens_to_cache = 0  # how many must be computed for one more; before that `cache_blocks` does nothing
-
-    def forget_hashes(self) -> None:
-        """Blocks may be of another size from now on."""
-        self.block_hashes.clear()
-        self.other_hashes.clear()
 
     @property
     def num_certain_tokens(self) -> int:

@@ -44,12 +44,12 @@ class NewRequest:
             list(request.token_ids),
             request.num_prompt_tokens,
             request.num_computed_tokens,
-            [Blocks(held.first, held.ids) for held in request.held_blocks],
+            [Blocks(held.first, held.ids) for held in request.blocks.held],
             request.sampling_params,
             request.yields_vector,
             request.second_text_start,
             request.images,
-            int.from_bytes(request.root_hash[:8]),
+            int.from_bytes(request.blocks.root_hash[:8]),
         )
 
 

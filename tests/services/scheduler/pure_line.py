@@ -17,6 +17,7 @@ from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.v1.common_pb2 import Logprobs, SamplingParams
 from tests.fakes import FakeExecutor
 
@@ -169,8 +170,7 @@ class PureLine:
             yields_vector=yields_vector,
             images=images,
             cache_salt=cache_salt,
-            tenant=tenant,
-            tenant_weight=tenant_weight,
+            tenant=Tenant(tenant, tenant_weight),
         )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
@@ -145,7 +146,7 @@ def test_who_is_before_whom(waiting: list[tuple[str, int, int]], newcomer: tuple
     for tenant, num_tokens, priority in waiting:
         line.add([1] * num_tokens, tenant=tenant, priority=priority)
     tenant, num_tokens, priority = newcomer
-    request = Request(0, [1] * num_tokens, SamplingParams(priority=priority), tenant=tenant)
+    request = Request(0, [1] * num_tokens, SamplingParams(priority=priority), tenant=Tenant(tenant))
     num, tokens = line.scheduler.waiting_before(request)
     own = [one for one in waiting if one[0] == tenant]
     before = [one for one in own if one[2] <= priority]

@@ -11,6 +11,7 @@ from pagewire.services.scheduler.admission.admission import WaitTooLong
 from pagewire.services.scheduler.admission.token_budgets import TokenBudgets
 from pagewire.services.scheduler.main import make_public_server
 from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.tools.keys import KeysAddConfig, add
 from pagewire.v1 import scheduler_pb2_grpc
 from pagewire.v1.common_pb2 import SamplingParams
@@ -43,7 +44,9 @@ class Clock:
     def _check(self, num_tokens: int, tenant: str, limit: int, **options: Any) -> Request:
         self._num += 1
         params = resolve(SamplingParams())
-        request = Request(self._num, [1] * num_tokens, params, tenant=tenant, tokens_per_minute=limit, **options)
+        request = Request(
+            self._num, [1] * num_tokens, params, tenant=Tenant(tenant, tokens_per_minute=limit), **options
+        )
         self.budgets.check(request, self.now)
         return request
 

@@ -58,7 +58,7 @@ class Story:
             elif kind.startswith("abort") and (live := [r for r in self.requests if not r.is_finished]):
                 request = live[int(kind[-1]) % len(live)]
                 self.line.abort(request)
-                assert not request.held_blocks
+                assert not request.blocks.held
                 self.aborted.add(request.request_id)
 
     def finish(self) -> None:

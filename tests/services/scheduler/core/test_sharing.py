@@ -199,7 +199,7 @@ def jain(values: list[float]) -> float:
 
 def served(simulation: Simulation, tenant: str) -> float:
     """Tokens of prompts that were computed, and twice those of outputs."""
-    streams = [stream for stream in simulation.streams if stream.request.tenant == tenant]
+    streams = [stream for stream in simulation.streams if stream.request.tenant.name == tenant]
     return sum(stream.request.num_prompt_tokens + 2 * len(stream.times) for stream in streams if stream.times)
 
 

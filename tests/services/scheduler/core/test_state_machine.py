@@ -167,7 +167,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Its pages are free at once, whatever is in flight, and its row with the next step."""
         self.line.abort(generation.request, reason)
         generation.cause = reason
-        assert not generation.request.held_blocks
+        assert not generation.request.blocks.held
 
     @precondition(lambda self: any(generation.may_return for generation in self.generations))
     @rule(number=st.integers(0, 9), num_unread=st.sampled_from([0, 0, 1, 5, 99]), is_known=st.booleans())

@@ -79,6 +79,6 @@ def test_a_request_holds_two_states_however_long_it_is() -> None:
     most = 0
     while not request.is_finished:
         while line.schedule() is not None:
-            most = max(most, len(request.held_blocks[0].blocks))
+            most = max(most, len(request.blocks.held[0].blocks))
         line.receive()
     assert most == 2 and line.replica.counts.num_preemptions == 0

@@ -18,6 +18,7 @@ from pagewire.services.scheduler.speculation.speculation import Plan, Speculatio
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
+from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
@@ -209,7 +210,10 @@ def test_requests_of_one_step_have_different_numbers() -> None:
 
 def test_another_tenants_texts_do_not_count() -> None:
     speculation = Speculation(executor_info(memory_bound))
-    refusing, accepting = Request(1, [1], SamplingParams(), tenant="a"), Request(2, [1], SamplingParams(), tenant="b")
+    refusing, accepting = (
+        Request(1, [1], SamplingParams(), tenant=Tenant("a")),
+        Request(2, [1], SamplingParams(), tenant=Tenant("b")),
+    )
     for request in (refusing, accepting):
         request.max_num_tokens = 1 << 20
         for _ in range(20):
@@ -218,7 +222,7 @@ def test_another_tenants_texts_do_not_count() -> None:
             step.work.num_decodes = 1 + drafts
             gain = 1 if request is refusing else 1 + drafts
             speculation.learn(step, StepResult(1, [], [gain], [], num_drafted=[drafts]), memory_bound(1 + drafts))
-    newcomers = [Request(i, [1], SamplingParams(), tenant=tenant) for i, tenant in ((3, "a"), (4, "b"))]
+    newcomers = [Request(i, [1], SamplingParams(), tenant=Tenant(tenant)) for i, tenant in ((3, "a"), (4, "b"))]
     for request in newcomers:
         request.max_num_tokens = 1 << 20
     plan = next(plan for _ in range(3) if (plan := speculation.plan(newcomers)).drafts)  # now and then it makes none

@@ -32,7 +32,7 @@ def hashes(num_tokens: int, *images: common_pb2.PromptImage) -> list[bytes]:
     request = Request(1, [7] * num_tokens, common_pb2.SamplingParams(), images=PromptImages(images, num_tokens))
     kv = KVCacheManager([KVGroup(64)], BLOCK_SIZE, True, 64)
     kv.get_computed_blocks(request)
-    return list(request.block_hashes)
+    return list(request.blocks.hashes)
 
 
 def test_blocks_with_another_image_are_other_blocks() -> None:
