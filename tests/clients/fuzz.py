@@ -69,7 +69,7 @@ REASONS = re.compile(
             "^(json_schema|json|regex|ebnf|grammar|structural_tag|choice)( at [^:]*)?[: ]", "cannot be followed",
             "is not JSON", "thinking_token_budget",
             # What is not stored, and numbers that float32 rounds to others.
-            "no response ", "no item ", "a batch can ask", r"is (inf|-?[0-9.e+-]+); it must be",
+            "no response ", "no item ", "is not available to batches", r"is (inf|-?[0-9.e+-]+); it must be",
         )
     )
 )  # fmt: skip

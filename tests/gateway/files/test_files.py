@@ -75,7 +75,7 @@ async def test_what_is_wrong_with_an_upload_is_said(ai: openai.AsyncOpenAI, clie
             {"files": {"file": CONTENT, "expires_after": (None, "1h"), "expires_after[seconds]": (None, "3600")}},
             "exclude each other",
         ),
-        ({"files": [("file", CONTENT), ("file", CONTENT), ("purpose", (None, "batch"))]}, "one file at a time"),
+        ({"files": [("file", CONTENT), ("file", CONTENT), ("purpose", (None, "batch"))]}, "upload one at a time"),
         ({"content": b"--x\r\nnonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}}, "not valid"),
         ({"content": b"--x", "headers": {"content-type": f"multipart/form-data; boundary={'x' * 999}"}}, "boundary"),
     ]:
