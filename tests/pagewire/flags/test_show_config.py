@@ -78,7 +78,7 @@ def test_the_table_is_for_people(
     )
     assert lines["--max-num-seqs"].startswith("--max-num-seqs 128 default more: more tokens per second in all")
     assert lines["--runner"] == "--runner generate flag --task"
-    assert lines["--enable-prefix-caching"].startswith("--enable-prefix-caching on default saves prompts")
+    assert lines["--enable-prefix-caching"].startswith("--enable-prefix-caching on default saves the common beginnings")
     assert "hunter2" not in show(capsys, "--api-key", "hunter2", "--show-config")
 
 
