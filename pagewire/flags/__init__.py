@@ -1,8 +1,8 @@
 """Command-line flags, YAML file, environment and profile of a configuration dataclass, all derived from its fields.
 
 Precedence: flag, then environment (`PAGEWIRE_MAX_NUM_SEQS`), then the file given by `--config`, then `--profile`, then
-the default. Flags of vLLM that Pagewire has not are answered as `pagewire.config.legacy` says. Whatever is wrong ends
-the process with exit code 2, naming the source, the value and what was expected.
+the default. `pagewire.config.legacy` has answers to flags of vLLM that Pagewire lacks. An error ends the process with
+exit code 2 and names the source, the value and what was expected.
 """
 
 import dataclasses
@@ -56,10 +56,10 @@ def parse(
     flags_only: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
-    """The configuration from all sources.
+    """Returns the configuration from all sources.
 
-    positional: the fields that may also be given without their flags, in this order. without: fields that are not
-    offered. flags_only: neither environment nor file, nor flags of vLLM. Exits with 0 after --help and --show-config,
+    positional: fields that may also be given without their flags, in this order. without: fields that have no flag.
+    flags_only: ignores the environment, the file and flags of vLLM. Exits with 0 after --help and --show-config,
     with 2 after an error.
     """
     fields = {f.name: f for f in fields_of(config_class) if f.name not in set(without)}
@@ -86,7 +86,7 @@ def parse(
 
 
 def _check(config: Any, prog: str) -> None:
-    """What would be refused is not shown as if it were taken."""
+    """Exits with an error for a configuration that would be refused: --show-config must not show it as valid."""
     try:
         if isinstance(config, ServiceConfig):
             refusals.check(config)
@@ -102,8 +102,8 @@ def _exit(prog: str, error: Exception) -> NoReturn:
 def _given(
     fields: _Fields, argv: Sequence[str], positionals: Sequence[str], environ: Mapping[str, str], flags_only: bool
 ) -> tuple[list[Given], str | None]:
-    """What all sources say, the strongest last; and how the configuration is to be shown, if it is."""
-    several = set(positionals) <= {"model"}  # of other commands, words behind a flag are rather theirs
+    """Returns the settings of all sources, the strongest last, and the format of --show-config, if it was given."""
+    several = set(positionals) <= {"model"}  # other commands have positional arguments, which may follow a flag
     line, words = command_line.read(argv, command_line.options_of(fields, flags_only=flags_only, several=several))
     if flags_only:
         return line + _positional(line, words, positionals), None
@@ -128,8 +128,8 @@ def _positional(line: Sequence[Given], words: Sequence[str], positionals: Sequen
 
 
 def _check_names(line: Sequence[Given]) -> None:
-    """`--served-model-name a b` are two names, `--api-key a b` two keys; where no MODEL is given, `b` may be meant as
-    one."""
+    '""Checks flags that take several words: in `--served-model-name a b` without MODEL, `b` may be meant as the'
+    'model.""'
     for setting in line:
         for word in str(setting.text).split(",")[1:] if setting.name in _SEVERAL_WORDS else ():
             if "/" in word or word.endswith(".gguf") or word in WHEEL_MODELS or (word and Path(word).exists()):
@@ -138,7 +138,7 @@ def _check_names(line: Sequence[Given]) -> None:
 
 
 def _settled(answers: Answers, given: Iterable[Given], fields: _Fields) -> dict[str, Given]:
-    """By field, with what a profile says. Raises UsageError."""
+    """Returns settings by field, with those of a profile. Raises UsageError."""
     settled = answers.settle(given)
     settled = _of_profile(settled, fields) | settled
     settled.pop("profile", None)
@@ -146,14 +146,14 @@ def _settled(answers: Answers, given: Iterable[Given], fields: _Fields) -> dict[
 
 
 def _values(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Any]:
-    """By field. Raises UsageError."""
+    """Returns values by field. Raises UsageError."""
     return {name: convert(fields[name], given.text, given.source) for name, given in settled.items()}
 
 
 def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Given]:
-    """What the profile among `settled` says of these fields. Raises UsageError for one that is unknown.
+    """Returns the settings of the profile for these fields. Raises UsageError for an unknown profile.
 
-    Its way to draft is taken whole or, if another source says anything of that, not at all.
+    If another source sets any flag of speculation, those of the profile are ignored: they belong together.
     """
     if (chosen := settled.get("profile")) is None:
         return {}
@@ -161,7 +161,7 @@ def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Give
     profile = PROFILES.get(str(chosen.text))
     if profile is None:
         raise UsageError(f"{chosen.source}: expected one of {', '.join(PROFILES)}, got {chosen.text!r}")
-    # A service that computes nothing does not know the device of those that do, which have limits of their own.
+    # Services that do not compute do not know the device.
     values = (
         profile.values("auto" if device is None else str(device.text)) if "device" in fields else profile.everywhere
     )
@@ -173,9 +173,10 @@ def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Give
 
 
 def of_keywords(fields: _Fields, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Values of fields from keyword arguments that are named as flags are, and what their giver is told.
+    """Returns values of fields from keyword arguments named like flags, and lines that report on flags of vLLM.
 
-    None is the default. Raises UsageError for a bad value, and KeyError for what is neither a field nor `is_of_vllm`.
+    None means the default. Raises UsageError for a bad value, and KeyError for a name that is neither a field nor
+    `is_of_vllm`.
     """
     answers = Answers(fields)
     given = [
@@ -185,12 +186,12 @@ def of_keywords(fields: _Fields, keywords: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def is_of_vllm(name: str) -> bool:
-    """Whether the field's name is that of a flag of vLLM's which has an answer, or of the profile."""
+    """Returns whether a name is that of a flag of vLLM with an answer, or "profile"."""
     return name == "profile" or name.replace("_", "-") in legacy.FLAGS
 
 
 def to_argv(config: Any) -> list[str]:
-    """The flags that `parse` needs to make this configuration again, secrets excepted."""
+    """Returns the flags from which `parse` makes this configuration again, without secrets."""
     argv = []
     for field in fields_of(type(config)):
         value = getattr(config, field.name)
@@ -205,7 +206,7 @@ def to_argv(config: Any) -> list[str]:
 
 
 def secrets(config: Any) -> dict[str, str]:
-    """The environment variables that complete `to_argv`."""
+    """Returns the environment variables that complete `to_argv`: the secrets."""
     return {
         environment_name(field.name): value
         for field in fields_of(type(config))
@@ -214,7 +215,7 @@ def secrets(config: Any) -> dict[str, str]:
 
 
 def without_configuration(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a child that gets its whole configuration from `to_argv` and `secrets`."""
+    """Returns the environment for a child that gets its whole configuration from `to_argv` and `secrets`."""
     names = {environment_name(field.name) for field in fields_of(ServeConfig)}
     names |= {ENVIRONMENT_PREFIX + "CONFIG", ENVIRONMENT_PREFIX + "PROFILE"}
     return {name: value for name, value in environ.items() if name not in names}

@@ -1,4 +1,4 @@
-"""Reads a command line as its users write it: `--flag value`, `--flag=value`, `--some_flag`, `--no-flag`,
+"""Reads command lines in every spelling that users write: `--flag value`, `--flag=value`, `--some_flag`, `--no-flag`,
 `--flag True`, `--names a b`, `-tp 2`, `-O3`, `--object.key value`."""
 
 import dataclasses
@@ -17,12 +17,12 @@ _NEGATIVE = re.compile(r"-\.?\d.*")
 
 
 class HelpWanted(Exception):
-    """`--help` was met. args: what of, or nothing."""
+    """Raised for `--help`. args: the topic, or nothing."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """How the words after a flag belong to it."""
+    """A flag, and which of the words after it belong to it."""
 
     name: str  # with underscores
     takes: str = "value"  # or switch (at most one of `optional`), words (one or more), numbers (the same)
@@ -32,8 +32,10 @@ class Option:
 def options_of(
     fields: Mapping[str, dataclasses.Field[Any]], *, flags_only: bool, several: bool = True
 ) -> dict[str, Option]:
-    """By spelling: those of the fields and, unless flags_only, of the flags of vLLM's that have an answer. several:
-    where a field may have several words, all that follow are its own."""
+    """Returns options by spelling: those of the fields and, unless flags_only, of flags of vLLM that have an answer.
+
+    several: a field that takes several words takes all that follow.
+    """
     options: dict[str, Option] = {}
     if not flags_only:
         for entry in legacy.FLAGS.values():
@@ -51,7 +53,7 @@ def options_of(
 
 
 def read(argv: Sequence[str], options: Mapping[str, Option]) -> tuple[list[Given], list[str]]:
-    """What the flags say, and the words that belong to none. Raises UsageError and HelpWanted."""
+    """Returns the settings of flags, and the words that belong to none. Raises UsageError and HelpWanted."""
     given, words = [], []
     rest = list(argv)
     while rest:
@@ -71,7 +73,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _read_flag(argument: str, rest: list[str], options: Mapping[str, Option]) -> Given:
-    """Takes the words that belong to it off `rest`."""
+    """Reads one flag, and removes the words that belong to it from `rest`."""
     spelling, equals, value = argument.partition("=")
     if spelling in ("--help", "-h"):
         raise HelpWanted(*([value] if equals else rest[:1]))

@@ -33,7 +33,7 @@ GROUPS = {
 _MANY = 40
 _CLAUSE = re.compile(r"(?:`[^`]*`|(?!; |: |, for instance| \().)+")
 # Sizes that are bytes; others are tokens or numbers of things.
-_IN_BYTES = ("_bytes", "_store_size")
+IN_BYTES = ("_bytes", "_store_size")
 _DEFAULT = re.compile(r"\((default: .*)\)$")
 
 
@@ -143,7 +143,7 @@ def _add_line(group: Any, field: dataclasses.Field[Any]) -> None:
     clause = _CLAUSE.match(field.metadata["help"])
     stated = _DEFAULT.search(field.metadata["help"])
     value: Any = field.default
-    in_bytes = isinstance(value, int) and field.metadata["kind"] == "size" and field.name.endswith(_IN_BYTES)
+    in_bytes = isinstance(value, int) and field.metadata["kind"] == "size" and field.name.endswith(IN_BYTES)
     default = size_text(value) if in_bytes else "on" if value is True else str(value)
     default = f" ({stated[1]})" if stated else "" if value in (None, "", False) else f" ({default})"
     text = ((clause[0] if clause else "") + default).replace("%", "%%")

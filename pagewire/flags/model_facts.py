@@ -1,4 +1,4 @@
-"""What a model's files say of it, read without torch and without a download: for people who look at a configuration."""
+"""Facts about a model from its files, read without torch and without a download, for `--show-config` and the doctor."""
 
 import json
 import mmap
@@ -14,19 +14,19 @@ from pagewire.files.wheel_models import WHEEL_MODELS
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """0 or an empty text: not said, or not the same for all layers."""
+    """Facts about a model; 0 or "" means unknown, or different between layers."""
 
     path: Path
     max_len: int = 0  # tokens
     dtype: str = ""
     quantization: str = ""
     kv_elements: int = 0  # of keys and values of one token, in all layers
-    has_state: bool = False  # some layers keep one, in place of keys and values
-    can_be_fp8: bool = True  # some layers keep keys and values, and not only latent vectors of them
+    has_state: bool = False  # some layers keep a state instead of keys and values
+    can_be_fp8: bool = True  # some layers keep keys and values, not only latent vectors
 
 
 def facts_of(model: str, download_dir: str | None = None, revision: str | None = None) -> ModelFacts | None:
-    """None if the model's files are not on this machine, or cannot be read."""
+    """Returns None if the model's files are not on this machine, or cannot be read."""
     path = _local(model, download_dir, revision)
     try:
         if path is None:
@@ -50,7 +50,7 @@ def _local(model: str, download_dir: str | None, revision: str | None) -> Path |
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(model, "config.json", cache_dir=download_dir, revision=revision)
-    # Its errors for what is no id have no common base but ValueError, and it may be absent.
+    # ValueError is the only common base of its errors for a malformed id; the package may be missing.
     except (ImportError, ValueError):
         return None
     return Path(found).parent if isinstance(found, str) else None
@@ -90,7 +90,7 @@ def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
     types = text.get("layer_types") or text.get("layers_block_type") or ()
     has_state = any(key.startswith(("mamba_", "ssm_")) or key == "state_size" for key in text)
     has_state |= any("linear" in one or "mamba" in one or "recurrent" in one for one in map(str, types))
-    # Layers with a window, a state or a common latent keep something else.
+    # Layers with a window, a state or a latent keep something else per token.
     if has_state or text.get("sliding_window") or text.get("kv_lora_rank") or types:
         elements = 0
     quantized = config.get("quantization_config") or text.get("quantization_config") or {}

@@ -1,4 +1,4 @@
-"""How fields of configurations are spelled as flags and variables, and what a misspelt name may have meant."""
+"""Spellings of fields as flags and variables, and suggestions for misspelt names."""
 
 import dataclasses
 import difflib
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
-# What `--flag` and `PAGEWIRE_FLAG` have to share with a name before that is suggested: less, and the hint misleads.
+# The similarity from which a name is suggested; below, the hint would mislead.
 _NEAR = 0.8
 
 
@@ -34,7 +34,7 @@ def fields_of(config_class: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def base_type(field: dataclasses.Field[Any]) -> Any:
-    """`int` of `int | None`; `tuple[int, ...]` stays one."""
+    """Returns the type without None: `int` for `int | None`; `tuple[int, ...]` stays."""
     if typing.get_origin(field.type) is tuple:
         return field.type
     types = [t for t in typing.get_args(field.type) if t is not type(None)]
@@ -42,5 +42,5 @@ def base_type(field: dataclasses.Field[Any]) -> Any:
 
 
 def is_list(field: dataclasses.Field[Any]) -> bool:
-    """Whether it is a list of numbers."""
+    """Returns whether a field is a list of numbers."""
     return typing.get_origin(base_type(field)) is tuple

@@ -1,5 +1,5 @@
-"""What is wrong with flags that are right one by one. Commands ask before they start anything, `--show-config` and
-`pagewire doctor` ask the same."""
+"""Checks of flags in combination, which commands make before they start anything; `--show-config` and `pagewire doctor`
+make the same checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagewire.wire.addresses import endpoint
 
 
 def check(config: ServiceConfig) -> None:
-    """On this machine. Raises StartupError for the first of `refusals`."""
+    """Checks a configuration on this machine. Raises StartupError for the first of `refusals`."""
     for error in refusals(config, binding.usable_cpus(), binding.nodes()):
         raise error
 
@@ -21,7 +21,10 @@ def check(config: ServiceConfig) -> None:
 def refusals(
     config: ServiceConfig, usable: tuple[int, ...], of_nodes: Mapping[int, Sequence[int]]
 ) -> Iterator[StartupError]:
-    """For which a service, or the stack, would not start. usable, of_nodes: the machine's processors."""
+    """Yields the errors for which a service, or the stack, would not start.
+
+    usable, of_nodes: the processors of the machine.
+    """
 
     def place() -> object:
         if not isinstance(config, ServeConfig):
@@ -42,7 +45,7 @@ def refusals(
 
 
 def _check_ports(config: ServeConfig) -> None:
-    """While nothing listens yet, a port that is given twice looks free each time. Raises StartupError."""
+    """Raises StartupError for a port that is given twice: while nothing listens yet, it looks free each time."""
     flags: dict[str, str] = {}
     for flag, host, port in (
         ("--port", config.host, config.port),
@@ -53,4 +56,4 @@ def _check_ports(config: ServeConfig) -> None:
     ):
         address = endpoint(host, port) if port else ""  # 0 is chosen when it starts
         if address and (other := flags.setdefault(address, flag)) != flag:
-            raise StartupError(f"{other} and {flag} are both {address}: give each a port of its own")
+            raise StartupError(f"{other} and {flag} are both {address}: give each its own port")

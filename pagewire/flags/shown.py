@@ -1,4 +1,4 @@
-"""`--show-config`: every value, where it comes from, and what it costs or saves."""
+"""The output of `--show-config`: every value with its source and what it costs or saves."""
 
 import dataclasses
 import json
@@ -13,12 +13,12 @@ from pagewire.config.profiles import has_nvidia_driver
 from pagewire.files.models import default_served_name
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.given import Given
-from pagewire.flags.help import place_of
+from pagewire.flags.help import IN_BYTES, place_of
 from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.flags.names import fields_of, flag_name
 from pagewire.flags.values import UsageError
 
-# What a default is, where help says so of a field without one.
+# The default in a help text, for a field whose default is None.
 _DEFAULT = re.compile(r"\(default: (.*)\)$")
 _BY_DEVICE = re.compile(r"(\S+) on CPU, (\S+) on CUDA")
 _FORMATS = ("text", "json")
@@ -27,7 +27,7 @@ _VALUE_WIDTH = 36
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A setting. source: flag, environment, file, profile, model or default; origin: which."""
+    """A setting. source: flag, environment, file, profile, model or default; origin: the flag, variable or file."""
 
     name: str
     value: Any
@@ -39,7 +39,7 @@ class Row:
 
 
 def format_of(given: Given | None) -> str | None:
-    """What `--show-config` asks for: text or json; None without it, or switched off. Raises UsageError."""
+    """Returns the format of `--show-config`, text or json; None if it is absent or off. Raises UsageError."""
     if given is None or given.text is False:
         return None
     if given.text is True or str(given.text).lower() in ("", "true"):
@@ -50,7 +50,7 @@ def format_of(given: Given | None) -> str | None:
 
 
 def text(config: Any, settled: Mapping[str, Given], names: Sequence[str], format: str) -> str:
-    """The fields of these names; settled: those that some source has given."""
+    """Returns the output for the fields of these names. settled: the settings of all sources."""
     shown = rows(config, settled, names)
     if format == "json":
         listed = {
@@ -62,7 +62,7 @@ def text(config: Any, settled: Mapping[str, Given], names: Sequence[str], format
 
 
 def rows(config: Any, settled: Mapping[str, Given], names: Sequence[str]) -> list[Row]:
-    """In the order of `--help`. Older names of other flags are left out where nobody uses them."""
+    """Returns rows in the order of `--help`. Unused older names of flags are left out."""
     facts = _facts(config)
     fields = [
         field
@@ -90,17 +90,17 @@ def _row(field: dataclasses.Field[Any], config: Any, given: Given | None, facts:
         value = _stated_default(field, config)
     if field.metadata["secret"] and getattr(config, field.name) is not None:
         value = "(secret)"
-    in_bytes = field.metadata["kind"] == "size" and ("bytes" in field.name or field.name.endswith("store_size"))
+    in_bytes = field.metadata["kind"] == "size" and (field.name.endswith(IN_BYTES))
     return Row(field.name, value, source, origin, phrase(field.name, config, facts), field.metadata["group"], in_bytes)
 
 
 def _of_model(name: str, facts: ModelFacts) -> Any:
-    """What the model's files say where no source does."""
+    """Returns a value from the model's files, for a field that no source sets."""
     return {"max_model_len": facts.max_len, "dtype": facts.dtype, "quantization": facts.quantization}.get(name)
 
 
 def _stated_default(field: dataclasses.Field[Any], config: Any) -> Any:
-    """What stands for None, in the words of the help, or for this device."""
+    """Returns the value that None stands for, in the words of the help text, or for this device."""
     if field.name == "served_model_name" and hasattr(config, "model"):
         return default_served_name(config.model)
     if (stated := _DEFAULT.search(field.metadata["help"])) is None:
@@ -135,7 +135,7 @@ def _cut(text: str) -> str:
 
 
 def _source_text(row: Row) -> str:
-    """With the origin where the setting's own name does not tell it."""
+    """Returns the source, with its origin if the name of the setting does not imply it."""
     if row.source == "flag" and row.origin not in (flag_name(row.name), row.name.upper()):
         return f"flag {row.origin.partition('=')[0]}"
     if row.source == "file":

@@ -13,8 +13,8 @@ from pagewire.flags.values import UsageError
 
 
 def from_file(fields: Mapping[str, dataclasses.Field[Any]], path: Path) -> list[Given]:
-    """Raises UsageError."""
-    from pagewire.flags import yaml_file  # only those who use a file pay for the import
+    """Returns the settings of a YAML file. Raises UsageError."""
+    from pagewire.flags import yaml_file  # deferred: importing yaml is slow, and most commands have no file
 
     content = yaml_file.read(path)
     if content is None:
@@ -34,7 +34,7 @@ def from_file(fields: Mapping[str, dataclasses.Field[Any]], path: Path) -> list[
 
 
 def text_of(value: Any) -> str | bool:
-    """As the command line would have it."""
+    """Returns a value as text, as a command line would have it."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     if isinstance(value, dict):
@@ -43,12 +43,15 @@ def text_of(value: Any) -> str | bool:
 
 
 def from_environment(fields: Mapping[str, dataclasses.Field[Any]], environ: Mapping[str, str]) -> list[Given]:
-    """Variables of fields that only other services have are left to those, variables that resemble no field to whoever
-    reads them (PAGEWIRE_CACHE_DIR); misspelt ones are errors."""
+    """Returns the settings in environment variables. Raises UsageError for a misspelt variable.
+
+    Variables for fields of other services are ignored, and so are variables that resemble no field: other parts of
+    Pagewire read those (PAGEWIRE_CACHE_DIR).
+    """
     known = {field.name.upper() for field in fields_of(ServeConfig)} | {name.upper() for name in fields}
     given = []
     for variable, text in environ.items():
-        # Kubernetes announces a service named "pagewire" as PAGEWIRE_PORT=tcp://10.0.0.1:8000: not meant for us.
+        # Kubernetes announces a service named "pagewire" as PAGEWIRE_PORT=tcp://10.0.0.1:8000; that is not a setting.
         if not variable.startswith(ENVIRONMENT_PREFIX) or not text or text.startswith(("tcp://", "udp://")):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX)

@@ -1,4 +1,4 @@
-"""From the text of a flag, variable or key to its value."""
+"""Converts the text of a flag, variable or key to its value."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class UsageError(Exception):
 
 
 def parse_size(text: str) -> int:
-    """ "2k" = 2000, "2K" = "2Ki" = "2KiB" = 2048, "0.5GiB" = 2**29. Raises ValueError."""
+    """Parses a size: "2k" = 2000, "2K" = "2Ki" = "2KiB" = 2048, "0.5GiB" = 2**29. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"not a size: {text!r}")
@@ -32,7 +32,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_switch(text: str | bool, source: str) -> bool:
-    """Raises UsageError."""
+    """Parses true or false. Raises UsageError."""
     lowered = str(text).lower()
     if lowered in _TRUE | _FALSE:
         return lowered in _TRUE
@@ -40,7 +40,7 @@ def parse_switch(text: str | bool, source: str) -> bool:
 
 
 def convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> Any:
-    """The field's value from its text. Raises UsageError naming source, value and expectation."""
+    """Returns the value of a field from its text. Raises UsageError naming source, value and expectation."""
     base = base_type(field)
     if base is bool:
         return parse_switch(text, source)
@@ -48,7 +48,7 @@ def convert(field: dataclasses.Field[Any], text: str | bool, source: str) -> Any
 
 
 def json_value(text: str, source: str) -> dict[str, Any]:
-    """The JSON object that the text is. Raises UsageError."""
+    """Parses a JSON object. Raises UsageError."""
     try:
         value = json_object.loads(text)
     except json.JSONDecodeError:
@@ -70,10 +70,10 @@ def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
         json_value(text, source)
     parts = text.split(",") if field.metadata["takes"] == "words" else [text]
     if field.metadata["secret"] and any(not part or part != part.strip() for part in parts):
-        # Empty, it would protect nothing; and HTTP drops spaces around a header's value.
+        # An empty secret would protect nothing, and HTTP drops spaces around the value of a header.
         raise UsageError(f"{source}: expected a value that is not empty and has no spaces around it")
     if field.metadata["secret"] and field.metadata["takes"] == "words" and text.split() != [text]:
-        raise UsageError(f"{source}: expected values with commas between, and no spaces within")
+        raise UsageError(f"{source}: expected values separated by commas, without spaces")
     return text
 
 
@@ -87,6 +87,6 @@ def _number(field: dataclasses.Field[Any], text: str, source: str) -> Any:
     except ValueError:
         values = ()
     if not values or (valid is not None and not all(value in valid for value in values)):
-        expected = (f"{kind}s with commas between" if several else f"a {kind}") + (f" ({valid})" if valid else "")
+        expected = (f"{kind}s separated by commas" if several else f"a {kind}") + (f" ({valid})" if valid else "")
         raise UsageError(f"{source}: expected {expected}, got {text!r}")
     return values if several else values[0]

@@ -1,4 +1,4 @@
-"""The file of `--config` as YAML, in which no key is given twice: the last would win, and nobody would hear of it."""
+"""Reads the file of `--config` as YAML, in which a key that occurs twice is an error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> Any:
-    """Raises UsageError."""
+    """Returns the content of a YAML file. Raises UsageError."""
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
@@ -36,7 +36,7 @@ def read(path: Path) -> Any:
 
 
 def _check(node: yaml.MappingNode, name_of: Callable[[str], str]) -> None:
-    """name_of: the same for keys that mean the same."""
+    """Raises UsageError for a key that occurs twice. name_of: maps keys with the same meaning to the same name."""
     seen: dict[str, yaml.Node] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:

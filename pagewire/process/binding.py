@@ -1,7 +1,7 @@
-"""Which processors the processes of a stack run on, and from which node their memory comes.
+"""Binds the processes of a stack to processors, and their memory to a NUMA node.
 
-A step waits for the slowest of its threads, so executors gain from cores that nobody else uses, and, on machines of
-several NUMA nodes, from memory of their own node. Sets of processors are written as the kernel writes them: `0-3,8`.
+A step waits for the slowest of its threads, so executors gain from exclusive cores and, on machines with several NUMA
+nodes, from memory of their own node. Sets of processors are written as the kernel writes them: `0-3,8`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 NODES = Path("/sys/devices/system/node")
-# Of set_mempolicy(2), which neither Python nor libc has.
+# The number of set_mempolicy(2), which neither Python nor libc exposes.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_PREFERRED = 1
 _MAX_NODES = 1024
-# Of so many cores, one is for the other services where the user leaves it to us; of fewer, none.
+# With auto, the other services get one of this many cores; machines with few cores leave none.
 _CORES_PER_SPARE = 8
 _FEW_CORES = 4
 
 
 @dataclass(frozen=True)
 class Place:
-    """cpus: sorted; none: anywhere. node: whose memory is preferred; None: wherever it is first touched."""
+    """The processors and the NUMA node of a process.
+
+    cpus: sorted; empty: any. node: the preferred source of memory; None: where memory is first touched.
+    """
 
     cpus: tuple[int, ...] = ()
     node: int | None = None
 
     @property
     def flags(self) -> dict[str, str | None]:
-        """Of the process that is to be there."""
+        """The flags that bind a process to this place."""
         return {
             "cpu_bind": cpu_text(self.cpus) or None,
             "numa_bind": None if self.node is None else str(self.node),
@@ -49,14 +52,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """executors: of each. others: of gateway, tokenizer and scheduler."""
+    """The place of each executor, and that of gateway, tokenizer and scheduler."""
 
     executors: Sequence[Place]
     others: Place
 
 
 def cpu_set(text: str) -> tuple[int, ...]:
-    """Raises ValueError for what is no set."""
+    """Parses a set of processors. Raises ValueError."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -79,7 +82,7 @@ def usable_cpus() -> tuple[int, ...]:
 
 
 def nodes(folder: Path = NODES) -> dict[int, tuple[int, ...]]:
-    """Processors of each node that has some; none where the kernel does not say."""
+    """Returns the processors of each NUMA node that has some; {} if the kernel does not report nodes."""
     found = {
         int(path.name.removeprefix("node")): cpu_set((path / "cpulist").read_text())
         for path in folder.glob("node[0-9]*")
@@ -88,7 +91,7 @@ def nodes(folder: Path = NODES) -> dict[int, tuple[int, ...]]:
 
 
 def divide(cpus: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Into parts of neighbours, as even as can be; of fewer than count, some are shared."""
+    """Divides processors into even parts of adjacent ones; with fewer processors than parts, parts share them."""
     if len(cpus) < count:
         return [(cpus[index % len(cpus)],) for index in range(count)]
     bounds = [index * len(cpus) // count for index in range(count + 1)]
@@ -98,7 +101,7 @@ def divide(cpus: Sequence[int], count: int) -> list[tuple[int, ...]]:
 def places(
     config: ServeConfig, count: int, usable: Sequence[int], of_nodes: Mapping[int, Sequence[int]]
 ) -> Places | None:
-    """Of `count` executors and the services beside them; None if the flags ask for none. Raises StartupError."""
+    """Returns the places of `count` executors and of the other services; None without flags. Raises StartupError."""
     if config.cpu_bind is None and config.numa_bind is None:
         return None
     chosen = _chosen_nodes(config.numa_bind, count, usable, of_nodes)
@@ -115,7 +118,7 @@ def places(
 def _chosen_nodes(
     numa_bind: str | None, count: int, usable: Sequence[int], of_nodes: Mapping[int, Sequence[int]]
 ) -> list[int | None]:
-    """Of each executor: in turns."""
+    """Returns the node of each executor; executors take the nodes in turns."""
     if numa_bind is None:
         return [None] * count
     here = [number for number, cpus in of_nodes.items() if set(cpus) & set(usable)]
@@ -125,7 +128,7 @@ def _chosen_nodes(
         raise StartupError(f"--numa-bind {numa_bind}: expected auto, or numbers of nodes as 0,1") from error
     if unknown := [number for number in named if number not in here]:
         raise StartupError(
-            f"--numa-bind {numa_bind}: no processor that may be used is on node {unknown[0]}; there are "
+            f"--numa-bind {numa_bind}: node {unknown[0]} has no usable processor; nodes with usable ones: "
             f"{', '.join(map(str, here)) or 'none'} (lscpu)"
         )
     return [named[index % len(named)] if named else None for index in range(count)]
@@ -139,8 +142,7 @@ def _by_node(
     *,
     with_others: bool = True,
 ) -> list[Place]:
-    """The processors of a node, or all, divided among its executors. with_others: but for those that the other
-    services of the stack have."""
+    """Divides the processors of each node among its executors. with_others: leaves some to the other services."""
     found: list[Place] = [Place()] * count
     for node in dict.fromkeys(chosen):
         indices = [index for index in range(count) if chosen[index] == node]
@@ -152,7 +154,7 @@ def _by_node(
 
 
 def _given(text: str, count: int, usable: Sequence[int]) -> list[tuple[int, ...]]:
-    """Sets for each executor, separated by `|`, or one for all, which is divided."""
+    """Parses one set for each executor, separated by `|`, or one set, which is divided among them."""
     sets = [_checked(part, usable) for part in text.split("|")]
     if len(sets) == 1:
         return divide(sets[0], count)
@@ -168,13 +170,13 @@ def _checked(text: str, usable: Sequence[int]) -> tuple[int, ...]:
         raise StartupError(f"--cpu-bind {text}: expected auto, or numbers of processors as 0-3,8") from error
     missing = [cpu for cpu in cpus if cpu not in usable]
     if not cpus or missing:
-        what = f"processor {missing[0]} may not be used" if missing else "no processor is named"
-        raise StartupError(f"--cpu-bind {text}: {what}; there are {cpu_text(usable)}")
+        what = f"processor {missing[0]} is not usable" if missing else "it names no processor"
+        raise StartupError(f"--cpu-bind {text}: {what}; usable are {cpu_text(usable)}")
     return cpus
 
 
 def bind(config: ServiceConfig) -> None:
-    """This process and all that it starts. Before its first thread. Raises StartupError."""
+    """Binds this process and its future children. Call it before the first thread starts. Raises StartupError."""
     usable = usable_cpus()
     place = place_of(config, usable, nodes())
     _prefer(place.node)
@@ -183,7 +185,7 @@ def bind(config: ServiceConfig) -> None:
 
 
 def place_of(config: ServiceConfig, usable: tuple[int, ...], of_nodes: Mapping[int, Sequence[int]]) -> Place:
-    """Of a service that is started by itself. Raises StartupError."""
+    """Returns the place of a service that is started on its own. Raises StartupError."""
     cpus = usable if config.cpu_bind is None else _checked(config.cpu_bind, usable)
     if not isinstance(config, ExecutorConfig):
         return Place(cpus)
@@ -196,14 +198,14 @@ def place_of(config: ServiceConfig, usable: tuple[int, ...], of_nodes: Mapping[i
 
 
 def _of_rank(config: ExecutorConfig, cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a group on this machine each rank has a part."""
+    """Returns the processors of a rank: a part of those of its group, if the group is on this machine."""
     if config.cpu_bind is None or config.num_ranks == 1 or config.distributed_executor_backend != "mp":
         return cpus
     return divide(cpus, config.num_ranks)[config.rank]
 
 
 def _prefer(node: int | None) -> None:
-    """Takes memory from this node while it has some, for what is touched from now on; set_mempolicy(2)."""
+    """Makes the process take memory from this node while the node has some; set_mempolicy(2)."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if node is None or number is None:
         return
@@ -212,6 +214,6 @@ def _prefer(node: int | None) -> None:
     mask[node // bits] |= 1 << node % bits
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(number, _MPOL_PREFERRED, mask, _MAX_NODES) != 0:
-        # Containers may not, by default; what runs on a node touches its memory first, and so has it there mostly.
+        # Containers may not do it by default. Threads on a node touch memory first, so most of it is there anyway.
         reason = os.strerror(ctypes.get_errno())
-        logger.warning("--numa-bind %d: cores are bound, memory is not (set_mempolicy: %s)", node, reason)
+        logger.warning("--numa-bind %d: only processors are bound, not memory (set_mempolicy: %s)", node, reason)

@@ -1,4 +1,4 @@
-"""The executors of a local stack: their names, and what of the machine each of them gets."""
+"""The executors of a local stack: their names, and the part of the machine that each of them gets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pagewire.errors import StartupError
 from pagewire.process.binding import Place
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-# One entry for each device that the driver has.
+# Has one entry for each device.
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def names(config: ServeConfig) -> list[str]:
-    """Of those that are processes of this machine. One alone is "executor". Raises StartupError."""
+    """Returns the names of the executors on this machine; a single one is "executor". Raises StartupError."""
     count = config.data_parallel_size
     if config.distributed_executor_backend == "external":
         raise StartupError(
@@ -30,8 +30,10 @@ def names(config: ServeConfig) -> list[str]:
 
 
 def part(config: ServeConfig, listen: str, place: Place | None = None) -> ExecutorConfig:
-    """The configuration of one of them. What the user says of threads and memory holds for each. place: where its
-    processes run, if that is said."""
+    """Returns the configuration of one executor. Flags about threads and memory apply to each executor.
+
+    place: its processors and NUMA node, if they are bound.
+    """
     share = 1 / config.data_parallel_size
     where: dict[str, Any] = {} if place is None else place.flags
     executor: ExecutorConfig = config.part(ExecutorConfig, listen=listen, metrics_port=None, cpu_share=share, **where)
@@ -41,9 +43,9 @@ def part(config: ServeConfig, listen: str, place: Place | None = None) -> Execut
 def devices(
     config: ServeConfig, environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER
 ) -> list[dict[str, str]]:
-    """What the environment of each says of devices; nothing where they are one, or run on a CPU.
+    """Returns the variables that give each executor its devices; {} for a single executor, or on a CPU.
 
-    Raises StartupError if there are too few.
+    Raises StartupError if there are too few devices.
     """
     count, each = len(names(config)), config.num_ranks
     visible = environ.get(_VISIBLE)
@@ -55,7 +57,7 @@ def devices(
         return [{} for _ in range(count)]
     if len(present) < count * each:
         raise StartupError(
-            f"--data-parallel-size {count}{f' x {each}' if each > 1 else ''} takes {count * each} CUDA devices, "
-            f"{len(present)} are here: start fewer executors, or run them on --device cpu"
+            f"--data-parallel-size {count}{f' x {each}' if each > 1 else ''} needs {count * each} CUDA devices, and "
+            f"this machine has {len(present)}: start fewer executors, or run them on --device cpu"
         )
     return [{_VISIBLE: ",".join(present[first : first + each])} for first in range(0, count * each, each)]

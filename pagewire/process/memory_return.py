@@ -5,21 +5,20 @@ import gc
 
 from pagewire.process.process import release_unused_memory
 
-# Bytes, or characters, of a request after which it is worth it.
+# From this many bytes or characters of a request on, it is worth the time.
 LARGE = 256 * 1024
 _QUIET_S = 1.0
-_AT_LATEST_S = 30.0  # after the first, where large ones go on without a pause
+_AT_LATEST_S = 30.0  # after the first large request, if large requests follow without a pause
 
 _timer: asyncio.TimerHandle | None = None
 _latest = 0.0  # while there is a timer: when it acts at the latest, by the event loop's clock
 
 
 def return_memory_after(size: int) -> None:
-    """To be called on the event loop when a request of so many bytes is over; acts a second after the last large one,
-    and while they go on every half minute.
+    """Returns memory to the system after a request of this many bytes. Call it on the event loop when a request ends.
 
-    What refused a request refers to it, in circles, until somebody collects them; and the C library keeps what is
-    freed.
+    It acts a second after the last large request, and every half minute while large requests go on. Exceptions refer
+    to refused requests in cycles until the garbage collector runs, and the C library keeps freed memory.
     """
     global _timer, _latest
     if size < LARGE:

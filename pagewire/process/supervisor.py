@@ -19,23 +19,23 @@ from pagewire.process.watchdog import HEARTBEAT_FD, SUPERVISOR_MARGIN_S, Silence
 
 logger = logging.getLogger(__name__)
 
-# The delay before a start grows from life to life, for those that ended before they were ready to the last of these. It
-# starts over after a life that was ready for STABLE_S seconds: deaths far apart have nothing to do with each other.
+# The delay before a restart doubles from start to start, up to MAX_BACKOFF_S for processes that end before they are
+# ready. It is reset after a process was ready for STABLE_S seconds: ends far apart are unrelated.
 MIN_BACKOFF_S, MAX_READY_BACKOFF_S, MAX_BACKOFF_S = 0.2, 0.8, 10.0
 STABLE_S = 5.0
-# Starts that the system killed, none of which ever got ready, after which trying again does not help.
+# After this many starts that the system killed before readiness, another attempt would not help.
 MAX_KILLED_STARTS = 3
 PROBE_INTERVAL_S = 0.1
 STILL_WAITING_S = 10.0
 # One Ctrl-C may arrive twice: from the terminal and through `make`.
 SAME_SIGNAL_S = 0.5
-# What a service needs on top of the time that its requests have to end.
+# Time that a service needs in addition to that for its requests.
 STOP_MARGIN_S = 5.0
 
 
 @dataclass(frozen=True)
 class Service:
-    """One process to keep running. ready() asks it once whether it can work; it may be called before it listens."""
+    """A process to keep running. ready() asks it once whether it is ready, possibly before it listens."""
 
     name: str
     command: Sequence[str]
@@ -44,7 +44,7 @@ class Service:
 
 
 class _Keeper:
-    """One service's process through all its restarts."""
+    """Keeps the process of one service running, through all restarts."""
 
     def __init__(self, service: Service, stable_after: float, hang_timeout: float) -> None:
         self.service = service
@@ -58,13 +58,15 @@ class _Keeper:
         self._ready_at: float | None = None  # time.monotonic(), of this life
 
     async def stop(self, timeout: float, *, drain: bool = True) -> None:
-        """SIGTERM, and SIGKILL for what is still there after `timeout` seconds. Without drain, SIGINT, which has a
-        service cut off what runs; one that was never ready takes that as anything else does."""
+        """Ends the process by SIGTERM, and by SIGKILL after `timeout` seconds.
+
+        Without drain, a service that was ready gets SIGINT, which makes it cut off running requests.
+        """
         self._stopping.set()
         self._signal(signal.SIGTERM if drain or not self.is_ready.is_set() else signal.SIGINT)
         done, _ = await asyncio.wait([self.task], timeout=timeout)
         if not done:
-            logger.warning("%s does not end within %g s: killed", self.service.name, timeout)
+            logger.warning("%s did not end within %g s; killing it", self.service.name, timeout)
             self.kill()
         with suppress(StartupError):
             await self.task
@@ -79,7 +81,7 @@ class _Keeper:
                 self._process.send_signal(number)
 
     async def _keep(self) -> None:
-        """Returns once the service was stopped. Raises StartupError when it cannot be started at all."""
+        """Runs the process again and again until stop(). Raises StartupError if it cannot be started at all."""
         backoff, killed_starts, code = MIN_BACKOFF_S, 0, 0
         while not self._stopping.is_set():
             code = await self._run(code)
@@ -87,7 +89,7 @@ class _Keeper:
                 return
             if not self._ever_ready and code != 0:
                 killed_starts += 1
-                # A service that ends by itself has said why, and would say it again.
+                # A service that ends by itself has logged the reason, which would not change.
                 if code > 0 or killed_starts == MAX_KILLED_STARTS:
                     raise StartupError(f"the {self.service.name} cannot start ({_ending(code)}): {_remedy(code)}")
             if self._ready_at is not None:
@@ -99,7 +101,7 @@ class _Keeper:
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
     async def _run(self, code_before: int) -> int:
-        """One life of the process; its exit code, negative for a signal. code_before: of the life before."""
+        """Runs the process once, and returns its exit code, negative for a signal. code_before: of the previous run."""
         beats, beats_of_child = os.pipe()
         os.set_blocking(beats, False)
         try:
@@ -128,13 +130,15 @@ class _Keeper:
             watching.cancel()
             os.close(beats)
             self.is_ready.clear()
-            # Whatever the service itself started goes with it.
+            # Processes that the service started end with it.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _watch(self, started: float, beats: int) -> None:
-        """Waits until the service is ready; from then on it is killed if it hangs. What starting takes is nobody's to
-        know. SIGTERM would not reach a process that is stopped."""
+        """Waits until the service is ready, and then kills it if it hangs. How long a start takes cannot be known.
+
+        It sends SIGKILL because SIGTERM would not reach a stopped process.
+        """
         await self._probe(started)
         if not self._hang_timeout:
             return
@@ -144,7 +148,9 @@ class _Keeper:
             if _drain(beats):
                 silence.broken()
                 has_beaten = True
-        logger.error("%s hangs: no sign of life for %g s (--hang-timeout): killed", self.service.name, silence.timeout)
+        logger.error(
+            "%s hangs: no sign of life for %g s (--hang-timeout); killing it", self.service.name, silence.timeout
+        )
         self._signal(signal.SIGKILL)
 
     async def _probe(self, started: float) -> None:
@@ -159,7 +165,7 @@ class _Keeper:
 
 
 class Supervisor:
-    """Services in the order in which they are stopped, one after the other or all at once."""
+    """Runs services, and stops them in their order, one after the other or all at once."""
 
     def __init__(
         self,
@@ -171,14 +177,13 @@ class Supervisor:
         stable_after: float = STABLE_S,
         takes_signals: bool = True,
     ) -> None:
-        """shutdown_timeout: seconds that a service may take to let its requests end.
+        """shutdown_timeout: seconds in which a service lets its requests finish.
 
-        hang_timeout: seconds without a sign of life after which a service is killed; 0 = never.
+        hang_timeout: seconds without a sign of life after which a service is killed; 0: never.
 
-        stable_after: seconds of being ready after which one that dies is started again without more delay than the
-        first time.
+        stable_after: seconds of readiness after which the delay of a restart is reset.
 
-        takes_signals: False where the process, or its main thread, is somebody else's; then only stop() ends it.
+        takes_signals: False if another program owns the process or its main thread; then only stop() ends the run.
         """
         self._services = services
         self._takes_signals = takes_signals
@@ -192,11 +197,11 @@ class Supervisor:
         self._killed = False
 
     async def run(self, on_ready: Callable[[], None]) -> int:
-        """Until a signal; calls on_ready() once all are ready. The exit code for this process.
+        """Runs all services until a signal, and returns the exit code of this process.
 
-        SIGTERM lets what runs end; after SIGINT (Ctrl-C) and SIGHUP it is cut off. A second signal kills.
-
-        Raises StartupError, with everything stopped, if a service cannot be started.
+        on_ready() is called once all are ready. After SIGTERM, running requests may finish; SIGINT (Ctrl-C) and SIGHUP
+        cut them off. A second signal kills. Raises StartupError, after it stopped everything, if a service cannot be
+        started.
         """
         loop = asyncio.get_running_loop()
         signals = [signal.SIGINT, signal.SIGTERM]
@@ -224,11 +229,11 @@ class Supervisor:
         return 130 if self._killed else 0
 
     def stop(self) -> None:
-        """Has run() stop everything and return."""
+        """Makes run() stop everything and return."""
         self._stop.set()
 
     async def wait_stopping(self) -> None:
-        """Until stop() or a signal."""
+        """Waits until stop() or a signal."""
         await self._stop.wait()
 
     async def _stop_all(self) -> None:
@@ -242,7 +247,7 @@ class Supervisor:
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop.is_set():
             self._drains = number == signal.SIGTERM
-            running = "running requests may end" if self._drains else "running requests are cut off"
+            running = "running requests may finish" if self._drains else "running requests are cut off"
             logger.info("stopping, %s; a second signal kills", running)
             self._stop_time = time.monotonic()
             self._stop.set()
@@ -266,12 +271,12 @@ class Supervisor:
                 task.cancel()
         try:
             on_ready()
-        except Exception:  # nobody waits for this task
-            logger.exception("all services are ready, but this could not be said")
+        except Exception:  # no other code waits for this task
+            logger.exception("all services are ready, but announcing it failed")
 
 
 def _drain(pipe: int) -> bool:
-    """Whether there was something in it."""
+    """Empties a pipe, and returns whether it contained anything."""
     with suppress(BlockingIOError):
         return bool(os.read(pipe, 65536))
     return False
@@ -284,7 +289,7 @@ def _ending(code: int) -> str:
 def _remedy(code: int) -> str:
     if code == -signal.SIGKILL:
         return (
-            "the system does that when memory runs out: use a smaller model or a smaller --kv-cache-memory-bytes,"
-            " or give it more memory"
+            "the system kills processes when memory runs out; use a smaller model, a smaller --kv-cache-memory-bytes or"
+            " more memory"
         )
-    return "its error is above"
+    return "see its error above"

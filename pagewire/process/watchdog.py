@@ -1,12 +1,12 @@
-"""A hang is a failure: what ends a process that makes no progress.
+"""Ends processes that make no progress: a hang is a failure.
 
-A process that works gives signs of life: its event loop, and whatever else has to go on, each through a `Pulse`. A
-thread of the process (`Watchdog`) ends it if one stays away. Who is stopped as a whole (SIGSTOP) cannot do that: such a
-process is killed by the supervisor, which its event loop sends a byte every second, and its left-hand neighbour stops
+The event loop of a process, and everything else in it that must go on, gives signs of life through a `Pulse`. A thread
+of the process (`Watchdog`) ends the process if one of them stops. A process that is stopped as a whole (SIGSTOP) cannot
+do that: the supervisor, to which its event loop sends a byte every second, kills it, and its left-hand neighbor stops
 waiting for it (`streams/pings.py`).
 
-All of them count a silence in steps of their own, each as long as a step is meant to be. So time in which the watcher
-did not run either, as that of a suspended laptop or of a stack that was stopped as a whole, is nobody's silence.
+Each watcher measures silence by counting its own steps. Time in which the watcher did not run either, because a laptop
+was suspended or the whole stack was stopped, therefore does not count.
 """
 
 import asyncio
@@ -23,33 +23,33 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0  # of the event loop
 # Set by a supervisor for its children: a file descriptor that takes a byte for every beat.
 HEARTBEAT_FD = "PAGEWIRE_HEARTBEAT_FD"
-# A supervisor waits for so much longer than the process itself, which can say where it hangs.
+# A supervisor waits this much longer than the process itself, which can log where it hangs.
 SUPERVISOR_MARGIN_S = 1.0
 
 T = TypeVar("T")
 
 
 class Silence:
-    """How long a watcher has heard nothing, in seconds of its own."""
+    """The time without a sign of life, in steps of the watcher."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self.step = min(0.5, timeout / 4)  # seconds between looks
+        self.step = min(0.5, timeout / 4)  # seconds between checks
         self._seconds = 0.0
 
     def broken(self) -> None:
-        """There was a sign of life."""
+        """Records a sign of life."""
         self._seconds = 0.0
 
     def lasts(self, expected: float = 0.0) -> bool:
-        """To be called once a step: whether it has lasted for longer than it may. expected: seconds that it may be
-        silent anyway."""
+        '""Counts a step, and returns whether the silence is too long. expected: seconds of silence to allow in'
+        'addition.""'
         self._seconds += self.step
         return self._seconds > self.timeout + expected
 
 
 class Pulse:
-    """Something that has to go on and gives signs of life. Any thread may."""
+    """The signs of life of something that must go on. Any thread may give them."""
 
     def __init__(self, name: str, timeout: float) -> None:
         self.name = name
@@ -57,27 +57,29 @@ class Pulse:
         self._expected: float | None = None
 
     def beat(self, within: float | None) -> None:
-        """A sign of life. within: seconds in which the next is expected; None: there need be none."""
+        """Gives a sign of life. within: seconds until the next one is expected; None: none is expected."""
         self._expected = within
         self._silence.broken()
 
     def has_stopped(self) -> bool:
-        """To be called once a step of the watcher."""
+        """Counts a step of the watcher, and returns whether signs of life have stopped."""
         return self._expected is not None and self._silence.lasts(self._expected)
 
 
 class Watchdog:
-    """A thread that ends the process when a pulse has stopped: its supervisor, or the container's, starts another."""
+    '""A thread that ends the process when a pulse has stopped; the supervisor, or that of the container, restarts'
+
+    'it.""'
 
     def __init__(self, hang_timeout: float, end: Callable[[str], None] | None = None) -> None:
-        """hang_timeout: seconds of silence beyond what was expected; 0 = watch nothing. end: instead of exiting."""
+        """hang_timeout: seconds of silence beyond the expected time; 0: no watching. end: replaces `end_process`."""
         self._timeout = hang_timeout
         self._end = end or end_process
         self._pulses: list[Pulse] = []
         self._stop = threading.Event()
 
     def pulse(self, name: str) -> Pulse:
-        """Something to watch, from its first beat on; name is for the log."""
+        """Returns a pulse that is watched from its first beat on. name: for the log."""
         pulse = Pulse(name, self._timeout or 1.0)
         self._pulses.append(pulse)
         return pulse
@@ -95,14 +97,14 @@ class Watchdog:
                 if pulse.has_stopped():
                     self._end(
                         f"no progress: {pulse.name} has hung for more than {self._timeout:g} s (--hang-timeout); "
-                        "ending, so that a supervisor starts anew"
+                        "the process ends, and a supervisor restarts it"
                     )
                     return
 
 
 def end_process(message: str) -> None:
-    """At once, with the stacks of all threads in the log."""
-    # Whoever hangs may hold a lock that logging needs.
+    """Ends the process at once, and logs the stacks of all threads."""
+    # The thread that hangs may hold a lock that logging needs.
     log = threading.Thread(target=logger.critical, args=("%s", message), daemon=True)
     log.start()
     log.join(0.5)
@@ -111,7 +113,7 @@ def end_process(message: str) -> None:
 
 
 async def watched(main: Awaitable[T], hang_timeout: float) -> T:
-    """Runs `main` while this event loop gives signs of life: to a watchdog, and to the supervisor if there is one."""
+    """Runs `main` while this event loop gives signs of life to a watchdog and to the supervisor, if there is one."""
     watchdog = Watchdog(hang_timeout)
     pulse = watchdog.pulse("the event loop")
     given = os.environ.pop(HEARTBEAT_FD, None)
@@ -140,4 +142,4 @@ def _send(descriptor: int) -> None:
     try:
         os.write(descriptor, b".")
     except OSError:
-        pass  # the supervisor is stopped and has not read for hours, or is about to end us
+        pass  # the supervisor is stopped and has not read for hours, or is about to end this process

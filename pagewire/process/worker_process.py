@@ -1,4 +1,4 @@
-"""A worker in a process of its own: it makes something there, a tokenizer for one, and answers calls over a pipe."""
+"""A worker process that makes an object, such as a tokenizer, and answers calls of its methods over a pipe."""
 
 import logging
 import multiprocessing
@@ -25,7 +25,7 @@ class WorkerProcess:
     """One worker; used by one thread at a time. After either error above the next call starts a new process."""
 
     def __init__(self, make: Callable[[], Any], name: str = "tokenizer worker") -> None:
-        """make: called in the process, where its result answers calls; it travels there. name: in errors."""
+        """make: makes the object; it is pickled and called in the process. name: for errors."""
         self._make = make
         self._name = name
         self._start()
@@ -35,9 +35,9 @@ class WorkerProcess:
         return self._process.pid
 
     def call(self, method: str, args: tuple[Any, ...], timeout: float | None = None) -> Any:
-        """The method of what was made, in the process. Raises what it, or making it, raises, or WorkerDiedError.
+        """Calls a method of the object, and raises its exceptions, those of `make`, or WorkerDiedError.
 
-        timeout: seconds, a new process's start included, after which it raises WorkerTooSlowError.
+        timeout: seconds, including the start of a new process, after which it raises WorkerTooSlowError.
         """
         if not self._process.is_alive():
             self.close()
@@ -47,7 +47,7 @@ class WorkerProcess:
             if timeout is not None and not self._connection.poll(timeout):
                 self._process.kill()
                 self._process.join()
-                raise WorkerTooSlowError(f"a {self._name} had no answer within {timeout:g} seconds")
+                raise WorkerTooSlowError(f"a {self._name} did not answer within {timeout:g} seconds")
             result, error = self._connection.recv()
         except (EOFError, OSError) as error:
             self._process.join()
@@ -57,7 +57,7 @@ class WorkerProcess:
         return result
 
     def close(self) -> None:
-        """The process sees the pipe's end; one that is busy is ended."""
+        """Ends the process, by the end of its pipe, or by a signal if it is busy."""
         self._connection.close()
         self._process.join(timeout=0.5)
         if self._process.is_alive():

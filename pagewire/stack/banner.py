@@ -1,4 +1,4 @@
-"""What `pagewire serve` prints once it is ready: where it serves what, and a first call to try."""
+"""The text that `pagewire serve` prints once it is ready: its addresses, and a first call to try."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TIMEOUT_S = 4.0
 
 
 def served_model(address: str) -> Model | None:
-    """What the tokenizer service at `address` says of its model; None if it does not answer."""
-    # gRPC is imported once the services have started: until then the processor is theirs.
+    """Returns the model of the tokenizer service at `address`; None if the service does not answer."""
+    # Deferred: until the services have started, importing gRPC would take processor time from them.
     import grpc
 
     from pagewire.v1 import inference_pb2, inference_pb2_grpc
@@ -34,7 +34,10 @@ def served_model(address: str) -> Model | None:
 
 
 def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
-    """seconds: from the command to readiness. model: None if it is not known, which suggests no call."""
+    """Returns the text.
+
+    seconds: from the command to readiness. model: None if it is not known; then no call is suggested.
+    """
     name = (config.served_model_name or "").split(",")[0]
     rest, grpc = rest_url(config), grpc_address(config)
     tokens = ""
@@ -68,7 +71,7 @@ Ctrl-C stops it.
 
 
 def _calls(model: Model, name: str, rest: str, address: str, needs_key: bool) -> str:
-    """What the model can be asked: by curl and, if it writes text, by a command."""
+    """Returns an example call by curl and, for a model that generates text, by a command."""
     route, body, command = _example(model)
     key = ' -H "Authorization: Bearer $PAGEWIRE_API_KEY"' if needs_key else ""
     data = shlex.quote(json.dumps({"model": name} | body))
@@ -77,7 +80,7 @@ def _calls(model: Model, name: str, rest: str, address: str, needs_key: bool) ->
 
 
 def _example(model: Model) -> tuple[str, dict[str, object], str]:
-    """(route, body without the model, command or "")"""
+    """Returns (route, body without the model, command or "")."""
     from pagewire.v1 import common_pb2
 
     if model.kind == common_pb2.MODEL_KIND_EMBED:

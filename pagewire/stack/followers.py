@@ -1,6 +1,6 @@
-"""The other processes of an executor with several ranks, started on the leader's machine.
+"""The follower processes of an executor with several ranks, on the leader's machine.
 
-They are started before the leader imports what takes seconds, so that all ranks do that at the same time.
+They start before the leader's slow imports, so that all ranks import at the same time.
 """
 
 import os
@@ -19,23 +19,23 @@ from pagewire.process.process import PARENT_PID, PREDECESSOR
 from pagewire.process.watchdog import HEARTBEAT_FD
 from pagewire.stack import launch
 
-_END_S = 3.0  # to end by themselves
-# What a supervisor says to the leader alone.
+_END_S = 3.0  # in which followers may end by themselves
+# Variables of the supervisor that are meant for the leader alone.
 _OF_THE_LEADER = (HEARTBEAT_FD, PREDECESSOR)
 
 
 class LocalFollowers:
-    """Made on the main thread: they die with it."""
+    """The followers of one executor. Make it on the main thread: they die with it."""
 
     def __init__(self, config: ExecutorConfig) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="pagewire-ranks-"))
-        self.address = f"unix:{self._directory}/leader.sock"  # where they look for the leader
+        self.address = f"unix:{self._directory}/leader.sock"  # of the leader
         self.secret = secrets.token_hex(32)
         config = replace(config, leader=self.address, group_secret=self.secret, listen="", metrics_port=None)
         self.processes = {rank: _start(replace(config, rank=rank)) for rank in range(1, config.num_ranks)}
 
     def stop(self) -> None:
-        """Waits for those that have been told to end, and ends the others."""
+        """Waits until the followers end, and kills those that do not."""
         for process in self.processes.values():
             try:
                 process.wait(_END_S)
@@ -49,13 +49,13 @@ _started: list[LocalFollowers] = []
 
 
 def start(config: ExecutorConfig) -> None:
-    """Those of an executor that this process is about to become, if it has any."""
+    """Starts the followers of the executor that this process is about to become, if it has any."""
     if config.starts_followers:
         _started.append(LocalFollowers(config))
 
 
 def started(config: ExecutorConfig) -> LocalFollowers:
-    """Those that were started, or else new ones."""
+    """Returns the followers that start() started, or new ones."""
     return _started.pop() if _started else LocalFollowers(config)
 
 
@@ -70,5 +70,5 @@ def _start(config: ExecutorConfig) -> subprocess.Popen[bytes]:
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words."""
+    """Returns in words how a process ended."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: GatewayConfig) -> int:
-    """Keeps config.api_server_count gateways running until a signal; the exit code. Raises StartupError."""
+    """Runs config.api_server_count gateways until a signal, and returns the exit code. Raises StartupError."""
     logs.setup("gateway", config)
     config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
     if config.admin_port is not None:
@@ -40,8 +40,8 @@ def run(config: GatewayConfig) -> int:
 
 
 def services(config: GatewayConfig) -> list[Service]:
-    """One gateway each. They share the port, and with it the answer to whether they are ready: the system gives a
-    connection only to a process that listens."""
+    """Returns the gateway processes. They share the port and readiness: the system gives connections only to processes
+    that listen."""
     one = replace(config, api_server_count=1, reuse_port=True)
     ready = partial(launch.http_ready, config)
     return [launch.service("gateway", one, ready, name=f"gateway-{i}") for i in range(config.api_server_count)]

@@ -1,4 +1,4 @@
-"""A Pagewire service as a process of this machine: its command line, its environment, how to ask if it is ready."""
+"""Services of Pagewire as processes of this machine: command line, environment, readiness, addresses."""
 
 import asyncio
 import os
@@ -16,46 +16,47 @@ from pagewire.wire.addresses import endpoint, reachable
 
 
 def service(command: str, config: ServiceConfig, ready: Callable[[], Awaitable[bool]], *, name: str = "") -> Service:
-    """`pagewire <command>` with this configuration; `name` tells it from others of the same command."""
-    # -P: a folder named "services" where the user happens to stand must not hide ours.
+    """Returns `pagewire <command>` with this configuration. name: distinguishes several services of one command."""
+    # -P: a folder named "services" in the current directory must not hide Pagewire's.
     argv = [sys.executable, "-P", "-m", "pagewire.cli", command, *flags.to_argv(config)]
     return Service(name or command, argv, ready, environment(config))
 
 
 def environment(config: ServiceConfig) -> dict[str, str]:
-    """Of a child: ours, where secrets take the place of the rest of the configuration, which the command line has."""
+    '""Returns the environment of a child: that of this process, with secrets instead of the rest of the'
+    'configuration.""'
     home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     return {**flags.without_configuration(os.environ), **flags.secrets(config), "PYTHONPATH": path}
 
 
 async def grpc_ready(address: str, service: str) -> bool:
-    """Whether the service at a unix:/path address is SERVING."""
-    # Asked only once its socket exists: until then gRPC need not be imported, and the processor is the services'.
+    """Returns whether the service at a unix:/path address is SERVING."""
+    # Until the socket exists, importing gRPC would only take processor time from the services.
     if not Path(address.removeprefix("unix:")).exists():  # noqa: ASYNC240
         return False
     return await asyncio.to_thread(health.grpc_problem, address, service) is None
 
 
 async def http_ready(config: GatewayConfig) -> bool:
-    """Whether the gateway says that it is ready."""
+    """Returns whether the gateway is ready."""
     return await asyncio.to_thread(health.http_problem, f"{rest_url(config)}/readyz") is None
 
 
 def rest_url(config: GatewayConfig) -> str:
-    """Where clients on this machine find it."""
+    """Returns the REST URL for clients on this machine."""
     scheme = "http" if config.ssl_certfile is None else "https"
     return f"{scheme}://{endpoint(reachable(config.host), config.port)}"
 
 
 def grpc_address(config: ServeConfig) -> str:
-    """As for `rest_url`, of the text level."""
+    """Returns the public gRPC address of the tokenizer for clients on this machine."""
     scheme = "" if config.ssl_certfile is None else "grpcs://"
     return scheme + endpoint(reachable(config.host), config.grpc_port)
 
 
 def available_port(host: str, port: int, flag: str) -> int:
-    """The port itself, or a free one for 0. Raises StartupError when it is taken or the host is not ours."""
+    """Returns the port, or a free one for 0. Raises StartupError if it is taken or the host is not of this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -66,6 +67,6 @@ def available_port(host: str, port: int, flag: str) -> int:
             return int(sock.getsockname()[1])
     except OSError as error:
         raise StartupError(
-            f"cannot listen on {endpoint(host, port)} ({error.strerror or error}): stop what is using it,"
+            f"cannot listen on {endpoint(host, port)} ({error.strerror or error}): stop the process that uses it,"
             f" or choose another with {flag} or --host"
         ) from error

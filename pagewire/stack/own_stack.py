@@ -1,7 +1,7 @@
-"""A stack for one program: a process of its own that serves until the program closes it, or dies.
+"""A stack for one program: a separate process that serves until the program closes it, or dies.
 
-The program holds one end of a pipe, and the stack ends when it reads the pipe's end. So it outlives nobody, whichever
-thread has started it and however the program ends.
+The program holds one end of a pipe, and the stack ends when it reads the end of the pipe. So it never outlives the
+program, whichever thread started it and however the program ends.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
     from pagewire.config import ServeConfig
 
-# Of what the stack writes: told again where it cannot start.
+# The last lines of the stack's log, which the error contains if the stack does not start.
 _KEPT_LINES = 20
 _STOP_MARGIN_S = 15.0
 _WITHOUT_REST = "without-rest"
 
 
 class OwnStack:
-    """Starts at once; `await_ready()` before use, `close()` afterwards.
+    """A running stack. It starts at once; call `await_ready()` before use and `close()` afterwards.
 
-    echo: what becomes of each line that the stack's processes log. with_rest: with a gateway; without, `rest` is "".
+    echo: receives each line that the processes log. with_rest: starts a gateway; without it, `rest` is "".
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class OwnStack:
         kind = () if with_rest else (_WITHOUT_REST,)
         argv = [sys.executable, "-P", "-m", "pagewire.stack.own_stack", *kind, *flags.to_argv(config)]
         self._stop_timeout = config.time_to_end + _STOP_MARGIN_S
-        # A session of its own: Ctrl-C in the terminal is the program's.
+        # In a new session, so that Ctrl-C in the terminal reaches only the program.
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -60,11 +60,12 @@ class OwnStack:
 
     @property
     def pid(self) -> int:
-        """Of the process above all others of it."""
+        """The id of the process that supervises the others."""
         return self._process.pid
 
     def await_ready(self) -> None:
-        """Sets `grpc` and `rest`, the addresses. Raises StartupError saying why it cannot start."""
+        '""Waits until the stack is ready, and sets the addresses `grpc` and `rest`. Raises StartupError with the'
+        'cause.""'
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer = json.loads(line) if line else {}
@@ -74,13 +75,13 @@ class OwnStack:
         self.grpc, self.rest = answer["grpc"], answer["rest"]
 
     def close(self) -> None:
-        """Ends it; what is in flight may end first, within --shutdown-timeout. Safe to call twice."""
+        """Ends the stack; requests in flight may finish within --shutdown-timeout. Safe to call twice."""
         process = self._process
         if process.stdin is not None and not process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
         if not self.grpc:
-            process.terminate()  # it looks at its input only once it is ready
+            process.terminate()  # it reads its input only once it is ready
         try:
             process.wait(self._stop_timeout)
         except subprocess.TimeoutExpired:
@@ -102,11 +103,11 @@ class OwnStack:
 
 
 def main() -> int:
-    """The stack's process: tells where it serves by a line of JSON, then serves until the end of its input."""
+    """Runs the process of the stack: prints its addresses as a line of JSON, and serves until the end of its input."""
     from pagewire.config import SET_BY_STACK, ServeConfig
     from pagewire.stack import running, stack
 
-    # The line is for the program alone, whatever else is printed.
+    # Standard output is for this line alone; anything else that is printed goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with_rest = sys.argv[1:2] != [_WITHOUT_REST]

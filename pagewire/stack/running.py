@@ -1,4 +1,4 @@
-"""Which stacks run on this machine: each has a file that says what it serves, locked for as long as the stack lives."""
+"""The list of stacks that run on this machine: each has a file about itself, locked for as long as the stack runs."""
 
 import contextlib
 import fcntl
@@ -19,9 +19,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunningStack:
-    """names: served model names. model: its files. rest: "" if there is no gateway. started: Unix time, seconds.
-    shared: it is there for whoever comes, not for one program. local: a socket that this user's commands reach where
-    the address of gRPC takes certificates."""
+    """A stack that runs.
+
+    names: served model names. model: its files. rest: "" without a gateway. started: Unix time, seconds. shared: serves
+    any client, not only one program. local: a socket for commands of this user, if the gRPC address needs certificates.
+    """
 
     pid: int
     names: tuple[str, ...]
@@ -34,12 +36,12 @@ class RunningStack:
 
     @property
     def reachable(self) -> str:
-        """By this user's commands."""
+        """The address for commands of this user."""
         return self.local or self.grpc
 
 
 def registry() -> Path:
-    """$XDG_RUNTIME_DIR/pagewire where there is such a directory, else stacks/ in Pagewire's data directory."""
+    """Returns $XDG_RUNTIME_DIR/pagewire if that directory exists, else stacks/ in Pagewire's data directory."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK):
         return Path(runtime) / "pagewire"
@@ -48,9 +50,9 @@ def registry() -> Path:
 
 @contextlib.contextmanager
 def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True, local: str = "") -> Iterator[None]:
-    """The stack of this configuration, in which all is found out, is listed meanwhile.
+    """Lists the stack of this resolved configuration for the time of the context.
 
-    A stack that cannot be listed serves all the same: the log says why at level debug.
+    A stack that cannot be listed serves nevertheless; the log has the cause at level debug.
     """
     stack = RunningStack(
         pid=os.getpid(),
@@ -66,7 +68,7 @@ def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True, loca
         try:
             directory = registry()
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Under its final name only once it is locked: a file that is not locked is one of the dead.
+            # It gets its final name once it is locked: an unlocked file counts as that of a dead stack.
             file = resources.enter_context(tempfile.NamedTemporaryFile("w", dir=directory, prefix=".", delete=False))
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(json.dumps(asdict(stack)))
@@ -79,7 +81,7 @@ def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True, loca
 
 
 def running_stacks() -> list[RunningStack]:
-    """Those of this user, in the order of their starts. Removes the files of the dead."""
+    """Returns the running stacks of this user in the order of their starts. Removes the files of dead stacks."""
     try:
         files = list(registry().glob("*.json"))
     except (OSError, RuntimeError):
@@ -89,7 +91,7 @@ def running_stacks() -> list[RunningStack]:
 
 
 def _read(path: Path) -> RunningStack | None:
-    """None if it has ended."""
+    """Returns None for a stack that has ended."""
     try:
         with path.open() as file:
             try:
@@ -98,14 +100,14 @@ def _read(path: Path) -> RunningStack | None:
                 content = json.loads(file.read())
                 return RunningStack(**content | {"names": tuple(content["names"])})
             path.unlink(missing_ok=True)
-    # Another version's file, perhaps; or it has just gone.
+    # The file is of another version, or was just removed.
     except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
 
 
 def stack_that_serves(model: str, files: Path | None) -> RunningStack | None:
-    """One that is there for all and serves this name, or these files."""
+    """Returns a shared stack that serves this name, or these files."""
     for stack in filter(lambda stack: stack.shared, running_stacks()):
         if model in stack.names or (files is not None and stack.model == str(files)):
             return stack

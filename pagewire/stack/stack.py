@@ -44,17 +44,17 @@ _FULL_NAMES = {
 }
 # A unix socket's path has at most 104 bytes on macOS, 108 on Linux.
 _MAX_SOCKET_PATH = 100
-# Of the executors on a Ray cluster, in the directory of the sockets.
+# The file of addresses of executors on a Ray cluster, in the directory of the sockets.
 _ADDRESSES = "executors.txt"
 
 
 def run(config: ServeConfig) -> int:
-    """Serves until a signal; the exit code. Raises StartupError for what is wrong before or while starting."""
+    """Serves until a signal, and returns the exit code. Raises StartupError if the stack cannot start."""
     started = time.monotonic()
     logs.setup("serve", config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
         given, config = config, _resolved(config, directory)
-        certificates_of(config)  # what is wrong with them is said before anything starts
+        certificates_of(config)  # fails before anything starts if a certificate is wrong
         _warn_of_plain_text(config)
 
         def announce() -> None:
@@ -72,9 +72,10 @@ def run(config: ServeConfig) -> int:
 def run_for(
     config: ServeConfig, work: Callable[[ServeConfig], Coroutine[None, None, int]], *, with_rest: bool = True
 ) -> int:
-    """Serves for as long as `work` takes, which begins once all is ready and is told the ports.
+    """Serves while `work` runs, which starts once all is ready and gets the configuration with the ports.
 
-    with_rest: with a gateway. Its exit code, or 130 if a signal came first. Raises StartupError, also that of `work`.
+    Returns the exit code of `work`, or 130 if a signal came first. with_rest: starts a gateway. Raises StartupError,
+    also that of `work`.
     """
     logs.setup("serve", config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
@@ -111,13 +112,14 @@ async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, 
 
 
 def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
-    """With everything that has to be found out. directory: that of the sockets. Raises StartupError."""
+    '""Returns the configuration with names, files and ports resolved. directory: of the sockets. Raises'
+    'StartupError.""'
     refusals.check(config)
     return replace(
         config,
         served_model_name=config.served_model_name or default_served_name(config.model),
         model=str(find_model(config)),
-        revision=None,  # of the files that are found now
+        revision=None,  # the files are resolved now
         port=available_port(config.host, config.port, "--port"),
         admin_port=None
         if config.admin_port is None
@@ -125,7 +127,7 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
         metrics_port=None
         if config.metrics_port is None
         else available_port(config.admin_host, config.metrics_port, "--metrics-port"),
-        # What belongs to a port that nobody has named is not found again.
+        # A later start would not find the data of a random port again.
         data_dir=config.data_dir or (None if config.port else str(directory / "data")),
         grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
         scheduler_grpc_port=None
@@ -137,15 +139,17 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
 def _warn_of_plain_text(config: ServeConfig) -> None:
     if (config.api_key or config.api_key_file) and not config.ssl_certfile and not is_loopback(config.host):
         logger.warning(
-            "keys travel unencrypted to %s: serve with TLS (--ssl-certfile), or on loopback (--host 127.0.0.1) behind a"
-            " proxy that does",
+            "keys are sent unencrypted to %s: serve with TLS (--ssl-certfile), or on loopback (--host 127.0.0.1) "
+            "behind a proxy with TLS",
             config.host or "every address",
         )
 
 
 def services(config: ServeConfig, directory: Path, given: ServeConfig | None = None) -> list[Service]:
-    """Every process of the stack, in the order in which they are stopped. given: the configuration before anything was
-    found out; other machines find their own files."""
+    """Returns every process of the stack, in the order in which they are stopped.
+
+    given: the configuration before it was resolved, for other machines, which have their own files.
+    """
     on_ray = config.distributed_executor_backend == "ray"
     executors = local_executors.names(config)
     address = {name: _address(directory, name) for name in names_of(config)}
@@ -193,7 +197,7 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
 
 
 def _places_of(places: binding.Places | None, count: int) -> Sequence[binding.Place | None]:
-    """Of each executor; says them."""
+    """Returns the place of each executor, and logs the places."""
     if places is None:
         return [None] * count
     for name, place in (*((f"executor {i}", p) for i, p in enumerate(places.executors)), ("others", places.others)):
@@ -203,11 +207,11 @@ def _places_of(places: binding.Places | None, count: int) -> Sequence[binding.Pl
 
 
 def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> list[Service]:
-    """The process that keeps executors on a Ray cluster, if they are there: ready as soon as one of them is."""
+    """Returns the process that keeps executors on a Ray cluster, if they run there; it is ready once one of them is."""
     if config.distributed_executor_backend != "ray":
         return []
     addresses = directory / _ADDRESSES
-    if not Path(given.model).expanduser().exists():  # one that each node finds for itself
+    if not Path(given.model).expanduser().exists():  # a hub id, which each node resolves itself
         config = replace(config, model=given.model, revision=given.revision)
     part = config.part(
         RayExecutorsConfig, address_file=str(addresses), metrics_port=None, distributed_executor_backend="mp"
@@ -220,7 +224,7 @@ def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> 
 
 
 def names_of(config: ServeConfig) -> list[str]:
-    """Of the processes that have a socket here."""
+    """Returns the names of the processes with a socket on this machine."""
     return ["tokenizer", "scheduler", *local_executors.names(config)]
 
 
@@ -230,7 +234,7 @@ def _address(directory: Path, service: str) -> str:
 
 @contextmanager
 def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> Iterator[Path]:
-    """The directory for the unix sockets of these, for this user's eyes only; a fresh one unless one is given."""
+    """Yields the private directory for the unix sockets of these processes; a new one unless one is given."""
     if given is None:
         with tempfile.TemporaryDirectory(prefix="pagewire-", ignore_cleanup_errors=True) as name:
             _check_sockets(Path(name), names)
@@ -251,19 +255,22 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
 
 
 def _make_private(directory: Path) -> None:
-    """Whoever may write to a directory can put his own socket in place of a service's."""
+    """Makes a directory private: a user who may write to it could replace the socket of a service.
+
+    Raises StartupError for a directory of another user, or one that is shared.
+    """
     status = directory.stat()
     if status.st_uid != os.geteuid():
         raise StartupError(
-            f"--uds-dir {directory}: it belongs to another user, who could replace the sockets: name a directory of"
-            " your own, for instance one inside it that does not exist yet"
+            f"--uds-dir {directory}: it belongs to another user, who could replace the sockets; use a directory of your"
+            " own, for instance a new one inside it"
         )
     if status.st_mode & 0o022:
-        # A directory like /tmp is meant for all: others would lose it.
+        # A directory like /tmp must stay open to all users.
         private = "" if status.st_mode & stat.S_ISVTX else f"run `chmod 700 {directory}`, or "
         raise StartupError(
-            f"--uds-dir {directory}: others may write to it and so replace the sockets"
-            f" (mode {status.st_mode & 0o7777:o}): {private}name a directory inside it that does not exist yet"
+            f"--uds-dir {directory}: other users may write to it and replace the sockets"
+            f" (mode {status.st_mode & 0o7777:o}); {private}use a new directory inside it"
         )
     directory.chmod(0o700)
 
@@ -272,7 +279,7 @@ def _check_sockets(directory: Path, names: Sequence[str]) -> None:
     for name in names:
         path = directory / f"{name}.sock"
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-            raise StartupError(f"the path {path} is too long for a unix socket: name a shorter directory in --uds-dir")
+            raise StartupError(f"the path {path} is too long for a unix socket: use a shorter --uds-dir")
         with socket.socket(socket.AF_UNIX) as sock:
             if sock.connect_ex(str(path)) == 0:
-                raise StartupError(f"--uds-dir {directory}: another stack is running there; give each its own")
+                raise StartupError(f"--uds-dir {directory}: another stack uses it; give each stack its own directory")

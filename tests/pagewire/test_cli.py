@@ -63,7 +63,7 @@ def test_help_lists_every_command() -> None:
         (["gateway", "--port", "x"], "--port: expected a whole number"),
         (["bench"], "usage: pagewire bench <command>"),
         (["bench", "plott"], "usage: pagewire bench <command>"),
-        (["bench", "sweep", "--concurrency", "1,x"], "--concurrency: expected whole numbers with commas between"),
+        (["bench", "sweep", "--concurrency", "1,x"], "--concurrency: expected whole numbers separated by commas"),
         (["bench", "plot"], "the following arguments are required: FILE"),
         (["bench", "serve", "--concurency", "3"], "did you mean --concurrency?"),
         (["chat", "hello"], "unexpected argument 'hello'"),

@@ -23,12 +23,11 @@ _SERVICE = "pagewire.v1.ExecutorService"
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What is to run. node, user: of the keeper: an executor beside it is reached by a unix socket.
+    """The executor, or the stage of one, that an actor runs.
 
-    place: which of the executor's stages, counted from the last, whose actor has the leader.
-
-    command: arguments of Python that take the place of `-m pagewire.cli executor` and its flags, if there are any;
-    LISTEN stands for the addresses to listen on.
+    node, user: of the keeper; an executor on the same node is reached by a unix socket. place: the number of the
+    stage, counted from the last, whose actor has the leader. command: arguments of Python that replace
+    `-m pagewire.cli executor` and its flags, if there are any; LISTEN stands for the addresses to listen on.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Spec:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Those that the actor starts. The leader of an executor without stages starts the others itself."""
+        """The ranks that the actor starts. The leader of an executor without stages starts the other ranks itself."""
         size = self.config.tensor_parallel_size
         if self.config.pipeline_parallel_size == 1:
             return (0,)
@@ -51,27 +50,26 @@ class Spec:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where Ray has put an actor. machine: equal for those that can share memory and sockets."""
+    """The place of an actor. machine: equal for actors that can share memory and sockets."""
 
     machine: tuple[str, int]
     address: str  # of the executor, if this is the leader's
 
 
 class ExecutorActor:
-    """Keeps an executor's process running where Ray has put it, as `pagewire serve` does on its own machine; of an
-    executor with stages, the processes of one of them.
+    """Keeps the processes of an executor, or of one of its stages, running on a node that Ray chose.
 
-    Processes are children, not this one: the device's threads, signals and gRPC are then exactly those of every other
-    executor, one that hangs is found out and killed, and its successor learns how it ended. They die with this process,
-    so whatever Ray ends is ended.
+    The executor runs in child processes: threads, signals and gRPC then work exactly as in every other executor, a
+    process that hangs is killed, and its successor learns how it ended. Children die with this process, so Ray can end
+    everything.
     """
 
     def __init__(self, spec: Spec) -> None:
         """Raises StartupError if this node has another version of Pagewire."""
         if spec.version != __version__:
             raise StartupError(
-                f"the node {ray.util.get_node_ip_address()} has Pagewire {__version__}, not {spec.version} as "
-                "where it is served from: install the same version on all nodes"
+                f"the node {ray.util.get_node_ip_address()} has Pagewire {__version__}, but the "
+                f"serving machine has {spec.version}: install the same version on all nodes"
             )
         logs.setup("ray-actor", spec.config)
         raise_descriptor_limit()
@@ -89,13 +87,16 @@ class ExecutorActor:
         return Whereabouts((self._node, os.geteuid()), self._address)
 
     async def meeting_point(self, on_one_machine: bool) -> str:
-        """Where the leader is to listen for the ranks of all stages. on_one_machine: whether all are here."""
+        """Returns the address at which the leader listens for the ranks of all stages.
+
+        on_one_machine: all ranks are on this machine.
+        """
         return f"unix:{self._directory.name}/leader.sock" if on_one_machine else _free_address()
 
     async def run(self, leader: str = "", cpu_share: float = 1.0) -> None:
-        """Until stop(). Raises StartupError if the executor cannot start here. A second call joins the first.
+        """Runs the executor until stop(). Raises StartupError if it cannot start here. A second call joins the first.
 
-        leader: as `meeting_point` has said. cpu_share: of this executor's share of a machine, what each rank gets.
+        leader: the address from `meeting_point`. cpu_share: the share of each rank in that of the executor.
         """
         if self._running is None or (self._running.done() and self._running.exception()):
             self._supervisor = self._supervise(leader, cpu_share)
@@ -108,13 +109,13 @@ class ExecutorActor:
         return Supervisor(
             [self._service(replace(config, rank=rank)) for rank in self._spec.ranks],
             shutdown_timeout=config.shutdown_timeout,
-            stop_together=True,  # the leader ends the others when requests have ended
+            stop_together=True,  # the leader ends the other ranks after the last request
             hang_timeout=config.hang_timeout,
             takes_signals=False,
         )
 
     def _service(self, config: ExecutorConfig) -> Service:
-        # Whether it is ready is asked at the socket, which needs no certificates.
+        # Readiness is checked at the socket, which needs no certificates.
         listen = "" if config.rank else ",".join(dict.fromkeys([self._socket, self._address]))
         ready = self._has_started if config.rank else self._leads
         name = f"{self._spec.name} rank {config.rank}" if config.leader else self._spec.name
@@ -122,7 +123,7 @@ class ExecutorActor:
         if self._spec.command:
             command = [listen if part == "LISTEN" else part for part in self._spec.command]
             service = replace(service, command=[sys.executable, *command])
-        # Ray means its own tasks, which share a node's cores; --num-threads says what an executor may use.
+        # Ray sets OMP_NUM_THREADS for its own tasks; an executor uses --num-threads.
         environment = {name: value for name, value in service.environment.items() if name != "OMP_NUM_THREADS"}
         return replace(service, environment={**environment, **self._spec.environment})
 
@@ -135,15 +136,15 @@ class ExecutorActor:
         return self._ready.is_set()
 
     async def ready(self) -> None:
-        """Until the executor is, for the first time. Of the leader's actor."""
+        """Waits until the executor is ready for the first time. Call it on the actor of the leader."""
         await self._ready.wait()
 
     async def started(self) -> None:
-        """The executor has been ready: what ends a rank from now on is no reason to give up."""
+        """Records that the executor was ready: from now on, the end of a rank does not end the stack."""
         self._ready.set()
 
     async def stop(self) -> None:
-        """Has it drain and end."""
+        """Drains the executor and ends it."""
         if self._supervisor is not None and self._running is not None:
             self._supervisor.stop()
             await asyncio.wait({self._running})

@@ -1,16 +1,16 @@
-"""The file that says where executors are."""
+"""The file of executors' addresses."""
 
 import os
 from pathlib import Path
 
 
 class AddressFile:
-    """One address a line, replaced as a whole, so that whoever reads it never sees half of it."""
+    """The file has one address a line and is replaced as a whole, so that a reader never sees half of it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._addresses: dict[str, str] = {}
-        self.was_used = False  # somebody has been listed
+        self.was_used = False  # an executor has been listed
         self._write()
 
     def put(self, name: str, address: str) -> None:

@@ -1,4 +1,4 @@
-"""The Ray cluster, and what an executor asks of it."""
+"""The Ray cluster, and the resources that an executor needs from it."""
 
 import logging
 import math
@@ -15,18 +15,18 @@ from pagewire.process.process import usable_cores
 
 logger = logging.getLogger(__name__)
 
-# Nothing of ours goes through it; Ray wants at least 75 MiB.
+# Pagewire does not use it; Ray requires at least 75 MiB.
 _OBJECT_STORE_BYTES = 80 * 2**20
 _REACHABLE_S = 5.0
 
 
 def connect(config: RayExecutorsConfig) -> None:
-    """Joins the cluster, or starts one of this machine. Raises StartupError."""
+    """Joins the cluster, or starts one on this machine. Raises StartupError."""
     given = config.ray_address or os.environ.get("RAY_ADDRESS")
     if given and given.startswith("ray://"):
         raise StartupError(
-            f"--ray-address {given}: executors are reached directly, not by a Ray client: serve on a machine of the "
-            "cluster (`ray start --address`), and give HOST:PORT of its head"
+            f"--ray-address {given}: executors are reached directly, not through a Ray client: serve on a machine of "
+            "the cluster (`ray start --address`), and use HOST:PORT of its head"
         )
     if given and given not in ("local", "auto"):
         _check_reachable(given)
@@ -40,7 +40,7 @@ def connect(config: RayExecutorsConfig) -> None:
                 if given:
                     raise
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        logger.info("no Ray cluster here: starting one of this machine")
+        logger.info("no Ray cluster found: starting one on this machine")
         ray.init(
             "local",
             num_cpus=usable_cores(),
@@ -50,29 +50,28 @@ def connect(config: RayExecutorsConfig) -> None:
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise StartupError(
-            f"the Ray cluster {given or 'local'} cannot be joined: {error}. `ray status` says whether it runs; all of "
-            "its machines need the same versions of Ray and Python"
+            f"the Ray cluster {given or 'local'} cannot be joined: {error}. check with `ray status` that it runs; "
+            "all its machines need the same versions of Ray and Python"
         ) from error
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for some minutes. Raises StartupError."""
+    """Raises StartupError if nothing answers at the address. Ray itself would try for some minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHABLE_S).close()
     except (OSError, ValueError) as error:
         raise StartupError(
-            f"no Ray cluster answers at {address} ({error}): give HOST:PORT as `ray start --head` prints it, or leave "
-            "--ray-address and RAY_ADDRESS out for the one that this machine is part of"
+            f"no Ray cluster answers at {address} ({error}): use HOST:PORT as `ray start --head` prints it, or leave "
+            "--ray-address and RAY_ADDRESS out for the cluster of this machine"
         ) from error
 
 
 def demand(config: RayExecutorsConfig, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What Ray keeps for each actor, which has an executor or, where that has stages, one of them, all of it on one
-    node: `num_gpus`, `num_cpus`.
+    """Returns the resources, `num_gpus` and `num_cpus`, that Ray reserves on one node for each actor.
 
-    nodes: as ray.nodes() has them. On a CPU, each rank has as many cores as --num-threads says, else an actor its share
-    of the smallest node's.
+    An actor runs an executor, or one of its stages. nodes: as ray.nodes() returns them. On a CPU, each rank gets
+    --num-threads cores; without that flag, an actor gets its share of the smallest node.
     """
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     ranks = config.tensor_parallel_size

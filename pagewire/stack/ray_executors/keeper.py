@@ -1,4 +1,4 @@
-"""Keeps one executor on the cluster, through all its lives, and says where it is."""
+"""Keeps one executor on the cluster through all restarts, and lists its address."""
 
 import asyncio
 import logging
@@ -24,11 +24,14 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 10.0
 
 
 class Keeper:
-    """One executor: an actor, which Ray starts again, here or on another node, so that what is left to do is to notice
-    where; or an actor for each stage, and all of them anew when one is lost."""
+    """Keeps one executor running.
+
+    An executor without stages is one actor, which Ray restarts on any node, and the keeper lists its new address. An
+    executor with stages has an actor for each; if one is lost, the keeper makes all of them again.
+    """
 
     def __init__(self, specs: Sequence[Spec], demand: dict[str, float], file: AddressFile) -> None:
-        """specs: of its actors, the leader's first. demand: of each."""
+        """specs: of the actors, that of the leader first. demand: the resources of each actor."""
         self._specs = specs
         self._name = specs[0].name
         self._demand = demand
@@ -39,10 +42,10 @@ class Keeper:
         count = len(self._specs)
         self._bundles: PlacementGroup | None = None
         options: dict[str, Any] = {"max_restarts": -1, **self._demand}
-        # Executors are on as many nodes as there are: what one node can do to them is then least.
+        # Executors are spread over the nodes, so that the loss of a node costs as few as possible.
         places: list[Any] = ["SPREAD"]
         if count > 1:
-            # Each stage is on one node, and all on one if it has room.
+            # Each stage is on one node, and all stages are on the same node if it has room.
             bundle = {"CPU": self._demand["num_cpus"], "GPU": self._demand["num_gpus"]}
             self._bundles = placement_group([bundle] * count, strategy="PACK")
             options["max_restarts"] = 0
@@ -61,7 +64,7 @@ class Keeper:
             remove_placement_group(self._bundles)
 
     async def keep(self) -> None:
-        """Until stop(). Raises StartupError if the executor cannot run, and none has yet."""
+        """Runs the executor until stop(). Raises StartupError if it cannot run, and no executor has run yet."""
         backoff = _MIN_BACKOFF_S
         while True:
             began = time.monotonic()
@@ -72,16 +75,16 @@ class Keeper:
             except StartupError:
                 if not self._file.was_used:
                     raise
-                # The node may be to blame, as others could; the executor has told there why.
-                logger.warning("%s cannot start where it is: trying again", self._name)
+                # The cause may lie in the node; the log of the executor has it.
+                logger.warning("%s cannot start on its node; trying again", self._name)
                 is_new = self._bundles is not None
             except ActorUnavailableError:
-                logger.warning("%s is lost: Ray looks for it, or starts it again", self._name)
+                logger.warning("%s is lost; Ray reconnects to it, or restarts it", self._name)
             except ActorDiedError as error:
-                # One alone is dead for good: nobody but Ray itself, or somebody with `ray.kill`, does that.
+                # Ray, or a user with `ray.kill`, has ended the actor for good.
                 if not self._file.was_used:
-                    raise StartupError(f"{self._name} cannot be run on the cluster: {_cause(error)}") from error
-                logger.warning("%s is dead (%s): making another", self._name, _cause(error))
+                    raise StartupError(f"{self._name} cannot run on the cluster: {_cause(error)}") from error
+                logger.warning("%s died (%s); making a new one", self._name, _cause(error))
                 is_new = True
             finally:
                 self._file.remove(self._name)
@@ -95,7 +98,7 @@ class Keeper:
             backoff = min(2 * backoff, _MAX_BACKOFF_S)
 
     async def _live(self) -> None:
-        """One life of its actors. Raises RayActorError at its end, StartupError if the executor cannot start."""
+        """Runs the actors once. Raises RayActorError when they end, StartupError if the executor cannot start."""
         leader, *others = self._actors
         found = await self._find()
         logger.info("%s is at %s", self._name, found[0].address)
@@ -117,7 +120,7 @@ class Keeper:
         running.result()
 
     async def _find(self) -> list[Whereabouts]:
-        """Where its actors are, once they are somewhere."""
+        """Waits until all actors have a node, and returns their places."""
         finding = asyncio.gather(*(actor.whereabouts.remote() for actor in self._actors))
         while not (await asyncio.wait({finding}, timeout=STILL_WAITING_S))[0]:
             what = f"{len(self._actors)} times " if self._bundles is not None else ""
@@ -125,7 +128,7 @@ class Keeper:
         return finding.result()
 
     async def stop(self, timeout: float) -> None:
-        """Has it drain, and ends it after `timeout` seconds."""
+        """Drains the executor, and ends it after `timeout` seconds."""
         stopping = asyncio.gather(*(actor.stop.remote() for actor in self._actors))
         with suppress(RayActorError, TimeoutError):
             await asyncio.wait_for(stopping, timeout)

@@ -18,12 +18,12 @@ from pagewire.stack.ray_executors.addresses import AddressFile
 from pagewire.stack.ray_executors.keeper import Keeper
 from pagewire.wire import rpc
 
-# Of this process' environment, what executors need that is not a flag.
+# Variables of this process that executors need, and that are not flags.
 _FORWARDED = ("HF_TOKEN", "HF_ENDPOINT")
 
 
 async def serve(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> None:
-    """Keeps the executors until a signal ends it, and them: actors die with the driver that has made them.
+    """Keeps the executors running until a signal. They end with this process, because actors die with their driver.
 
     command: see `Spec`. Raises StartupError if there is no cluster, or no executor can start on it.
     """
@@ -36,7 +36,7 @@ async def serve(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> No
 
 
 def plan(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> list[tuple[list[Spec], dict[str, float]]]:
-    """What the actors of each executor are, and what each of them needs."""
+    """Returns the specs of the actors of each executor, and the resources of each actor."""
     demand = cluster.demand(config, ray.nodes())
     executor = ExecutorConfig(**{one.name: getattr(config, one.name) for one in fields(ExecutorConfig)})
     if not demand["num_gpus"]:
@@ -46,7 +46,9 @@ def plan(config: RayExecutorsConfig, command: tuple[str, ...] = ()) -> list[tupl
         executor,
         metrics_port=None,
         cpu_share=1 / count,
-        distributed_executor_backend="mp" if stages == 1 else "external",  # who starts the ranks: the leader, or actors
+        distributed_executor_backend="mp"
+        if stages == 1
+        else "external",  # ranks are started by the leader, or by actors
     )
     common: dict[str, Any] = {
         "node": ray.get_runtime_context().get_node_id(),

@@ -68,10 +68,10 @@ def test_no_processor_is_anybodys_twice(num_cpus: int, count: int) -> None:
     "flags, said",
     [
         ({"cpu_bind": "0-3|4"}, "2 sets for 1 executors"),
-        ({"cpu_bind": "40"}, "processor 40 may not be used; there are 0-15"),
+        ({"cpu_bind": "40"}, "processor 40 is not usable; usable are 0-15"),
         ({"cpu_bind": "all"}, "expected auto, or numbers of processors"),
-        ({"cpu_bind": ","}, "no processor is named"),
-        ({"numa_bind": "2"}, "is on node 2; there are 0, 1"),
+        ({"cpu_bind": ","}, "it names no processor"),
+        ({"numa_bind": "2"}, "node 2 has no usable processor; nodes with usable ones: 0, 1"),
         ({"numa_bind": "near"}, "expected auto, or numbers of nodes"),
     ],
 )
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_refused(flags, said) -> None:
 
 _ASK = """
 import os, sys
-from pagewire import binding
+from pagewire.process import binding
 from pagewire.config import ExecutorConfig
 binding.bind(ExecutorConfig(cpu_bind=sys.argv[1] or None, numa_bind=sys.argv[2] or None, rank=int(sys.argv[3]),
                             tensor_parallel_size=int(sys.argv[4])))

@@ -59,7 +59,7 @@ def test_on_cuda_each_replica_has_a_device_of_its_own(tmp_path: Path) -> None:
     assert local_executors.devices(config, {}, tmp_path / "none") == [{}, {}], "a machine without any"
     assert local_executors.devices(TWO, {"CUDA_VISIBLE_DEVICES": "0,1"}) == [{}, {}], "they run on the CPU"
     assert local_executors.devices(ServeConfig(), {"CUDA_VISIBLE_DEVICES": "0,1"}) == [{}], "as without the flag"
-    with pytest.raises(StartupError, match="takes 2 CUDA devices, 1 are here"):
+    with pytest.raises(StartupError, match="needs 2 CUDA devices, and this machine has 1"):
         local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0"})
 
 
@@ -69,7 +69,7 @@ def test_on_cuda_each_rank_has_a_device_of_its_own() -> None:
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "2,3"},
     ]
-    with pytest.raises(StartupError, match="--data-parallel-size 2 x 2 takes 4 CUDA devices, 3 are here"):
+    with pytest.raises(StartupError, match="--data-parallel-size 2 x 2 needs 4 CUDA devices, and this machine has 3"):
         local_executors.devices(config, {"CUDA_VISIBLE_DEVICES": "0,1,2"})
 
 

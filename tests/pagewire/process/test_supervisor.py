@@ -129,7 +129,7 @@ def test_what_hangs_is_killed_and_started_again(stack: Stack) -> None:
     """One that has never given a sign of life does not know that it should."""
     stack.start({"hang_timeout": 0.5}, scheduler="ok", executor="hangs").wait_ready()
     wait_until(lambda: len(stack.pids("executor")) == 2)
-    assert "executor hangs: no sign of life for 1.5 s (--hang-timeout): killed" in stack.output
+    assert "executor hangs: no sign of life for 1.5 s (--hang-timeout); killing it" in stack.output
     assert len(stack.pids("scheduler")) == 1
 
 
@@ -148,9 +148,9 @@ def test_starts_that_are_killed_are_repeated(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "starts", "reason"),
     [
-        ("exit1", 1, "(exit code 1): its error is above"),
-        ("exit2", 1, "(exit code 2): its error is above"),
-        ("killed", 3, "(killed by SIGKILL): the system does that when memory runs out"),
+        ("exit1", 1, "(exit code 1): see its error above"),
+        ("exit2", 1, "(exit code 2): see its error above"),
+        ("killed", 3, "(killed by SIGKILL): the system kills processes when memory runs out"),
     ],
 )
 def test_what_cannot_start_ends_the_stack(stack: Stack, behaviour: str, starts: int, reason: str) -> None:

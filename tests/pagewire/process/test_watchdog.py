@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 HANGS = """
 import asyncio, time
-from pagewire import rpc
+from pagewire.wire import rpc
 async def block():
     await asyncio.sleep(0.1)
     time.sleep({seconds})

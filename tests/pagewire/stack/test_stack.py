@@ -152,7 +152,7 @@ def test_keys_that_a_network_can_read_are_warned_of(
     host: str, api_key: str | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack._warn_of_plain_text(ServeConfig(host=host, api_key=api_key))
-    assert ("keys travel unencrypted" in caplog.text) == warned
+    assert ("keys are sent unencrypted" in caplog.text) == warned
     assert "hunter2" not in caplog.text
 
 
@@ -192,14 +192,14 @@ def test_nobody_is_told_to_take_a_directory_for_all_from_the_others(tmp_path: Pa
     tmp_path.chmod(0o1777)  # as /tmp is
     with pytest.raises(StartupError) as told, stack._sockets(str(tmp_path)):
         pass
-    assert "name a directory inside it" in str(told.value) and "chmod" not in str(told.value)
+    assert "use a new directory inside it" in str(told.value) and "chmod" not in str(told.value)
 
 
 def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as running:
         running.bind(str(tmp_path / "executor.sock"))
         running.listen()
-        with pytest.raises(StartupError, match="another stack is running there"), stack._sockets(str(tmp_path)):
+        with pytest.raises(StartupError, match="another stack uses it"), stack._sockets(str(tmp_path)):
             pass
     with pytest.raises(StartupError, match="--uds-dir"), stack._sockets(str(tmp_path / ("x" * 90))):
         pass

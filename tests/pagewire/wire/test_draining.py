@@ -17,7 +17,7 @@ from pagewire.wire.health import grpc_problem
 NAME, LINK = "pagewire.v1.InferenceService", "pagewire.v1.InferenceLinkService"
 WAITS = """
 import asyncio, sys
-from pagewire import rpc
+from pagewire.wire import rpc
 async def main():
     told = asyncio.create_task(rpc.wait_for_signal())
     await asyncio.sleep(0)

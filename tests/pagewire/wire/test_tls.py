@@ -233,7 +233,7 @@ async def test_a_client_that_speaks_something_else_is_told(issued: Issued):
     async with serving(of_service(issued).of_clients()) as address:
         with pytest.raises(RpcError) as caught:
             await asked(address)
-        assert f"{address} speaks TLS: give it as grpcs://{address}" in await asyncio.to_thread(
+        assert f"{address} answers with TLS: use grpcs://{address}" in await asyncio.to_thread(
             unanswered, address, caught.value.message
         )
     async with serving(None) as address:
