@@ -34,30 +34,30 @@ LINE_BYTES, PAGE_BYTES, SLOT_BYTES = 64, 4096, 1 << 20  # as in cpu/csrc/collect
 
 
 def channel_bytes(size: int) -> int:
-    """Of a channel for `size` ranks. What is not used takes no memory."""
+    """Returns the bytes of a channel for `size` ranks; pages that are not used take no memory."""
     return slots_start(size) + size * 2 * SLOT_BYTES
 
 
 def slots_start(size: int) -> int:
-    """Where in a channel the slots begin."""
+    """Returns the offset in a channel at which the slots begin."""
     return -(-(1 + size) * LINE_BYTES // PAGE_BYTES) * PAGE_BYTES
 
 
 def channel_ended(channel: Tensor) -> bool:
-    """Whether ops on it have given up, or will."""
+    """Returns whether ops on it have given up, or will."""
     return bool(channel[:4].view(torch.int32).item())
 
 
 def end_channel(channel: Tensor) -> None:
-    """Has every op on the channel return, here and in other processes, also those that are yet to come. On any thread.
+    """Makes every op on the channel return, in this and in other processes, now and later. Any thread may call it.
 
-    Who sleeps looks every few milliseconds.
+    A sleeping rank looks every few milliseconds.
     """
     channel[:4].view(torch.int32).fill_(1)
 
 
 def channel_turns(channel: Tensor, size: int) -> list[int]:
-    """How many turns each rank has begun: who is behind is waited for."""
+    """Returns how many turns each rank has begun; the others wait for the lowest."""
     return [int(line.view(torch.int32)[0]) for line in _lines(channel, size)]
 
 

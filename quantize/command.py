@@ -66,7 +66,7 @@ def run(config: QuantizeConfig) -> int:
 
 
 def costly(config: QuantizeConfig, before: float, after: float) -> str | None:
-    """What to tell of a perplexity that rises by more than a tenth, and what loses less; None if it does not."""
+    """Returns a warning of a perplexity that rises by more than a tenth, and the remedy; None if it does not."""
     rise = after / before - 1
     if rise <= _MUCH:
         return None
@@ -101,7 +101,7 @@ def method_of(config: QuantizeConfig) -> Method:
 
 
 def check_shapes(source: Source, method: Method) -> None:
-    """Raises StartupError for a model whose weights do not fill the words of the layout."""
+    """Raises StartupError for a model with weights that do not fill the words of the layout."""
     config, per_word = source.config, 32 // method.grid.bits
     sizes = {
         "hidden_size": config.hidden_size,
@@ -122,7 +122,7 @@ def check_shapes(source: Source, method: Method) -> None:
 
 
 def texts(config: QuantizeConfig, decoder: Decoder) -> tuple[Text | None, Text]:
-    """To calibrate on (None for rtn) and to measure on. The latter is never calibrated on."""
+    """Returns the texts to calibrate on (None for rtn) and to measure on. The latter is never calibrated on."""
     source, length = decoder.source, config.calibration_length
     if length > source.config.max_supported_len:
         raise StartupError(
@@ -161,7 +161,7 @@ def _evaluation(config: QuantizeConfig, source: Source, held: list[int], separat
 
 
 def tune_steps(config: QuantizeConfig, decoder: Decoder, calibration: Text | None) -> TuneSteps:
-    """What is asked for, or what suits the method and the memory there is."""
+    """Returns the value that is asked for, or one that suits the method and the memory there is."""
     # With 8 bits a model is as close to the original as its own rounding lets it be.
     if calibration is None or config.bits == 8:
         return TuneSteps(config.tune_layer_steps or 0, config.tune_steps or 0)

@@ -25,7 +25,7 @@ from pagewire.quantize.training.tune_layer import tune_layer
 
 @dataclass(frozen=True)
 class TuneSteps:
-    """How many steps each layer is tuned for once it is quantized, and the whole model at the end."""
+    """The numbers of steps for which each layer is tuned once it is quantized, and the whole model at the end."""
 
     layer: int
     model: int
@@ -76,7 +76,7 @@ def quantize(
 
 
 def quantization_config(method: Method) -> dict[str, Any]:
-    """What config.json says of the checkpoint."""
+    """Returns what config.json says of the checkpoint."""
     if method.name == "awq":
         return awq_config(method.grid)
     if method.name == "rtn":

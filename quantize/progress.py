@@ -1,4 +1,4 @@
-"""What the user sees while a model is quantized: bars on a terminal, else log lines."""
+"""Progress of a quantization: bars on a terminal, else log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was made, and what it cost in perplexity."""
+"""The report of a quantization: what was made, and what it costs in perplexity."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FILE_NAME = "quantization_report.json"
 
 @dataclass(frozen=True)
 class Tuning:
-    """divergences: KL(original || quantized) per token of calibration text before the first and the last step.
-    perplexity: of the evaluation text as it was before tuning.
+    """The effect of tuning. divergences: KL(original || quantized) per token of calibration text before the first and
+    the last step. perplexity: of the evaluation text as it was before tuning.
     """
 
     steps: int
@@ -24,9 +24,9 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Report:
-    """perplexity: before and after, on `num_tokens` predicted tokens. size: bytes of weights before (in the model's 16
-    bits) and after. errors: of each module, as LayerQuantizer reports it, before tuning. layer_errors: of each layer's
-    output, as `tune_layer` reports it; of none where layers are not tuned.
+    """Numbers of a quantization. perplexity: before and after, on `num_tokens` predicted tokens. size: bytes of weights
+    before (in the model's 16 bits) and after. errors: of each module, as LayerQuantizer reports it, before tuning.
+    layer_errors: of each layer's output, as `tune_layer` reports it; of none where layers are not tuned.
     """
 
     settings: dict[str, Any]

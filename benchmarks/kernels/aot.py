@@ -1,4 +1,4 @@
-"""Compile every kernel for GPUs that need not be there, and keep a record of what a program of each uses."""
+"""Compiles every kernel for GPUs that need not be there, and records what a program of each uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[tuple[str, str], dict[int, Resources]]  # (kernel's name, variant)
 
 
 def faults(capability: int, used: Resources) -> list[str]:
-    """Why what uses so much must not be launched on that architecture."""
+    """Returns why a program that uses so much cannot be launched on an architecture."""
     architecture = ARCHITECTURES[capability]
     found = []
     if used.shared > architecture.shared_per_block:
@@ -65,7 +65,7 @@ def run() -> int:
 
 
 def write(record: Record) -> None:
-    """The record as a table per kernel, in place of the last one."""
+    """Writes the record, a table per kernel, in place of the last one."""
     date = time.strftime("%Y-%m-%d", time.gmtime())
     capabilities = list(ARCHITECTURES)
     lines = [
@@ -87,7 +87,7 @@ def write(record: Record) -> None:
 
 
 def recorded() -> dict[tuple[int, str, str], Resources]:
-    """(capability, kernel's name, variant) of everything in the committed record -> what it uses."""
+    """Returns (capability, kernel's name, variant) of everything in the committed record -> what it uses."""
     found = {}
     kernel = ""
     for line in RECORD.read_text().splitlines():

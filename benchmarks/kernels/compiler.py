@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the CUDA programming guide grants, in bytes and 32-bit registers."""
+    """The limits of the CUDA programming guide, in bytes and 32-bit registers."""
 
     shared_per_block: int
     shared_per_sm: int
@@ -51,7 +51,7 @@ class Specialization:
 
     @property
     def variant(self) -> str:
-        """What tells it from the other forms of its kernel, to be read and compared."""
+        """A readable name that distinguishes this form from the others of its kernel."""
         pointers = {name: kind for name, kind in self.types.items() if kind.startswith(("*bf", "*f", "*i8", "*u8"))}
         types = " ".join(f"{name.removesuffix('_ptr')}:{kind[1:]}" for name, kind in pointers.items())
         constants = " ".join(f"{name.lower()}={value}" for name, value in self.constants.items())
@@ -68,7 +68,7 @@ class Resources:
     threads: int
 
     def programs_per_sm(self, architecture: Architecture) -> int:
-        """How many programs an SM holds at once."""
+        """Returns how many programs an SM holds at once."""
         # Registers are handed out to warps in units of 256, and so 8 per thread.
         registers = -(-self.registers // 8) * 8 * self.threads
         return min(
@@ -86,14 +86,14 @@ def compile_for(specialization: Specialization, capability: int) -> Resources:
 
 
 def instructions(specialization: Specialization, capability: int) -> Counter[str]:
-    """How often each machine instruction occurs, as "HMMA.16816.F32.BF16", whatever its operands."""
+    """Returns how often each machine instruction occurs, as "HMMA.16816.F32.BF16", whatever its operands."""
     listing = _dump("-sass", _compile(specialization, capability).asm["cubin"])
     # /*0250*/  @!P0 LDG.E R1, desc[UR8][R2.64] ;
     return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", listing, re.MULTILINE))
 
 
 def ptx(specialization: Specialization, capability: int) -> str:
-    """What Triton gives the assembler."""
+    """Returns what Triton gives the assembler."""
     return str(_compile(specialization, capability).asm["ptx"])
 
 

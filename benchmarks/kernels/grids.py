@@ -94,7 +94,8 @@ def variations(configs: Sequence[Config], grid: Grid) -> list[Config]:
 
 
 def forms_of(kernel: str, shape: Mapping[str, int], present: Config, interpreted: bool = False) -> list[Config]:
-    """What is compiled for a shape, the present configuration first. In the interpreter, where all are slow, two."""
+    """Returns what is compiled for a shape, the present configuration first. In the interpreter, where all are slow,
+    two."""
     first, *others = variations([present], _INTERPRETED if interpreted else COMPILED[kernel])
     return [first, *(config for config in others if interpreted or can_win(kernel, shape, config))]
 

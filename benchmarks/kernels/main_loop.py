@@ -28,5 +28,5 @@ def main_loop(specialization: Specialization, capability: int) -> list[str]:
 
 
 def count(loop: list[str], *prefixes: str) -> int:
-    """How many instructions begin so."""
+    """Returns how many instructions begin so."""
     return sum(text.startswith(prefixes) for text in loop)

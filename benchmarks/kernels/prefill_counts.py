@@ -1,4 +1,4 @@
-"""How busy prefill attention should keep the tensor cores of sm_90, by its machine code: a model, no measurement.
+"""A model, by machine code, of how busy prefill attention keeps the tensor cores of sm_90; no measurement.
 
 A program waits in each tile of keys for the scores, and from there to the first product with values the tensor cores
 have nothing of it to do. A turn of its loop takes at least
@@ -55,7 +55,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Loop:
-    """Of a program, for a tile of keys."""
+    """The work of a program for a tile of keys."""
 
     rows: int
     keys: int
@@ -99,19 +99,19 @@ class Loop:
 
     @property
     def turn(self) -> float:
-        """Of a program that is alone."""
+        """Cycles of a program that is alone."""
         each = self.warps / 4
         return self.idle * each + max(self.tensor / 2, self.beside * each) + self.scores + LATENCY
 
     @property
     def cycles(self) -> float:
-        """Of the multiprocessor."""
+        """Cycles of the multiprocessor."""
         products = self.scores + self.tensor / 2
         return max(products, self.issue, self.weigh, self.copied / L2_BYTES, self.turn / self.programs)
 
     @property
     def busy(self) -> float:
-        """Of the tensor cores."""
+        """The share of the cycles in which the tensor cores work."""
         return self.tensor / self.cycles
 
 
@@ -150,7 +150,7 @@ def loop_of(head_dim: int, block_size: int, config: Mapping[str, int]) -> Loop:
 
 
 def tabled(head_dim: int, block_size: int) -> dict[str, int]:
-    """What the table has for long prompts."""
+    """Returns the table's configuration for long prompts."""
     return dict(
         tuning.lookup("prefill_attention", 90, **PROMPT, head_dim=head_dim, block_size=block_size)  # type: ignore[arg-type]
     )
@@ -164,7 +164,7 @@ def configurations(head_dim: int, block_size: int) -> Iterator[dict[str, int]]:
 
 @cache
 def loops(head_dim: int, block_size: int) -> tuple[Loop, ...]:
-    """Of `configurations`."""
+    """Returns the loops of `configurations`."""
     return tuple(loop_of(head_dim, block_size, config) for config in configurations(head_dim, block_size))
 
 

@@ -1,4 +1,4 @@
-"""Which configuration of a kernel is fastest for a shape."""
+"""A search for the fastest configuration of a kernel for a shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORTH_A_CHANGE = 0.98
 
 @dataclass
 class Search:
-    """What came of one shape. Times are geometric means over its problems, in seconds per call."""
+    """The result of one shape. Times are geometric means over its problems, in seconds per call."""
 
     present: Config
     seconds: dict[tuple[int, ...], float] = field(default_factory=dict)  # by the configuration's values
@@ -78,7 +78,7 @@ def search(kernel: str, shape: Shape, device: torch.device, journal: Journal) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """What configurations of a shape are tried with."""
+    """Returns the problems with which configurations of a shape are tried."""
 
     kernel: str
     shape: Shape

@@ -1,4 +1,4 @@
-"""How decode attention fills a GPU: the plan in plain Python, and a simulator of the slots that its programs run in.
+"""A model of how decode attention fills a GPU: the plan in plain Python, and a simulator of the slots of its programs.
 
     python -m benchmarks.kernels.slots
 
@@ -37,7 +37,7 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Item:
-    """What one program does for each KV head; keys first .. end."""
+    """The work of one program for each KV head: keys first .. end."""
 
     request: int
     tokens: int  # of the query tile
@@ -61,7 +61,7 @@ def plan(
     window: int = 0,
     is_fixed: bool = False,
 ) -> list[Item]:
-    """As the kernel in `split_plan` makes it."""
+    """Makes the plan that the kernel in `split_plan` makes."""
     page_tokens = min(page, block_n)
     contexts, tiles = [], []
     for query_len, seq_len in zip(query_lens, seq_lens, strict=True):
@@ -94,7 +94,7 @@ def plan(
 
 
 def split_length(tiles: Sequence[int], keys: Sequence[int], cut: Cut, num_kv_heads: int, block_n: int) -> int:
-    """In tiles of keys."""
+    """Returns the length of a split, in tiles of keys."""
     query_tiles, key_tiles = np.array(tiles), np.array(keys)
     longest, work = max(keys, default=0), np.float32((query_tiles * key_tiles).sum())
     splits = np.arange(1, MOST_SPLITS.value + 1)

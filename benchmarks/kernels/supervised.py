@@ -20,7 +20,7 @@ DEVICE_LOST = 75  # the worker's exit code: whatever it launches fails from now 
 
 
 class Journal:
-    """A line per event, in a file of both processes; without a path, of nobody else."""
+    """A line per event, in a file that both processes share; without a path, in none."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -28,7 +28,8 @@ class Journal:
         self._known = set(self._lines)
 
     def trying(self, kernel: str, shape: Mapping[str, int], config: Mapping[str, int]) -> None:
-        """config: none while buffers are made and what is right is timed."""
+        """Records that a configuration is about to run. config: none while buffers are made and the right result is
+        timed."""
         self._write("trying", kernel, shape, config)
 
     def done(self, kernel: str, shape: Mapping[str, int]) -> None:
@@ -51,7 +52,7 @@ class Journal:
         return any(json.loads(line)[0] == "failed" for line in self._lines)
 
     def has_done(self, kernel: str) -> bool:
-        """Whether any shape of it is done."""
+        """Returns whether any shape of it is done."""
         return any(json.loads(line)[:2] == ["done", kernel] for line in self._lines)
 
     @property
@@ -73,7 +74,7 @@ def _line(*event: object) -> str:
 
 
 def supervise(command: Sequence[str], path: Path, seconds: float, patience: float) -> list[str]:
-    """Runs the worker, whose journal is at `path`, until it ends well; what was left out and why.
+    """Runs the worker with its journal at `path` until it ends well; returns what was left out and why.
 
     seconds: of all, after which it is ended. patience: seconds without a line in the journal.
     """

@@ -88,7 +88,7 @@ def tune(
 ) -> list[str]:
     """Searches shape by shape, and writes the table after each. Returns what was wrong.
 
-    journal: of a run that this goes on with, whose table is in `out`.
+    journal: of a run that this continues, with its table in `out`.
     """
     journal = journal or Journal()
     capability = tuning.capability_of(device)

@@ -1,4 +1,4 @@
-"""What products of 4-bit weights with many rows should take on sm_90, by their machine code: a model, no measurement.
+"""A model, by machine code, of products of 4-bit weights with many rows on sm_90; no measurement.
 
 A tile of inputs takes a multiprocessor the longest of: its tensor cores' cycles, its schedulers' (an instruction a
 cycle in each of four), and what it copies from the L2 cache. Products of half a tile are in flight when the next tile
@@ -38,7 +38,7 @@ BLOCKS = ((128, 64, 4), (128, 128, 8), (128, 256, 8), (256, 128, 8))  # rows, ou
 
 @dataclass(frozen=True)
 class Loop:
-    """Of a program, for a tile of inputs."""
+    """The work of a program for a tile of inputs."""
 
     rows: int
     outputs: int
@@ -61,7 +61,7 @@ class Loop:
 
     @property
     def cycles(self) -> float:
-        """Of the multiprocessor."""
+        """Cycles of the multiprocessor."""
         busiest = max(self.tensor, self.issue, self.copied / L2_BYTES)
         if self.programs > 1:
             return busiest
@@ -69,7 +69,7 @@ class Loop:
 
 
 def loop_of(config: Mapping[str, int], *, zeros: bool) -> Loop:
-    """Of an AWQ weight (zeros) or a GPTQ one, with bf16."""
+    """Returns the form for an AWQ weight (zeros) or a GPTQ one, with bf16."""
     form: Specialization = product(config, zeros=zeros)
     loop, used = main_loop(form, 90), compile_for(form, 90)
     first = min(at for at, text in enumerate(loop) if text.startswith("HGMMA"))
@@ -93,7 +93,7 @@ def _loop(rows: int, outputs: int, warps: int, wide: int, zeros: bool) -> Loop:
 
 
 def seconds(shape: tuple[int, int], num_tokens: int) -> tuple[float, str]:
-    """Of the product of an AWQ weight as the table has it; and its blocks."""
+    """Returns the loop of the product of an AWQ weight as the table has it, and its blocks."""
     outputs, inputs = shape
     config = tuning.lookup("grouped_gemm", 90, bits=4, group=128, tokens=num_tokens, outputs=outputs, inputs=inputs)
     loop = _loop(config["block_m"], config["block_n"], config["num_warps"], config["wide"], True)
@@ -113,7 +113,7 @@ def dense_floor(shape: tuple[int, int], num_tokens: int) -> float:
 
 
 def dense_seconds(shape: tuple[int, int], num_tokens: int) -> float:
-    """In equal blocks, of which pairs share what they read of the larger side, and equal splits."""
+    """Returns the cycles in equal blocks, of which pairs share what they read of the larger side, and equal splits."""
     tiles, found = shape[1] // TILE_INPUTS, []
     for rows, outputs in DENSE_BLOCKS:
         copied = 2 * TILE_INPUTS * (min(rows, outputs) + max(rows, outputs) / 2)

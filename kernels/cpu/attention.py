@@ -1,4 +1,4 @@
-"""paged_attention, store_kv and rotary_store_kv in C++: argument checks, then one call."""
+"""The ops paged_attention, store_kv and rotary_store_kv in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

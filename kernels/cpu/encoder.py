@@ -1,4 +1,4 @@
-"""encoder_attention and rotate in C++: argument checks, then one call."""
+"""The ops encoder_attention and rotate in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""step_inputs in C++: argument checks, then one call."""
+"""The op step_inputs in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""latent_attention, rotary_store_latent and head_linear in C++: argument checks, then one call."""
+"""The ops latent_attention, rotary_store_latent and head_linear in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Recorded:
 
     @property
     def native(self) -> list[Replay]:
-        """What does not go through Python, in order."""
+        """Calls into the library, in order, which need no Python."""
         return [part for part in self._parts if isinstance(part, Replay)]
 
 
@@ -158,10 +158,10 @@ class _Recorder(TorchDispatchMode):
             return self._zeros_like(result)
         results = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, Tensor) for leaf in results):
-            self.obstacle = f"{func} tells Python a number"
+            self.obstacle = f"{func} returns a number to Python"
             return result
         if _has_shape_of_values(func, args):
-            self.obstacle = f"{func} has a result whose shape depends on values"
+            self.obstacle = f"{func} has a result of a shape that depends on values"
             return result
         known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         fresh = [_storage(leaf) not in known for leaf in results]

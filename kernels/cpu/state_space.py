@@ -1,4 +1,4 @@
-"""causal_conv, state_scan and gated_rms_norm in C++: argument checks, then one call."""
+"""The ops causal_conv, state_scan and gated_rms_norm in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

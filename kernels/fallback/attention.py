@@ -25,7 +25,8 @@ def paged_attention(
     split_size: int,
     plan: Tensor | None,
 ) -> Tensor:
-    """As `reference.paged_attention`, by torch's fused attention per request where that knows all that is asked for."""
+    """Computes `reference.paged_attention` by torch's fused attention, per request; a soft cap, scales and sinks
+    take the reference."""
     if soft_cap > 0 or kv_scales is not None or sinks is not None:
         return reference.paged_attention(
             query,

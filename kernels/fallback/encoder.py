@@ -20,7 +20,7 @@ def encoder_attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """As `reference.encoder_attention`, by torch's fused attention per request."""
+    """Computes `reference.encoder_attention`, by torch's fused attention per request."""
     output = torch.empty_like(query)
     bounds = query_start_loc.tolist()
     for start, end in pairwise(bounds):

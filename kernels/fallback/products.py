@@ -11,12 +11,12 @@ from pagewire.kernels.reference import add_rms_norm, linear, silu_and_mul
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    """x [num_tokens, K] @ weight.T + bias [N], with `packed_layout`'s weight of N = out_features outputs."""
+    """Computes x [num_tokens, K] @ weight.T + bias [N], with `packed_layout`'s weight of N = out_features outputs."""
     return linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias)
 
 
 def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
-    """token_ids int64 [num_tokens] -> rows [num_tokens, row_size] of a packed weight of num_rows outputs."""
+    """Returns rows [num_tokens, row_size] of a packed weight of num_rows outputs; token_ids int64 [num_tokens]."""
     return packed_layout.unpack(weight, num_rows, row_size)[token_ids]
 
 

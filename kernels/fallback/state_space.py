@@ -1,4 +1,4 @@
-"""state_scan in plain torch, many tokens at a time."""
+"""The op state_scan in plain torch, many tokens at a time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def state_scan(
     max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
-    """As `reference.state_scan`, by the recurrence's closed form (arXiv 2405.21060, section 6): what token s adds to
-    the state reaches token t times the decay between them."""
+    """Computes `reference.state_scan`, by the recurrence's closed form (arXiv 2405.21060, section 6): what token s adds
+    to the state reaches token t times the decay between them."""
     output = torch.zeros_like(x, memory_format=torch.contiguous_format)
     steps = F.softplus(dt.float() + dt_bias).clamp(dt_min, dt_max)
     heads_per_group = x.shape[1] // b.shape[1]

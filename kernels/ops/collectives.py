@@ -1,7 +1,7 @@
-"""What the ranks of a group on one machine compute together, through memory that they share (`kernels.channel`).
+"""Collectives of the ranks of a group on one machine, through memory that they share (`kernels.channel`).
 
 An op returns without a result once the group has ended, as it has when ranks do not do the same: it may be one of
-hundreds in a recorded step. Whoever uses what comes of a step asks `channel_ended` first.
+hundreds in a recorded step. Before the results of a step are used, `channel_ended` is asked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pagewire.kernels.ops.definition import op
 
 @op(mutates=("x", "channel"), cuda=False)
 def all_reduce(x: Tensor, channel: Tensor, rank: int, size: int) -> None:
-    """x: that of rank 0 + that of rank 1 + ..., in fp32 and rounded once, in this order: the same bits on every rank.
+    """Sums x over the ranks, in place: in fp32, in the order of the ranks and rounded once, so all ranks get the
+    same bits.
 
     x        fp32, bf16 or fp16, contiguous, of the same size on all ranks
     channel  uint8 [channel_bytes(size)]
@@ -22,7 +23,7 @@ def all_reduce(x: Tensor, channel: Tensor, rank: int, size: int) -> None:
 
 @op(mutates=("channel",), cuda=False)
 def all_gather(x: Tensor, channel: Tensor, rank: int, size: int) -> Tensor:
-    """[n, size * k]: the columns of x [n, k] of rank 0, then those of rank 1, ...
+    """Returns [n, size * k]: the columns of x [n, k] of rank 0, then those of rank 1, ...
 
     x        [n, k] of any dtype, of the same shape on all ranks
     channel  uint8 [channel_bytes(size)]
@@ -37,7 +38,7 @@ def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: i
     No shape depends on how many rows go where, and only those that do are read and written.
 
     x        [n, k] of any dtype, contiguous, of the same shape on all ranks, a row of at most SLOT_BYTES
-    rows     int32 [at least starts[-1]], the same on all ranks; who receives a row sends it to nobody
+    rows     int32 [at least starts[-1]], the same on all ranks; a rank sends no row that it receives
     starts   int32 [size * size + 1], rising, the same on all ranks; what a rank has for itself stays
     channel  uint8 [channel_bytes(size)]
     """
@@ -45,7 +46,7 @@ def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: i
 
 @op(mutates=("x", "channel"), cuda=False)
 def broadcast(x: Tensor, root: int, channel: Tensor, rank: int, size: int) -> None:
-    """x: that of rank `root`.
+    """Copies x of rank `root` to x of all ranks.
 
     x        of any dtype, contiguous, of the same size on all ranks
     channel  uint8 [channel_bytes(size)]

@@ -1,4 +1,5 @@
-"""How an op is defined: one typed function, from which follow its schema, its result's shape and what callers call."""
+"""The definition of an op: a typed function, from which follow its schema, the shape of its result and what callers
+call."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def op(*, mutates: tuple[str, ...] = (), cuda: bool = True) -> Callable[[_Functi
 
 
 def _on_first_call(resolve: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """A function that finds its implementation when it is first called."""
+    """Returns a function that finds its implementation when it is first called."""
     implementation: Callable[..., Any] | None = None
 
     def call(*args: Any) -> Any:

@@ -20,7 +20,7 @@ def accept_tokens(
     num_computed_tokens: Tensor,
     num_gained: Tensor,
 ) -> None:
-    """Appends to each row the sampled tokens as far as its drafts were right, and the one after them.
+    """Appends to each row the sampled tokens up to the first wrong draft, inclusive.
 
     A request with d drafts, which stand behind its last known token, was sampled at d + 1 positions: after that token
     and after each draft. A sampled token counts if all drafts before it are the tokens sampled in their places.

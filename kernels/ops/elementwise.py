@@ -9,7 +9,7 @@ from pagewire.kernels.ops.definition import op
 
 @op(mutates=("residual",))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place; returns residual / sqrt(mean(residual²) + eps) * weight over the last dimension.
+    """Adds x to residual in place; returns residual / sqrt(mean(residual²) + eps) * weight over the last dimension.
 
     x and residual [..., size]; weight [size] of x's dtype, or fp32, with which the product is rounded only once. The
     residual is of x's dtype, or fp32, from which the result is computed without rounding it to x's.
@@ -19,7 +19,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 @op(mutates=("residual",))
 def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `add_rms_norm`, of x normalised first: residual += x / sqrt(mean(x²) + eps) * x_weight.
+    """Normalises x, then computes `add_rms_norm` of it: residual += x / sqrt(mean(x²) + eps) * x_weight.
 
     x_weight [size], of weight's dtype.
     """
@@ -28,7 +28,7 @@ def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Ten
 
 @op(mutates=("x",))
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension, in place.
+    """Computes x / sqrt(mean(x²) + eps) * weight over the last dimension, in place.
 
     x [num_tokens, size], with any stride between rows; weight [size].
     """
@@ -36,7 +36,7 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
 
 @op()
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension.
+    """Returns (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension.
 
     x [num_tokens, size], weight and bias [size]; the variance is that of all, not of a sample.
     """
@@ -45,25 +45,25 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 @op(mutates=("residual",))
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """residual += x in place; returns layer_norm(residual). x and residual [num_tokens, size]."""
+    """Adds x to residual in place; returns layer_norm(residual). x and residual [num_tokens, size]."""
     return x.new_empty(x.shape)
 
 
 @op()
 def silu_and_mul(x: Tensor) -> Tensor:
-    """x [num_tokens, 2 * size] -> silu(x[:, :size]) * x[:, size:]."""
+    """Computes x [num_tokens, 2 * size] -> silu(x[:, :size]) * x[:, size:]."""
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
 @op()
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:]."""
+    """Computes x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:]."""
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
 @op()
 def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
-    """x [num_tokens, 2 * size] -> gate * sigmoid(alpha * gate) * (up + 1), as GPT-OSS has it.
+    """Computes x [num_tokens, 2 * size] -> gate * sigmoid(alpha * gate) * (up + 1), the activation of GPT-OSS.
 
     gate is x[:, :size], at most limit; up is x[:, size:] within +-limit.
     """
@@ -72,11 +72,11 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 
 @op()
 def gelu(x: Tensor) -> Tensor:
-    """x [num_tokens, size] -> x * Phi(x), Phi the normal distribution's cumulative function."""
+    """Computes x [num_tokens, size] -> x * Phi(x), Phi the normal distribution's cumulative function."""
     return x.new_empty(x.shape)
 
 
 @op()
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x [num_tokens, size] -> gelu(x), tanh approximation."""
+    """Computes x [num_tokens, size] -> gelu(x), tanh approximation."""
     return x.new_empty(x.shape)

@@ -44,7 +44,7 @@ def route_experts(
 
 @op()
 def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """ids int32 [T, k] -> order int32 [P], starts int32 [E + 1].
+    """Sorts the pairs of tokens and experts by expert: ids int32 [T, k] -> order int32 [P], starts int32 [E + 1].
 
     order[starts[e] : starts[e + 1]] are expert e's pairs, ascending.
     """
@@ -58,7 +58,7 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 def experts_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
-    """weight [E * N, K] in x's dtype."""
+    """Multiplies each pair's token by the weight of its expert; weight [E * N, K] in x's dtype."""
     return _of_pairs(x, order, starts, weight.shape[0], gated)
 
 
@@ -66,7 +66,7 @@ def experts_linear(
 def packed_experts_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int, gated: bool
 ) -> Tensor:
-    """As `experts_linear`, of a bf16 weight in a CPU's layout; out_features: E * N, N a multiple of 16."""
+    """Computes `experts_linear` of a bf16 weight in a CPU's layout; out_features: E * N, N a multiple of 16."""
     return _of_pairs(x, order, starts, out_features, gated)
 
 
@@ -87,7 +87,8 @@ def grouped_experts_linear(
     zero_point: int,
     gated: bool,
 ) -> Tensor:
-    """As `experts_linear`, of a weight quantized in groups; out_features: E * N, N a multiple of the layout's tile."""
+    """Computes `experts_linear` of a weight quantized in groups; out_features: E * N, N a multiple of the layout's
+    tile."""
     return _of_pairs(x, order, starts, out_features, gated)
 
 
@@ -95,7 +96,7 @@ def grouped_experts_linear(
 def fp8_experts_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
-    """As `experts_linear`, of an `Fp8Weight`; its scales are per output, or per block with N a multiple of 128.
+    """Computes `experts_linear` of an `Fp8Weight`; its scales are per output, or per block with N a multiple of 128.
 
     A device may quantize activations, as `fp8_linear` does, where experts have many pairs.
     """
@@ -104,7 +105,7 @@ def fp8_experts_linear(
 
 @op()
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
-    """y [P, N], weights fp32 [T, k] -> [T, N]: the sum of each token's pairs, weighted; summed up in fp32.
+    """Sums the pairs of each token, weighted, in fp32: y [P, N], weights fp32 [T, k] -> [T, N].
 
     A pair that counts 0 is not read: it may have been left out of products.
     """

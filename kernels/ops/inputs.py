@@ -29,7 +29,7 @@ def step_inputs(
     block_table: Tensor,
     block_size: int,
 ) -> None:
-    """Everything that a forward pass needs to know of its requests, from their rows; and their rows move on.
+    """Gathers what a forward pass needs of its requests from their rows, and advances the rows.
 
     Every group of layers that share a KV cache has block tables of its own; there may be none.
 

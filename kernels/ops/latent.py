@@ -30,7 +30,7 @@ def latent_attention(
     split_size: int,
     plan: Tensor | None,
 ) -> Tensor:
-    """`paged_attention` of heads that share one key, whose first latent_dim elements are the value.
+    """`paged_attention` of heads that share one key, of which the first latent_dim elements are the value.
 
     query    [num_tokens, num_heads, latent_dim + rotary_dim]
     returns  [num_tokens, num_heads, latent_dim]; tokens of no request are undefined
@@ -66,7 +66,7 @@ def rotary_store_latent(
 
 @op(mutates=("out",))
 def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out[:, h] = x[:, h] @ weight[h].T for every head h.
+    """Computes out[:, h] = x[:, h] @ weight[h].T for every head h.
 
     x [num_tokens, num_heads, K] and out [num_tokens, num_heads, N] may be views of wider tensors, weight
     [num_heads, N, K] may be transposed: either its outputs or its inputs lie side by side.

@@ -1,4 +1,4 @@
-"""Plans of attention: what programs do, decided once in a step for all layers that attend alike.
+"""Plans of attention: the work of each program, decided once in a step for all layers that attend alike.
 
 They are made on the device, of the lengths there. Only short queries in Triton need one: otherwise it is None.
 """
@@ -22,7 +22,8 @@ def plan_attention(
     sliding_window: int,
     split_size: int,
 ) -> Tensor | None:
-    """For `paged_attention` of tensors of these shapes and dtypes, with this query_start_loc and these seq_lens."""
+    """Makes the plan of `paged_attention` for tensors of these shapes and dtypes, with this query_start_loc and
+    these seq_lens."""
     if min_query_len > SHORT_QUERY or not _is_planned(seq_lens):
         return None
     plan = backends.find("triton", "attention", "plan_attention")
@@ -39,7 +40,7 @@ def plan_latent_attention(
     min_query_len: int,
     split_size: int,
 ) -> Tensor | None:
-    """For `latent_attention`, as `plan_attention`."""
+    """Makes the plan of `latent_attention`, as `plan_attention` does for `paged_attention`."""
     if min_query_len > SHORT_QUERY or not _is_planned(seq_lens):
         return None
     plan = backends.find("triton", "latent", "plan_latent_attention")

@@ -13,7 +13,7 @@ from pagewire.kernels.ops.definition import op
 
 @op()
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias."""
+    """Computes x @ weight.T + bias."""
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -39,13 +39,14 @@ def normed_linear(
 
 @op(cuda=False)
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    """As `linear`, of a bf16 weight in a CPU's layout (`cpu.packed_layout`)."""
+    """Computes `linear` of a bf16 weight in a CPU's layout (`cpu.packed_layout`)."""
     return x.new_empty((*x.shape[:-1], out_features))
 
 
 @op(cuda=False)
 def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
-    """token_ids int64, any shape -> rows [*shape, row_size] of a weight [num_rows, row_size] as `packed_linear` has."""
+    """Looks up rows [*shape, row_size] of a weight [num_rows, row_size] as `packed_linear` takes it; token_ids int64
+    [*shape]."""
     return weight.new_empty((*token_ids.shape, row_size))
 
 
@@ -64,7 +65,7 @@ def grouped_linear(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    """x @ weight.T + bias, of a weight quantized in groups."""
+    """Computes x @ weight.T + bias, of a weight quantized in groups."""
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -87,7 +88,7 @@ def normed_grouped_linear(
     zero_point: int,
     gated: bool,
 ) -> Tensor:
-    """As `normed_linear`, of a weight as `grouped_linear` has it."""
+    """Computes `normed_linear` of a weight as `grouped_linear` takes it."""
     return x.new_empty((*x.shape[:-1], out_features // 2 if gated else out_features))
 
 
@@ -104,8 +105,8 @@ def rough_grouped_linear(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    """As `grouped_linear`, of a weight without a codebook in a CPU's layout; x, of any dtype, may be rounded to 8 bits
-    per group. For drafts, which another product checks."""
+    """Computes `grouped_linear` of a weight without a codebook in a CPU's layout; x, of any dtype, may be rounded to 8
+    bits per group. For drafts, which another product checks."""
     return x.new_empty((*x.shape[:-1], out_features))
 
 
@@ -123,7 +124,7 @@ def grouped_embedding(
     zero_point: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """token_ids int64, any shape -> rows [*shape, row_size] of a weight quantized in groups, in dtype."""
+    """Looks up rows [*shape, row_size], in dtype, of a weight quantized in groups; token_ids int64 [*shape]."""
     return token_ids.new_empty((*token_ids.shape, row_size), dtype=dtype)
 
 
@@ -131,7 +132,8 @@ def grouped_embedding(
 def int8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
 ) -> Tensor:
-    """x, quantized to int8, times the weight and scales of a `quantized.Int8Weight`; + bias. gated: its `silu_and_mul`.
+    """Multiplies x, quantized to int8, by the weight and scales of a `quantized.Int8Weight`; + bias. gated: its
+    `silu_and_mul`.
 
     input_scale  fp32 scalar: x's scale; without it each token has its own
     """
@@ -142,7 +144,7 @@ def int8_linear(
 def fp8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
 ) -> Tensor:
-    """x times the weight and scales of a `quantized.Fp8Weight`; + bias; gated: `silu_and_mul` of it.
+    """Multiplies x by the weight and scales of a `quantized.Fp8Weight`; + bias; gated: `silu_and_mul` of it.
 
     input_scale  fp32 scalar: x's scale on devices that multiply fp8 with fp8; without it each token (with scales per
                  block, each 128 inputs of a token) has its own

@@ -1,6 +1,6 @@
 """State-space layers (Mamba-2, arXiv 2405.21060): what they keep of a request is a state of constant size.
 
-Both ops that have a state find it through block tables whose blocks are for `state_tokens` tokens each. A request's
+Both ops that have a state find it through block tables with blocks of `state_tokens` tokens each. A request's
 tokens go on from the state after the token before them, in the block that this token is in; zeros, before the first.
 Each block that a token of the request is in holds, afterwards, the state after the last such token. `state` is one
 layer's part of the blocks: each is contiguous, the stride between blocks is free.
@@ -34,7 +34,7 @@ def causal_conv(
     max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
-    """silu(bias + the sum over j of weight[j] * the token width - 1 - j before), channel by channel.
+    """Computes silu(bias + the sum over j of weight[j] * the token width - 1 - j before), channel by channel.
 
     x        [num_tokens, channels], any stride between tokens
     weight   [width, channels]
@@ -63,7 +63,7 @@ def state_scan(
     max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
-    """h = exp(a * dt) * h + dt * x b'; y = h c + d * x, token by token and head by head, in fp32.
+    """Computes h = exp(a * dt) * h + dt * x b'; y = h c + d * x, token by token and head by head, in fp32.
 
     dt is softplus(dt + dt_bias), within dt_min and dt_max. Neighbouring heads share b and c of a group.
 

@@ -29,7 +29,7 @@ class PackedWeight(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)"""
+        """Returns (N, K)"""
 
     @property
     def nbytes(self) -> int: ...
@@ -40,7 +40,7 @@ class PackedWeight(Protocol):
 
 @dataclass(frozen=True)
 class PackedGrouped:
-    """A GroupedWeight; what the tensors hold is known to the layout's module alone (and named there)."""
+    """A GroupedWeight on a device. Only the module of the layout knows what the tensors hold."""
 
     layout: str  # a key of LAYOUTS
     shape: tuple[int, int]
@@ -74,7 +74,7 @@ class PackedGrouped:
 
     @property
     def takes_norm(self) -> bool:
-        """Whether `after_norm` may be called."""
+        """Returns whether `after_norm` may be called."""
         return self.layout == "cuda"
 
     def after_norm(
@@ -87,7 +87,7 @@ class PackedGrouped:
         bias: Tensor | None,
         gated: bool,
     ) -> Tensor:
-        """As `ops.normed_linear`."""
+        """Computes `ops.normed_linear`."""
         return ops.normed_grouped_linear(
             x,
             residual,
@@ -108,7 +108,8 @@ class PackedGrouped:
         )
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
-        """As `ops.experts_linear`: a weight without permutation, of experts whose outputs fill whole TILES."""
+        """Computes `ops.experts_linear`. The weight has no permutation, and the outputs of each expert fill whole
+        TILES."""
         return ops.grouped_experts_linear(
             x,
             self.codes,
@@ -126,7 +127,7 @@ class PackedGrouped:
         )
 
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """token_ids int64 [num_tokens] -> the rows [num_tokens, K] of the weight, dequantized"""
+        """Returns rows [num_tokens, K] of the weight, dequantized; token_ids int64 [num_tokens]."""
         return ops.grouped_embedding(
             token_ids,
             self.codes,
@@ -144,7 +145,7 @@ class PackedGrouped:
 
 @dataclass(frozen=True)
 class RoughGrouped(PackedGrouped):
-    """In the layout "cpu", without a codebook: its products may round what they multiply with to 8 bits."""
+    """A weight in the layout "cpu", without a codebook, whose products may round their inputs to 8 bits."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.rough_grouped_linear(
@@ -170,7 +171,7 @@ class _PackedBytes(ByteWeight):
 
 @dataclass(frozen=True)
 class PackedInt8(_PackedBytes):
-    """As `Int8Weight`."""
+    """An `Int8Weight` on a device."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
@@ -182,7 +183,7 @@ class PackedInt8(_PackedBytes):
 
 @dataclass(frozen=True)
 class PackedFp8(_PackedBytes):
-    """As `Fp8Weight`."""
+    """An `Fp8Weight` on a device."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
@@ -192,7 +193,7 @@ class PackedFp8(_PackedBytes):
         return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, True)
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
-        """As `ops.experts_linear`, without input_scale."""
+        """Computes `ops.experts_linear`, without input_scale."""
         return ops.fp8_experts_linear(x, self.weight, self.scales, bias, order, starts, gated)
 
 
@@ -211,7 +212,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
 
 
 def unpack(packed: PackedGrouped | PackedInt8 | PackedFp8) -> QuantizedWeight:
-    """A weight that dequantizes to the numbers of the one that was packed."""
+    """Returns a weight that dequantizes to the numbers of the one that was packed."""
     if isinstance(packed, PackedGrouped):
         return unpack_grouped(packed)
     form = Int8Weight if isinstance(packed, PackedInt8) else Fp8Weight
@@ -219,13 +220,13 @@ def unpack(packed: PackedGrouped | PackedInt8 | PackedFp8) -> QuantizedWeight:
 
 
 def pack_grouped(weight: GroupedWeight, layout: str) -> PackedGrouped:
-    """layout: a key of LAYOUTS."""
+    """Packs a weight in a layout, a key of LAYOUTS."""
     packed: PackedGrouped = importlib.import_module(LAYOUTS[layout]).pack(weight)
     return packed
 
 
 def unpack_grouped(packed: PackedGrouped) -> GroupedWeight:
-    """A weight that dequantizes to the numbers of the one that was packed; of fp8, a group with a NaN is NaN."""
+    """Returns a weight of the numbers of the one that was packed; of fp8, a group with a NaN is NaN."""
     weight: GroupedWeight = importlib.import_module(LAYOUTS[packed.layout]).unpack(packed)
     return weight
 

@@ -21,7 +21,7 @@ __all__ = ["columns", "rows", "take_rows"]
 
 
 def rows(weight: Weight, start: int, stop: int) -> Weight:
-    """Outputs [start, stop) of a weight, as views; with scales per block, start must be a multiple of 128."""
+    """Returns outputs [start, stop) of a weight, as views; with scales per block, start must be a multiple of 128."""
     part: dict[str, Any] = {
         field.name: value[start:stop]
         for field in fields(weight)
@@ -33,7 +33,7 @@ def rows(weight: Weight, start: int, stop: int) -> Weight:
 
 
 def take_rows(weight: Weight, order: Tensor) -> Weight:
-    """Outputs in another order: output i is that of row order[i], int64 [N].
+    """Returns the outputs in another order, int64 [N]: output i is row order[i].
 
     Raises ValueError for scales per block if rows of one block would come from several.
     """
@@ -59,8 +59,8 @@ def _take(tensor: Tensor, order: Tensor) -> Tensor:
 
 
 def columns(weight: Weight, start: int, stop: int) -> Weight:
-    """Inputs [start, stop) of a weight; they must be whole groups (of 128 or 256 inputs, where scales are per block or
-    have scales themselves), and those of a weight without permutation.
+    """Returns inputs [start, stop) of a weight; they must be whole groups (of 128 or 256 inputs, where scales are per
+    block or have scales themselves), and those of a weight without permutation.
     """
     sizes = {"codes": 1, "weight": 1, "super_scales": SUPER_SIZE, "super_offsets": SUPER_SIZE}
     changed: dict[str, Any] = {}

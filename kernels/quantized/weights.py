@@ -67,21 +67,21 @@ class GroupedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)"""
+        """Returns (N, K)"""
         return self.codes.shape[0], self.codes.shape[1]
 
     def flat_scales(self) -> Tensor:
-        """float32 [N, G]"""
+        """Returns float32 [N, G]"""
         return _flat(self.scales, self.super_scales, self.group_size)
 
     def flat_minimums(self) -> Tensor | None:
-        """float32 [N, G], added to scale * code; None where `flat_zeros` says what is subtracted from the code."""
+        """Returns float32 [N, G], added to scale * code; None where `flat_zeros` has an answer."""
         if self.offsets is None or (self.offsets.dtype is torch.uint8 and self.super_offsets is None):
             return None
         return _flat(self.offsets, self.super_offsets, self.group_size)
 
     def flat_zeros(self) -> Tensor | None:
-        """float32 [N, G], integers; None where `flat_minimums` has an answer."""
+        """Returns float32 [N, G], integers; None where `flat_minimums` has an answer."""
         if self.offsets is None:
             return torch.full(self.scales.shape, float(self.zero_point), device=self.scales.device)
         if self.offsets.dtype is torch.uint8 and self.super_offsets is None:
@@ -89,7 +89,7 @@ class GroupedWeight:
         return None
 
     def dequantize(self) -> Tensor:
-        """float32 [N, K], inputs in the model's order."""
+        """Returns float32 [N, K], inputs in the model's order."""
         num_inputs = self.codes.shape[1]
 
         def spread(groups: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class GroupedWeight:
         return torch.empty_like(weight).index_copy_(1, self.permutation.long(), weight)
 
     def stacks_with(self, other: QuantizedWeight) -> bool:
-        """Whether both can be rows of one weight."""
+        """Returns whether both can be rows of one weight."""
         return (
             isinstance(other, GroupedWeight)
             and self._form() == other._form()
@@ -131,7 +131,7 @@ class ByteWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)"""
+        """Returns (N, K)"""
         return self.weight.shape[0], self.weight.shape[1]
 
 
@@ -145,16 +145,16 @@ class Int8Weight(ByteWeight):
     """
 
     def dequantize(self) -> Tensor:
-        """float32 [N, K]"""
+        """Returns float32 [N, K]"""
         return self.weight.float() * self.scales[:, None]
 
     def as_grouped(self) -> GroupedWeight:
-        """The same numbers in a single group, without input_scale."""
+        """Returns the same numbers in a single group, without input_scale."""
         codes = (self.weight.to(torch.int16) + 128).to(torch.uint8)
         return GroupedWeight(codes, 8, self.shape[1], self.scales[:, None], zero_point=128)
 
     def stacks_with(self, other: QuantizedWeight) -> bool:
-        """Whether both can be rows of one weight."""
+        """Returns whether both can be rows of one weight."""
         return (
             isinstance(other, Int8Weight)
             and self.shape[1] == other.shape[1]
@@ -164,7 +164,7 @@ class Int8Weight(ByteWeight):
 
 @dataclass(frozen=True)
 class Fp8Weight(ByteWeight):
-    """float8 e4m3 with a scale per output or per block.
+    """A weight in float8 e4m3 with a scale per output or per block.
 
     weight        float8_e4m3fn [N, K]
     scales        float32 [N], or [ceil(N / 128), ceil(K / 128)] per block of 128 x 128
@@ -174,7 +174,7 @@ class Fp8Weight(ByteWeight):
     """
 
     def dequantize(self) -> Tensor:
-        """float32 [N, K]"""
+        """Returns float32 [N, K]"""
         if self.scales.dim() == 1:
             return self.weight.float() * self.scales[:, None]
         num_outputs, num_inputs = self.shape
@@ -182,7 +182,7 @@ class Fp8Weight(ByteWeight):
         return self.weight.float() * scales.repeat_interleave(FP8_BLOCK, dim=1)[:, :num_inputs]
 
     def as_grouped(self) -> GroupedWeight:
-        """The same numbers with a codebook, without input_scale."""
+        """Returns the same numbers with a codebook, without input_scale."""
         codes, (num_outputs, num_inputs) = self.weight.view(torch.uint8), self.shape
         if self.scales.dim() == 1:
             return GroupedWeight(codes, 8, num_inputs, self.scales[:, None], codebook=E4M3)
@@ -190,7 +190,7 @@ class Fp8Weight(ByteWeight):
         return GroupedWeight(codes, 8, FP8_BLOCK, scales, codebook=E4M3)
 
     def stacks_with(self, other: QuantizedWeight) -> bool:
-        """Whether both can be rows of one weight: blocks must not straddle them."""
+        """Returns whether both can be rows of one weight: blocks must not straddle them."""
         return (
             isinstance(other, Fp8Weight)
             and self.shape[1] == other.shape[1]
@@ -207,7 +207,7 @@ SHARED_FIELDS = ("input_scale", "codebook", "permutation")
 
 
 def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """One weight whose outputs are those of all, in order; each must `stacks_with` the next."""
+    """Returns one weight with the outputs of all weights, in order; each must `stacks_with` the next."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -220,8 +220,8 @@ def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def weight_only(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same numbers, for products with activations as they are. It stacks with others whatever their sizes are, and
-    whatever the scales of their inputs were.
+    """Returns the same numbers for products with activations as they are. The result stacks with others whatever their
+    sizes are, and whatever the scales of their inputs were.
     """
     if isinstance(weight, GroupedWeight):
         return weight
@@ -232,7 +232,7 @@ def weight_only(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def to_device(weight: Weight, device: torch.device) -> Weight:
-    """The same with its tensors on `device`."""
+    """Returns the same weight with its tensors on `device`."""
     moved: dict[str, Any] = {
         field.name: getattr(weight, field.name).to(device)
         for field in fields(weight)

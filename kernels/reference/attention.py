@@ -60,7 +60,7 @@ def paged_attention(
 
 
 def visible(query_len: int, seq_len: int, sliding_window: int, device: torch.device) -> Tensor:
-    """bool [query_len, seq_len]: the key positions that each query token of one request attends to."""
+    """Returns bool [query_len, seq_len]: the key positions that each query token of one request attends to."""
     query_pos = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
     distance = torch.arange(seq_len, device=device)[None, :] - query_pos
     mask = distance <= 0

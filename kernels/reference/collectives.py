@@ -44,7 +44,7 @@ def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: i
     meaning = sum((index + 1) * start for index, start in enumerate(bounds)) * 4 + _EXCHANGE
 
     def sent(by: int) -> list[tuple[int, Tensor]]:
-        """(to whom, which rows), in this order"""
+        """Returns (receiver, rows), in this order"""
         edges = ((to, to * size + by) for to in range(size) if to != by)
         return [(to, places[bounds[edge] : bounds[edge + 1]]) for to, edge in edges]
 

@@ -82,8 +82,8 @@ def draft_by_suffix(
 
 
 def places(text: np.ndarray, ended: np.ndarray, max_depth: int) -> tuple[np.ndarray, int]:
-    """Where text int32 [n] goes on behind the last tokens of another one [m], or the same: int64 [p], those with most
-    tokens in common; and how many these are, 2 to max_depth. None: [0], 0."""
+    """Returns where text int32 [n] goes on behind the last tokens of another one [m], or the same: int64 [p], those
+    with most tokens in common; and how many these are, 2 to max_depth. None: [0], 0."""
     if len(text) < 3 or len(ended) < 2:
         return _NO_PLACES, 0
     # What would follow must be there.
@@ -101,8 +101,8 @@ def places(text: np.ndarray, ended: np.ndarray, max_depth: int) -> tuple[np.ndar
 
 
 def vote(text: np.ndarray, starts: np.ndarray, count: int, min_share: float) -> list[int]:
-    """At most count tokens: the most frequent of what follows each start in a text, token by token, as long as so large
-    a share of all goes on like this. Of equally frequent ones, the lowest id, so that all ranks agree."""
+    """Returns at most count tokens: the most frequent of what follows each start in a text, token by token, as long as
+    so large a share of all goes on like this. Of equally frequent ones, the lowest id, so that all ranks agree."""
     at = starts[:, None] + np.arange(count)
     followers = np.where(at < len(text), text[np.minimum(at, len(text) - 1)], _END)
     fewest = np.float32(min_share) * np.float32(len(starts))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x * rsqrt(mean(x²) + eps) * weight over the last dimension.
+    """Computes x * rsqrt(mean(x²) + eps) * weight over the last dimension.
 
     The normalised value is rounded to the weight's dtype before the weight multiplies it: to x's as in transformers'
     LlamaRMSNorm, or, where the weight is fp32, not at all, as in its GemmaRMSNorm.
@@ -19,13 +19,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place; returns rms_norm(residual), in x's dtype."""
+    """Adds x to residual in place; returns rms_norm(residual), in x's dtype."""
     residual.add_(x)
     return rms_norm(residual, weight, eps).to(x.dtype)
 
 
 def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += rms_norm(x, x_weight) in place; returns rms_norm(residual)."""
+    """Adds rms_norm(x, x_weight) to residual in place; returns rms_norm(residual)."""
     return add_rms_norm(rms_norm(x, x_weight, eps), residual, weight, eps)
 
 
@@ -39,19 +39,19 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """residual += x in place; returns layer_norm(residual)."""
+    """Adds x to residual in place; returns layer_norm(residual)."""
     residual.add_(x)
     return layer_norm(residual, weight, bias, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """x [num_tokens, 2 * size] -> silu(x[:, :size]) * x[:, size:]."""
+    """Computes x [num_tokens, 2 * size] -> silu(x[:, :size]) * x[:, size:]."""
     gate, up = x.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(x.dtype)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:]."""
+    """Computes x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:]."""
     gate, up = x.float().chunk(2, dim=-1)
     return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
 

@@ -34,7 +34,7 @@ def encoder_attention(
 
 
 def near(length: int, window: int, device: torch.device) -> Tensor:
-    """bool [length, length]: the tokens of one request that each of them sees."""
+    """Returns bool [length, length]: the tokens of one request that each of them sees."""
     position = torch.arange(length, device=device)
     return (position[None, :] - position[:, None]).abs() <= window
 

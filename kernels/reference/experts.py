@@ -54,7 +54,7 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 def experts_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
-    """In fp32, rounded once to x's dtype, and once more where gated."""
+    """Multiplies in fp32; rounds once to x's dtype, and once more where gated."""
     num_pairs, num_experts = order.shape[0], starts.shape[0] - 1
     weights = weight.float().unflatten(0, (num_experts, -1))
     out = x.new_empty(num_pairs, weights.shape[1])
@@ -86,7 +86,7 @@ def fp8_experts_linear(
     *,
     quantize_input: bool = False,
 ) -> Tensor:
-    """quantize_input: as `reference.fp8_linear` says."""
+    """Multiplies by fp8 weights. quantize_input: see `reference.fp8_linear`."""
     if quantize_input:
         x32 = as_fp8(x.float(), None, FP8_BLOCK if scales.dim() == 2 else x.shape[1])
         return experts_linear(x32, Fp8Weight(weight, scales).dequantize(), bias, order, starts, gated).to(x.dtype)

@@ -22,7 +22,7 @@ def latent_attention(
     split_size: int,
     plan: Tensor | None,
 ) -> Tensor:
-    """As attention over one KV head, whose value is its key; the rest of the value's result does not count."""
+    """Attends over one KV head that is key and value at once; the result's elements past latent_dim are dropped."""
     keys_values = kv_cache[:, None, None].expand(-1, 2, -1, -1, -1)
     output = paged_attention(
         query,
@@ -66,7 +66,7 @@ def rotary_store_latent(
 
 
 def rotated(x: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
-    """x [..., rotary_dim] by the angles of cos_sin [..., rotary_dim] = cat(cos, sin), in x's dtype."""
+    """Computes x [..., rotary_dim] by the angles of cos_sin [..., rotary_dim] = cat(cos, sin), in x's dtype."""
     cos, sin = cos_sin.chunk(2, dim=-1)
     a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     first, second = a.float() * cos - b.float() * sin, b.float() * cos + a.float() * sin

@@ -15,7 +15,7 @@ from pagewire.kernels.reference.elementwise import add_rms_norm, silu_and_mul
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
+    """Computes x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
     return F.linear(x, weight, bias)
 
 
@@ -29,14 +29,14 @@ def normed_linear(
     bias: Tensor | None,
     gated: bool,
 ) -> Tensor:
-    """add_rms_norm, linear and, where gated, silu_and_mul."""
+    """Computes add_rms_norm, linear and, where gated, silu_and_mul."""
     normed = add_rms_norm(x, updated.copy_(residual), norm_weight, eps)
     product = linear(normed, weight, bias)
     return silu_and_mul(product) if gated else product
 
 
 def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Tensor:
-    """x [num_tokens, K] @ weight [N, K].T + bias [N], in fp32, rounded once to x's dtype.
+    """Computes x [num_tokens, K] @ weight [N, K].T + bias [N], in fp32, rounded once to x's dtype.
 
     Where x has 16 bits, a CPU's kernel may round x to integers with a scale for at most 64 of them (llama.cpp does the
     like), or x and the weight to bf16; a GPU's may round the weight to x's dtype. In fp32 both compute this.
@@ -45,14 +45,14 @@ def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Ten
 
 
 def grouped_embedding(token_ids: Tensor, weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
-    """token_ids int64 [num_tokens] -> rows [num_tokens, K] of the weight, rounded once to dtype."""
+    """Returns rows [num_tokens, K] of the weight, rounded once to dtype; token_ids int64 [num_tokens]."""
     return weight.dequantize()[token_ids].to(dtype)
 
 
 def int8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
 ) -> Tensor:
-    """x, quantized to int8, times an `Int8Weight`'s weight [N, K].T; scaled; + bias.
+    """Multiplies x, quantized to int8, by the weight [N, K].T of an `Int8Weight`; scaled; + bias.
 
     A token's scale is max|x| / 127 (input_scale where given); values round to nearest even and saturate at +-127
     (-128 with an input_scale).
@@ -75,7 +75,7 @@ def fp8_linear(
     *,
     quantize_input: bool = False,
 ) -> Tensor:
-    """x times an `Fp8Weight` [N, K].T; scaled; + bias.
+    """Computes x times an `Fp8Weight` [N, K].T; scaled; + bias.
 
     quantize_input: as devices do that multiply fp8 (compute capability 8.9 and above): a token's scale, or with blocks
     that of each 128 inputs of a token, is max|x| / 448 (input_scale where given); what lies beyond +-448 saturates.
@@ -88,7 +88,7 @@ def fp8_linear(
 
 
 def as_fp8(x: Tensor, input_scale: Tensor | None, group_size: int) -> Tensor:
-    """x [num_tokens, K] as it is after a conversion to e4m3 and back."""
+    """Computes x [num_tokens, K] as it is after a conversion to e4m3 and back."""
     if input_scale is not None:
         return (x / input_scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float() * input_scale
     groups = []

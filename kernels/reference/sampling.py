@@ -89,7 +89,7 @@ def gumbel_max(scaled: Tensor, seed: Tensor, position: Tensor, draw: int) -> Ten
 
 
 def gumbel_noise(seed: Tensor, position: Tensor, draw: int, count: int) -> Tensor:
-    """fp32 [count] of standard Gumbel noise, a pure function of (seed, position, draw, column).
+    """Returns fp32 [count] of standard Gumbel noise, a pure function of (seed, position, draw, column).
 
     SplitMix64 as a counter-based generator: the key of a (seed, position) is two rounds of its finalizer, the columns
     are the stream from there, `count` of them for each draw. Integer arithmetic wraps alike on every device.

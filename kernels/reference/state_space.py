@@ -12,8 +12,8 @@ from torch.nn import functional as F
 def tokens_by_block(
     block_table: Tensor, query_start_loc: Tensor, seq_lens: Tensor, state_tokens: int
 ) -> Iterator[tuple[int | None, int, int, int]]:
-    """(block of the state before or None, block of the state after, first token, last token + 1) of all tokens of each
-    request that are in one block, in order."""
+    """Returns (block of the state before or None, block of the state after, first token, last token + 1) of all tokens
+    of each request that are in one block, in order."""
     starts = query_start_loc.tolist()
     for b, seq_len in enumerate(seq_lens.tolist()):
         if seq_len == 0:

@@ -1,4 +1,4 @@
-"""step_inputs on CUDA."""
+"""The op step_inputs on CUDA."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ def step_inputs(
     block_table: Tensor,
     block_size: int,
 ) -> None:
-    """As `reference.step_inputs`. The grid depends on the number of requests alone, so a CUDA graph can record it."""
+    """Computes `reference.step_inputs`. The grid depends on the number of requests alone, so a CUDA graph can record
+    it."""
     num_reqs, num_groups = rows.shape[0], row_block_table.shape[0]
     int32 = (rows, query_start_loc, num_blocks, new_block_start_loc, new_block_ids, seq_lens)
     int64 = (num_computed_tokens, input_ids, positions, slot_mapping)
@@ -176,7 +177,8 @@ def step_inputs(
 
 
 def specialization(block_size: int) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `step_inputs` launches (kernel, argument types, constants, num_warps), to compile it ahead of time."""
+    """Returns what `step_inputs` launches (kernel, argument types, constants, num_warps), to compile it
+    ahead of time."""
     names = step_inputs_kernel.arg_names
     int64 = ("num_computed_tokens_ptr", "input_ids_ptr", "positions_ptr", "slot_mapping_ptr")
     types = {name: "*i64" if name in int64 else "*i32" for name in names if name.endswith("_ptr")}

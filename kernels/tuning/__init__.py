@@ -118,7 +118,7 @@ class Entry:
 
 @cache
 def capability_of(device: torch.device) -> int:
-    """Compute capability, 90 for 9.0; a CPU device means Triton's interpreter."""
+    """Returns the compute capability, 90 for 9.0; a CPU device means Triton's interpreter."""
     if device.type != "cuda":
         return INTERPRETED_CAPABILITY
     major, minor = torch.cuda.get_device_capability(device)
@@ -127,13 +127,14 @@ def capability_of(device: torch.device) -> int:
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; a few where Triton interprets."""
+    """Returns the number of multiprocessors of a GPU; a few where Triton interprets."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @lru_cache(maxsize=4096)
 def lookup(kernel: str, capability: int, **shape: int) -> Mapping[str, int]:
-    """The configuration of `kernel` (a key of KERNELS) for a shape, which names each of the kernel's shape keys.
+    """Returns the configuration of `kernel` (a key of KERNELS) for a shape, which names each of the kernel's shape
+    keys.
 
     The bounds are matched one after the other, then the distances; a tie goes to the larger shape.
     A warm call costs well under a microsecond. ValueError: unknown kernel, wrong keys, no table, or a corrupt one.
@@ -147,7 +148,7 @@ def lookup(kernel: str, capability: int, **shape: int) -> Mapping[str, int]:
 
 
 def nearest(keys: Keys, entries: Sequence[Entry], shape: Mapping[str, int]) -> Entry:
-    """What `lookup` matches, among these entries."""
+    """Returns the entry that `lookup` matches, among these."""
     for key in keys.bounds:
         listed = {entry.shape[key] for entry in entries}
         match = min((value for value in listed if value >= shape[key]), default=max(listed))
@@ -162,7 +163,8 @@ def nearest(keys: Keys, entries: Sequence[Entry], shape: Mapping[str, int]) -> E
 
 @cache
 def table_architecture(kernel: str, capability: int) -> int:
-    """The architecture whose table serves a device: its own, or the nearest one that asks no more of a device."""
+    """Returns the architecture of the table for a device: its own, or the nearest one that needs no more than the
+    device has."""
     tables = sorted(int(path.parent.name.removeprefix("sm_")) for path in DIRECTORY.glob(f"sm_*/{kernel}.json"))
     wanted = 89 if capability in _AS_SM_89 and capability not in tables else capability
     found = [architecture for architecture in tables if architecture <= wanted]
@@ -178,7 +180,7 @@ def table_path(directory: Path, kernel: str, architecture: int) -> Path:
 
 @cache
 def load_table(kernel: str, architecture: int) -> tuple[Entry, ...]:
-    """The entries of a table, checked. ValueError names the file and what to do."""
+    """Returns the entries of a table, checked. Raises ValueError, which names the file and the remedy."""
     path = table_path(DIRECTORY, kernel, architecture)
     try:
         return _parse(kernel, architecture, json.loads(path.read_text()))

@@ -23,11 +23,11 @@ _TOKENS_PER_HEAD = 256  # logits of a large vocabulary are the largest thing the
 
 
 class _InputSeen(Exception):
-    """Ends a forward pass whose further results nobody wants."""
+    """Ends a forward pass when its further results are not needed."""
 
 
 class Decoder:
-    """transformers' model of the architecture without weights, and the checkpoint that it reads them from.
+    """The architecture's model of transformers, without weights, and the checkpoint that it reads them from.
 
     Hidden states are [num_sequences, length, hidden_size] in the model's dtype, in host memory; every sequence starts
     at position 0.
@@ -72,12 +72,12 @@ class Decoder:
         return self.source.config.num_layers
 
     def weight_bytes(self) -> int:
-        """In the model's dtype; a head that is the embedding counts once."""
+        """Returns the bytes in the model's dtype; a head that is the embedding counts once."""
         parameters = self._model.named_parameters()
         return sum(parameter.nbytes for name, parameter in parameters if not (self.tied and name == "lm_head.weight"))
 
     def layer_weights(self) -> int:
-        """How many numbers a decoder layer has: all are alike."""
+        """Returns how many numbers a decoder layer has: all are alike."""
         return sum(parameter.numel() for parameter in self._model.model.layers[0].parameters())
 
     def attention_scales(self) -> list[str]:
@@ -91,7 +91,7 @@ class Decoder:
         return tensor
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """int64 [num_sequences, length] -> hidden states before the first layer"""
+        """Returns int64 [num_sequences, length] -> hidden states before the first layer"""
         return F.embedding(tokens, self.read("model.embed_tokens.weight"))
 
     @contextmanager
@@ -129,7 +129,7 @@ class Decoder:
         parameter.data.copy_(value.dequantize() if isinstance(value, GroupedWeight) else value)
 
     def last_states(self, tokens: Tensor) -> Tensor:
-        """int64 [num_sequences, length] -> hidden states after the last norm, on the device and all at once.
+        """Returns int64 [num_sequences, length] -> hidden states after the last norm, on the device and all at once.
 
         Only within `whole_model`.
         """
@@ -146,7 +146,7 @@ class Decoder:
             batch.copy_(self.forward(layer, index, batch))
 
     def inputs_of(self, layer: nn.Module, index: int, module: nn.Linear, hidden: Tensor) -> InputStatistics:
-        """What a module within a layer receives, given the hidden states before the layer."""
+        """Returns what a module within a layer receives, given the hidden states before the layer."""
         statistics = InputStatistics(module.in_features, self.device)
 
         def look(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:

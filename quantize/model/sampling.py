@@ -14,7 +14,7 @@ _BATCH = 32  # sequences sampled at once, to bound their KV cache
 
 
 def sample_sequences(decoder: Decoder, count: int, length: int, seed: int) -> Tensor:
-    """int64 [count, length]: sampled with temperature 1, each from a first token drawn at random.
+    """Returns int64 [count, length]: sampled with temperature 1, each from a first token drawn at random.
 
     Takes memory for the whole model.
     """

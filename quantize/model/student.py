@@ -20,7 +20,7 @@ _LEAST_CHANGE = -0.5  # a scale neither vanishes nor changes its sign
 
 
 class TunedWeight:
-    """A weight whose scales are trained, and with `positions` its codes too.
+    """A weight with scales that are trained, and with `positions` also its codes.
 
     change: float32 [N, G]; scale = what it was * (1 + change). positions: float32 [N, K] in the order of the codes, or
     None; code = the nearest to its position, whose gradient is that by the code (the straight-through estimator:
@@ -76,7 +76,7 @@ class TunedWeight:
         return gradient if self._permutation is None else gradient[:, self._permutation]
 
     def take_gradient(self) -> None:
-        """Those of the change and the positions from that of the parameter."""
+        """Sets the gradients of the change and the positions from that of the parameter."""
         gradient = self._gradient()
         sums = self._in_groups(gradient).mul(self._levels).sum(dim=2)
         self.change.grad = sums.mul_(self._weight.scales)
@@ -109,7 +109,7 @@ class TunedVector:
         self._parameter.data.copy_(self._start + self._magnitude * self.change)
 
     def take_gradient(self) -> None:
-        """change.grad from the parameter's gradient."""
+        """Sets change.grad from the parameter's gradient."""
         assert self._parameter.grad is not None
         self.change.grad = self._parameter.grad.float() * self._magnitude
 
@@ -120,7 +120,7 @@ class TunedVector:
 class Student:
     """All that is trained of a model: parameters that `state` names. The others, embedding and head, are left alone.
 
-    positions: of weights whose codes are trained too, as in TunedWeight.
+    positions: of weights with codes that are trained too, as in TunedWeight.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Student:
                 parameter.grad.zero_()
 
     def is_finite(self) -> bool:
-        """Whether all gradients are."""
+        """Returns whether all gradients are."""
         gradients = [tensor.grad for tensor in (*self.changes(), *self.positions()) if tensor.grad is not None]
         return bool(torch.stack([gradient.norm() for gradient in gradients]).isfinite().all())
 

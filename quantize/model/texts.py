@@ -62,7 +62,7 @@ def bundled_documents() -> list[str]:
 
 
 def sequences(tokens: Sequence[int], count: int, length: int, what: str) -> Tensor:
-    """int64 [at most count, length], spread evenly over the text. Raises StartupError if there is not one.
+    """Returns int64 [at most count, length], spread evenly over the text. Raises StartupError if there is not one.
 
     what: names the text in messages.
     """

@@ -1,1 +1,1 @@
-"""How weights are rounded: grids, methods, one decoder layer at a time."""
+"""Rounding of weights: grids, methods, one decoder layer at a time."""

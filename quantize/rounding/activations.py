@@ -1,4 +1,4 @@
-"""What a layer's inputs look like over the calibration text."""
+"""Statistics of a layer's inputs over the calibration text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InputStatistics:
         return self._sum / max(1, self._count)
 
     def add(self, inputs: Tensor) -> None:
-        """inputs [..., K]"""
+        """Adds inputs [..., K] to the statistics."""
         inputs = inputs.reshape(-1, inputs.shape[-1])
         values = inputs.float()
         with products_of(inputs.dtype):
@@ -38,7 +38,7 @@ class InputStatistics:
 
 @contextmanager
 def products_of(dtype: torch.dtype) -> Iterator[None]:
-    """float32 products of numbers that are bfloat16 lose nothing by bfloat16 multipliers, which are faster."""
+    """Returns float32 products of numbers that are bfloat16 lose nothing by bfloat16 multipliers, which are faster."""
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
     if dtype is torch.bfloat16:

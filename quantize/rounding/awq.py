@@ -22,7 +22,7 @@ _SMALLEST = 1e-4  # of a mean magnitude: an input that is always zero must not g
 def input_scales(
     weight: Tensor, hessian: Tensor, magnitude: Tensor, grid: Grid, producers: Tensor | None = None
 ) -> Tensor:
-    """What to multiply the weight's columns by, float32 [K], chosen to give the layer's output the least error.
+    """Returns the factors of the weight's columns, float32 [K], that give the layer's output the least error.
 
     weight float32 [N, K]; hessian float32 [K, K], the sum of x xT over the layer's inputs x; magnitude float32 [K], the
     mean of |x|. The candidates are magnitude**a and magnitude**a / (mean |weight|)**(1 - a) for a from 0 to 1.
@@ -54,7 +54,7 @@ def input_scales(
 
 
 def awq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> Rounded:
-    """Rounds a weight whose columns are scaled already, float32 [N, K]; hessian [K, K] of inputs that are divided.
+    """Rounds a weight with scaled columns, float32 [N, K]; hessian [K, K] of inputs that are divided.
 
     Other than in the paper, columns make up for each other's errors as in GPTQ: the scales choose which weights are
     precise, and leave as much to gain from that. Groups are of neighbouring inputs: the layout knows no others.

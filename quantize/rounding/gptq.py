@@ -13,16 +13,16 @@ from torch import Tensor
 from pagewire.errors import StartupError
 from pagewire.quantize.rounding.grid import Grid, Rounded, Scales, clipped_scales, min_max_scales, rounded
 
-_BLOCK = 128  # columns whose effect on the rest is applied at once
+_BLOCK = 128  # columns that change the rest at once
 _DAMP_STEPS = 5  # tries with ten times the damping each, before a hessian counts as broken
 
 
 @dataclass(frozen=True)
 class GptqOptions:
-    """desc_act: columns with the largest inputs first. static_groups: groups stay those of neighbouring inputs, with
-    scales chosen beforehand; without, groups are of columns in the order in which they are rounded. clip: search
-    for the range of each group, instead of spanning all of it. damp: added to the hessian's diagonal, in parts of its
-    mean.
+    """The options of GPTQ. desc_act: columns with the largest inputs first. static_groups: groups stay those of
+    neighbouring inputs, with scales chosen beforehand; without, groups are of columns in the order in which they are
+    rounded. clip: search for the range of each group, instead of spanning all of it. damp: added to the hessian's
+    diagonal, in parts of its mean.
     """
 
     desc_act: bool = True
@@ -32,7 +32,8 @@ class GptqOptions:
 
 
 def gptq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> Rounded:
-    """weight float32 [N, K], hessian float32 [K, K]: the sum of x xT over the inputs x of the layer."""
+    """Rounds a weight float32 [N, K] by GPTQ; hessian float32 [K, K]: the sum of x xT over the inputs x of
+    the layer."""
     num_inputs = weight.shape[1]
     order = torch.arange(num_inputs, device=weight.device)
     if options.desc_act:
@@ -74,7 +75,7 @@ class _Columns:
         return chosen
 
     def with_scales(self, scales: list[Scales], group_of: Tensor) -> None:
-        """group_of: int64 [K], the group of each column."""
+        """Rounds the columns. group_of: int64 [K], the group of each column."""
         per_column = [scales[group] for group in group_of.tolist()]
         for start in range(0, len(per_column), _BLOCK):
             stop = min(start + _BLOCK, len(per_column))

@@ -16,7 +16,7 @@ _SHRINKS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)  # parts of a group's ran
 
 @dataclass(frozen=True)
 class Grid:
-    """weight = scale * (code - zero), codes of `bits` bits, a scale and a zero per row and group of inputs.
+    """A grid: weight = scale * (code - zero), codes of `bits` bits, a scale and a zero per row and group of inputs.
 
     group_size    inputs per group, -1 for all; the last of a row may be smaller
     symmetric     every zero is the middle code
@@ -53,11 +53,11 @@ class Scales:
     zero: Tensor
 
     def positions(self, weight: Tensor) -> Tensor:
-        """Where weights lie between codes: float32, of weight's shape [N, columns]."""
+        """Returns where weights lie between codes: float32, of weight's shape [N, columns]."""
         return (weight / self.scale).add_(self.zero)
 
     def codes(self, weight: Tensor, grid: Grid) -> Tensor:
-        """float32 whole numbers, of weight's shape [N, columns]"""
+        """Returns float32 whole numbers, of weight's shape [N, columns]"""
         return grid.codes(self.positions(weight))
 
     def values(self, codes: Tensor) -> Tensor:
@@ -152,12 +152,12 @@ class _Best:
 
 
 def row_errors(delta: Tensor, hessian: Tensor) -> Tensor:
-    """float32 [N, 1]: the squared error of each output, summed over the inputs that `hessian` sums up."""
+    """Returns float32 [N, 1]: the squared error of each output, summed over the inputs that `hessian` sums up."""
     return (delta @ hessian).mul_(delta).sum(dim=1, keepdim=True)
 
 
 def round_to_nearest(weight: Tensor, grid: Grid) -> Rounded:
-    """weight float32 [N, K]"""
+    """Rounds a weight float32 [N, K] to the nearest codes."""
     groups = [weight[:, columns] for columns in grid.groups(weight.shape[1])]
     scales = [min_max_scales(part, grid) for part in groups]
     positions = [found.positions(part) for found, part in zip(scales, groups, strict=True)]
@@ -165,7 +165,8 @@ def round_to_nearest(weight: Tensor, grid: Grid) -> Rounded:
 
 
 def rounded(positions: Tensor, scales: list[Scales], grid: Grid, permutation: Tensor | None = None) -> Rounded:
-    """positions as in Rounded; scales of each group of columns; permutation as in GroupedWeight."""
+    """Returns a GroupedWeight. positions as in Rounded; scales of each group of columns; permutation as in
+    GroupedWeight."""
     zeros = torch.cat([group.zero for group in scales], dim=1)
     weight = GroupedWeight(
         codes=grid.codes(positions).to(torch.uint8),

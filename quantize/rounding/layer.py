@@ -21,7 +21,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """Modules with the same inputs, and the one whose outputs these are, element by element."""
+    """Modules with the same inputs, and the module that has these as outputs, element by element."""
 
     modules: tuple[str, ...]
     producer: str
@@ -55,8 +55,8 @@ class LayerQuantizer:
         self._layer, self._method, self._head_dim = layer, method, head_dim
 
     def run(self, inputs_of: InputsOf, progress: Progress) -> None:
-        """progress: is told of each module done, and its error: the squared error of the output in parts of the
-        output's square; for rtn, which sees no inputs, of the weight's.
+        """Quantizes a layer. progress: called with each module done, and its error: the squared error of the output in
+        parts of the output's square; for rtn, which sees no inputs, of the weight's.
         """
         for stage in STAGES:
             modules = [self._linear(name) for name in stage.modules]

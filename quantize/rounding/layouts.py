@@ -20,7 +20,8 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def awq_tensors(weight: GroupedWeight) -> dict[str, Tensor]:
-    """qweight int32 [K, N/8] and qzeros int32 [G, N/8], both interleaved; scales float16 [G, N]."""
+    """Returns the tensors of AutoAWQ: qweight int32 [K, N/8] and qzeros int32 [G, N/8], both interleaved; scales
+    float16 [G, N]."""
     order = list(_AWQ_ORDER)
 
     def packed(codes: Tensor) -> Tensor:
@@ -34,8 +35,9 @@ def awq_tensors(weight: GroupedWeight) -> dict[str, Tensor]:
 
 
 def gptq_tensors(weight: GroupedWeight) -> dict[str, Tensor]:
-    """qweight int32 [K * bits/32, N], packed along K; qzeros int32 [G, N * bits/32], zeros stored minus one; scales
-    float16 [G, N]; g_idx int32 [K], the group of each input. The zeros must be at least 1.
+    """Returns the tensors of AutoGPTQ: qweight int32 [K * bits/32, N], packed along K; qzeros int32 [G, N * bits/32],
+    zeros stored minus one; scales float16 [G, N]; g_idx int32 [K], the group of each input. The zeros must be at least
+    1.
     """
     num_inputs = weight.codes.shape[1]
     codes = weight.codes
@@ -78,7 +80,8 @@ def awq_config(grid: Grid) -> dict[str, Any]:
 
 
 def gptq_config(grid: Grid, *, desc_act: bool, damp: float) -> dict[str, Any]:
-    """desc_act: whether groups are not of neighbouring inputs, in other words whether g_idx says something."""
+    """Returns what config.json says of AutoGPTQ's layout. desc_act: whether groups are not of neighbouring inputs,
+    in other words whether g_idx says something."""
     return {
         "quant_method": "gptq",
         "bits": grid.bits,

@@ -1,4 +1,4 @@
-"""How far a model's predictions are from those of the original, and where its last hidden states should move.
+"""The distance of a model's predictions from those of the original, and where its last hidden states should move.
 
 Hinton et al., "Distilling the Knowledge in a Neural Network" (2015): the original's distribution over the next token
 says more than the token that came.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _TOKENS_PER_PRODUCT = 256  # that read the head once
-_TOKENS_PER_PASS = 16  # whose logits stay in the cache from one pass to the next
+_TOKENS_PER_PASS = 16  # with logits that stay in the cache from one pass to the next
 
 
 class Divergence:

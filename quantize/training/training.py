@@ -1,4 +1,4 @@
-"""What training a whole model and training one layer share."""
+"""Training, of a whole model or of one layer: what both share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEED = 0
 class Descent:
     """Adam, with rates that rise for a few steps and fall to zero at the last.
 
-    groups: tensors, whose gradients are their `.grad`, and by how much each of their elements changes in one of the
+    groups: tensors with gradients in `.grad`, and by how much each of their elements changes in one of the
     first steps.
     """
 

@@ -25,7 +25,7 @@ STEPS = 60
 TOKENS_PER_STEP = 4096
 RATE = 3e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
 
-TOKENS_PER_PASS = 1024  # whose activations are held for the gradient: at least one sequence's
+TOKENS_PER_PASS = 1024  # with activations held for the gradient: at least one sequence's
 
 # step from 1, KL of its tokens
 TuneProgress = Callable[[int, float], None]
@@ -33,8 +33,8 @@ TuneProgress = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Tuned:
-    """state: what the model is made of now. divergences: KL(original || quantized) per token, of each step before it
-    changed anything.
+    """The result of tuning. state: what the model is made of now. divergences: KL(original || quantized) per token, of
+    each step before it changed anything.
     """
 
     state: QuantizedState
@@ -54,8 +54,9 @@ def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
 def tune(
     decoder: Decoder, state: QuantizedState, tokens: Tensor, targets: Tensor, num_steps: int, progress: TuneProgress
 ) -> Tuned:
-    """tokens int64 [num_sequences, length]; targets [num_sequences, length, hidden_size], the original's last hidden
-    states of them after the norm. Raises StartupError where training breaks down.
+    """Trains the quantized model as a whole. tokens int64 [num_sequences, length]; targets [num_sequences, length,
+    hidden_size], the original's last hidden states of them after the norm. Raises StartupError where training breaks
+    down.
     """
     divergences = []
     picked = batches(len(tokens), max(1, TOKENS_PER_STEP // tokens.shape[1]))

@@ -43,8 +43,8 @@ def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
 def tune_layer(
     layer: nn.Module, student: Student, forward: Forward, inputs: Tensor, targets: Tensor, num_steps: int
 ) -> tuple[float, float]:
-    """inputs, targets: [num_sequences, length, hidden_size], hidden states before the layer, and those aimed at after
-    it.
+    """Trains a layer. inputs, targets: [num_sequences, length, hidden_size], hidden states before the layer, and those
+    aimed at after it.
 
     The error is the squared distance from the target relative to the target's square, the mean over tokens: to what
     follows, the next norm, only the direction matters. Returns it as it was in the first steps, and in the last.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Not a block id of any cache here: whoever reads a block table past a request's length crashes or gets nonsense.
+# Not a block id of any cache here: a kernel that reads a block table past a request's length crashes or gets nonsense.
 GARBAGE_BLOCK_ID = 2**30
 
 # A group of layers, and the one whose view of the group's cache is tested.
@@ -17,7 +17,8 @@ LAYERS, LAYER = 5, 3
 
 
 def one_layer_of_a_group(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """(a cache [num_blocks, LAYERS, 2, ...], its view `[:, LAYER]`): what kv_cache holds in the view, else NaN."""
+    """Returns (a cache [num_blocks, LAYERS, 2, ...], its view `[:, LAYER]`): what kv_cache holds in the
+    view, else NaN."""
     num_blocks, *page = kv_cache.shape
     group = torch.full((num_blocks, LAYERS, *page), float("nan"), dtype=torch.float32).to(kv_cache.dtype)
     group[:, LAYER] = kv_cache
@@ -25,7 +26,8 @@ def one_layer_of_a_group(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def far_into_a_group(kv_cache: Tensor) -> tuple[Tensor, int]:
-    """(one layer's view of a group's cache in which kv_cache's blocks lie behind 2^31 elements, how many blocks later).
+    """Returns (one layer's view of a group's cache in which kv_cache's blocks lie behind 2^31 elements, how many
+    blocks later).
 
     The operating system hands out memory for the pages that are touched, not for the gigabytes before them.
     """
@@ -37,7 +39,7 @@ def far_into_a_group(kv_cache: Tensor) -> tuple[Tensor, int]:
 
 
 def shortest_query(query_start_loc: Tensor, seq_lens: Tensor) -> int:
-    """Of all requests that are no padding."""
+    """Returns the shortest query of the requests that are no padding."""
     return min(query_start_loc.diff()[seq_lens > 0].tolist(), default=1)
 
 
@@ -78,7 +80,7 @@ class Batch:
         )
 
     def left_behind(self, sliding_window: int) -> Batch:
-        """With garbage for the ids of the pages that no query of their request sees any more."""
+        """Returns the batch with garbage for the ids of pages that no query of their request sees any more."""
         block_size, query_lens = self.kv_cache.shape[3], self.query_start_loc.diff()
         first_seen = (self.seq_lens - query_lens - sliding_window + 1).clamp(min=0) // block_size
         is_behind = torch.arange(self.block_table.shape[1]) < first_seen[:, None]
@@ -236,7 +238,7 @@ def make_latent_batch(
     block_size: int = 16,
     seed: int = 0,
 ) -> LatentBatch:
-    """As `make_batch`, with the keys of its one KV head as the latent vectors; one layer of a group."""
+    """Computes `make_batch`, with the keys of its one KV head as the latent vectors; one layer of a group."""
     width = latent_dim + rotary_dim
     batch = make_batch(
         query_lens, context_lens, num_heads=num_heads, num_kv_heads=1, head_dim=width, block_size=block_size,

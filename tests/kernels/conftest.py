@@ -9,6 +9,7 @@ from tests.kernels.processor import bf16_multiplied_as
 
 @pytest.fixture(params=[0, 1, 2, 3], ids=["fastest", "bf16 pairs", "floats", "fixed point"])
 def bf16_form(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How bf16 is multiplied (kernels/cpu/processor.h): as is fastest here, then in all ways without a matrix unit."""
+    """Sets how bf16 is multiplied (csrc/common/processor.h): the fastest way here, then each way without a
+    matrix unit."""
     with bf16_multiplied_as(request.param):
         yield request.param

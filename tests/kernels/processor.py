@@ -1,4 +1,4 @@
-"""Which of their ways to multiply the C++ kernels take on this processor, and what rounding changes in one of them."""
+"""The ways in which the C++ kernels multiply on this processor, and the rounding of one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST_INPUT, _LARGEST_WEIGHT = 8191, 4095
 
 @contextmanager
 def bf16_multiplied_as(form: int) -> Iterator[None]:
-    """form: a Bf16Form of kernels/cpu/processor.h"""
+    """Multiplies bf16 within in one form, a Bf16Form of csrc/common/processor.h."""
     set_bf16_form(form)
     try:
         yield

@@ -17,7 +17,7 @@ class Routes:
 
     @classmethod
     def of(cls, counts: Sequence[int], size: int) -> Routes:
-        """counts[d * size + s]: rows from s to d. Each row has one way; which one has which is random."""
+        """Draws routes. counts[d * size + s]: rows from s to d. Each row has one way, at random."""
         starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         rows = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(sum(counts))).int()
         return cls(rows, starts, size)
@@ -31,7 +31,7 @@ class Routes:
         return len(self.rows)
 
     def expected(self, rank: int, parts: Sequence[Tensor]) -> Tensor:
-        """What becomes of a rank's part."""
+        """Returns what becomes of a rank's part."""
         result, bounds = parts[rank].clone(), self.starts.tolist()
         for by, part in enumerate(parts):
             edge = rank * self.size + by

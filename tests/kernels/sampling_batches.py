@@ -111,7 +111,7 @@ def assert_broken(batch: SamplingBatch, sampled: Tensor) -> None:
 
 
 def random_masks(num_masks: int, vocab_size: int, seed: int = 0) -> Tensor:
-    """int32 [num_masks, words]: with all bits, with none, with some."""
+    """Returns int32 [num_masks, words]: with all bits, with none, with some."""
     shape, generator = (num_masks, -(-vocab_size // 32)), torch.Generator().manual_seed(seed)
     words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int64, generator=generator).int()
     kind = torch.randint(0, 3, shape, generator=generator)
@@ -176,7 +176,8 @@ class DraftedRows:
 
 
 def drafted_rows(requests: list[tuple[int, int, bool]], seed: int = 0) -> DraftedRows:
-    """requests: (positions that each is sampled at, drafts of them that are right, whether it is padding)."""
+    """Makes rows with drafts. requests: (positions that each is sampled at, drafts of them that are right, whether
+    it is padding)."""
     generator = torch.Generator().manual_seed(seed)
     max_num_seqs, longest = len(requests) + 2, 40 + max(count for count, _, _ in requests)
     token_ids = torch.randint(0, 1000, (max_num_seqs, longest), generator=generator, dtype=torch.int32)

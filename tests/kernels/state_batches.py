@@ -46,8 +46,8 @@ class StateBatch:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         seed: int = 0,
     ) -> StateBatch:
-        """requests: (tokens before the step, tokens of the step); (-1, n) is padding of n tokens. What no request has
-        written before is NaN, so that reading it shows."""
+        """Makes a batch. requests: (tokens before the step, tokens of the step); (-1, n) is padding of n tokens. What
+        no request has written before is NaN, so that reading it shows."""
         generator = torch.Generator().manual_seed(seed)
 
         def randn(*shape: int) -> Tensor:
@@ -108,5 +108,5 @@ class StateBatch:
         )
 
     def tokens(self) -> Tensor:
-        """bool [num_tokens]: those of requests, not of padding."""
+        """Returns bool [num_tokens]: those of requests, not of padding."""
         return (self.seq_lens > 0).repeat_interleave(self.query_start_loc.diff())

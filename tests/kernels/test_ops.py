@@ -66,7 +66,7 @@ def test_add_rms_norm_updates_the_residual(dtype: torch.dtype, shape: tuple[int,
 
 @dtypes
 def test_add_rms_norm_of_a_residual_in_fp32(dtype: torch.dtype) -> None:
-    """It is added to without rounding, and so is the sum when it is normalised."""
+    """Neither the addition nor the norm rounds the sum."""
     x, residual, weight = torch.randn(9, 1000).to(dtype), torch.randn(9, 1000), torch.randn(1000).to(dtype)
     total = x.float() + residual
     normed = torch.nn.functional.rms_norm(total, (1000,), None, 1e-5)
@@ -224,7 +224,7 @@ def test_linear_of_many_tokens_in_fp32(num_tokens: int, in_features: int, out_fe
 
 
 def channel() -> torch.Tensor:
-    """For a rank that is alone."""
+    """Returns a channel of a single rank."""
     return torch.zeros(channel_bytes(1), dtype=torch.uint8)
 
 
@@ -332,7 +332,7 @@ WITHOUT_REFERENCE = {
 
 
 def implementations(name: str) -> dict[str, Callable[..., Any]]:
-    """Those of an op, by backend."""
+    """Returns the implementations of an op, by backend."""
     backends = ["cpp", "torch"]
     if ops.DEFINITIONS[name].cuda and importlib.util.find_spec("triton"):
         backends.append("cuda")
@@ -364,7 +364,7 @@ def test_every_group_is_exported(package: ModuleType) -> None:
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, str, object]]:
-    """(name, type, default) of those that are given by position."""
+    """Returns (name, type, default) of those that are given by position."""
     return [
         (parameter.name, str(parameter.annotation), parameter.default)
         for parameter in inspect.signature(function).parameters.values()

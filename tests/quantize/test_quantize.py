@@ -165,7 +165,7 @@ def test_directory_opens_elsewhere(tmp_path: Path, model: Path, text: Path, meth
 
 
 def test_smoothing_leaves_the_model_as_it_is(tmp_path: Path, text: Path) -> None:
-    """With AWQ's scales and their inverses in the layers before, but 8 bits, little changes."""
+    """AWQ's scales and their inverses in the layers before, with 8 bits, change little."""
     original = save_model(tmp_path / "model", "qwen2", torch.float32)
     source = Source(tmp_path / "model")
     source.dtype = torch.float32
@@ -348,7 +348,8 @@ def test_a_costly_result_names_what_loses_less(options: dict[str, Any], after: f
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_default_model(tmp_path: Path, smollm2_gguf: Path, text: Path, method: str) -> None:
-    """On its own samples, so that the bundled text is held out; a quarter of the default calibration."""
+    """The model calibrates on its own samples, so that the bundled text is held out; a quarter of the default
+    calibration."""
     config = QuantizeConfig(
         model=str(smollm2_gguf),
         method=method,

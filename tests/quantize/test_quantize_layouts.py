@@ -23,7 +23,7 @@ def _bits(word: int, shift: int, bits: int) -> int:
 
 
 def decode_awq(tensors: dict[str, Tensor], group_size: int) -> Tensor:
-    """float32 [N, K]"""
+    """Returns float32 [N, K]"""
     words, zeros, scales = tensors["qweight"].tolist(), tensors["qzeros"].tolist(), tensors["scales"].float().tolist()
     return torch.tensor(
         [
@@ -41,7 +41,7 @@ def decode_awq(tensors: dict[str, Tensor], group_size: int) -> Tensor:
 
 
 def decode_gptq(tensors: dict[str, Tensor], bits: int) -> Tensor:
-    """float32 [N, K]"""
+    """Returns float32 [N, K]"""
     words, zeros, scales = tensors["qweight"].tolist(), tensors["qzeros"].tolist(), tensors["scales"].float().tolist()
     groups, per_word = tensors["g_idx"].tolist(), 32 // bits
     weight = []

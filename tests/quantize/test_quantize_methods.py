@@ -64,7 +64,7 @@ def test_nearest_is_half_a_step_away(weight: Tensor, group_size: int, symmetric:
     quantized = round_to_nearest(weight, grid(group_size, symmetric=symmetric)).weight
     size = NUM_INPUTS if group_size == -1 else group_size
     steps = quantized.flat_scales().repeat_interleave(size, dim=1)[:, :NUM_INPUTS]
-    # The largest weight of a symmetric group, and the ends of a range whose zero was rounded, are cut off by that much.
+    # The largest weight of a symmetric group, and the ends of a range with a rounded zero, are cut off by that much.
     assert ((quantized.dequantize() - weight).abs() <= steps * 1.01).all()
     assert ((quantized.dequantize() - weight).abs() <= steps * 0.51).float().mean() > 0.95
 

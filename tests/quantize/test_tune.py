@@ -101,7 +101,8 @@ def test_layers_come_closer(tmp_path: Path, text: Path, method: str) -> None:
 
 
 def assert_only_trained(before: dict[str, Tensor], out: Path, *, layers: bool = False) -> None:
-    """layers: they are what is trained, codes too, and what the second is made of depends on what the first became."""
+    """Checks that nothing but what is trained has changed. layers: they are trained, codes too, and the second
+    depends on the first."""
     after = load_file(out / "model.safetensors")
     assert list(after) == list(before)
     for name, tensor in after.items():

@@ -23,7 +23,7 @@ _OF_A_LAUNCH = ("batch", "context", "outputs", "inputs")
 
 
 def compile_ahead(worker: Sequence[str], seconds: float) -> None:
-    """worker: the command that tunes. What is not done in time compiles when it is measured."""
+    """Compiles forms in several processes. worker: the command that tunes. The rest compiles when it is measured."""
     end, count = time.monotonic() + seconds, max(1, min(_MAX_PROCESSES, (os.cpu_count() or 2) - 2))
     processes = [
         subprocess.Popen(
@@ -46,7 +46,7 @@ def compile_part(arguments: argparse.Namespace) -> int:
     """Calls every `count`th configuration once, so that each is compiled by one process."""
     part, count = arguments.compile_part
     device = torch.device(arguments.device)
-    # Kernels in turn: whoever runs out of time has compiled the most important shapes of all.
+    # Kernels in turn: when time runs out, the most important shapes of all are compiled.
     for kernel in arguments.kernel:
         for shape in representatives(tuned_shapes(kernel, arguments.shapes, tuning.capability_of(device))):
             _compile(kernel, shape, device, part, count)

@@ -64,7 +64,7 @@ def _listed(entry: tuning.Entry) -> Iterator[tuple[Any, ...]]:
 
 
 def largest_expert_products(capability: int) -> Iterator[Specialization]:
-    """Of each product the form that needs most registers and shared memory."""
+    """Returns of each product the form that needs most registers and shared memory."""
     largest: dict[tuple[int, int], tuple[Any, ...]] = {}
     for entry in tuning.load_table("experts", tuning.table_architecture("experts", capability)):
         *_, largest[entry.shape["x_bytes"], entry.shape["weight_bytes"]] = _listed(entry)

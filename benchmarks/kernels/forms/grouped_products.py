@@ -62,12 +62,12 @@ def few_tokens(
 
 
 def product(config: Mapping[str, int], *, zeros: bool) -> Specialization:
-    """Of an AWQ weight (zeros) or a GPTQ one, as configured."""
+    """Returns the product of an AWQ weight (zeros) or a GPTQ one, as configured."""
     return _gemm("bf16", "fp16", 4, 128, config, **(_ZEROS if zeros else _SYMMETRIC))
 
 
 def largest_products(capability: int) -> Iterator[Specialization]:
-    """Of each format, and each way to multiply, the form that needs most registers."""
+    """Yields of each format, and each way to multiply, the form that needs most registers."""
     table = tuning.load_table("grouped_gemm", tuning.table_architecture("grouped_gemm", capability))
     for (bits, group), (*_, (scale_type, form)) in _WEIGHTS.items():
         configs = [entry.config for entry in table if (entry.shape["bits"], entry.shape["group"]) == (bits, group)]

@@ -69,7 +69,7 @@ def largest_product(kernel: str, capability: int) -> Specialization:
 
 
 def quantizations(capability: int) -> Iterator[Specialization]:
-    """What goes before products: weights and activations in another type."""
+    """Yields the conversions before products: weights and activations in another type."""
     for blocks in (False, True):
         yield Specialization(*fp8_weights.specialization("bf16", block_scales=blocks))
     native = capability >= 90

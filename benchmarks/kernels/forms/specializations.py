@@ -29,7 +29,7 @@ from pagewire.kernels.triton.state_space import conv, gated_norm, scan
 # Head sizes between those that the tables list, and pages of other sizes than 16.
 OTHER_HEAD_DIMS = (80, 96, 192)
 OTHER_BLOCK_SIZES = (32, 64)
-# (query heads per KV head, tokens of a query) whose rows fill tiles of 16, 32 and 64
+# (query heads per KV head, tokens of a query) with rows that fill tiles of 16, 32 and 64
 DECODE_ROWS = ((1, 1), (7, 4), (8, 8))
 LONG_QUERY = 2048
 # The same where drafts are verified, 2 to 16 tokens: one of each configuration and tile that these come to.
@@ -64,7 +64,7 @@ STATE_MODELS = ((2560, 80, 1, 64, 128, 4), (4096, 128, 8, 64, 128, 4))
 
 
 def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
-    """(kernel's name, variant) -> form, each once."""
+    """Returns (kernel's name, variant) -> form, each once."""
     forms = (
         *attention(capability),
         *latent_forms(capability),

@@ -1,4 +1,4 @@
-"""What a kernel of a shape is measured with."""
+"""The problems with which a kernel is measured for a shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Problem(Protocol):
         """One per set of buffers."""
 
     def is_right(self) -> bool:
-        """Whether the first set's result is."""
+        """Returns whether the first set's result is."""
 
 
 def problems_of(kernel: str, shape: Shape, device: torch.device) -> Sequence[Problem]:

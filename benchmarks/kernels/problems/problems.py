@@ -33,7 +33,7 @@ class Problem:
     expected: Tensor  # of the first set
 
     def calls(self) -> list[Call]:
-        """With one plan for all of them, which the first that is called makes: a step makes it once for all layers."""
+        """Returns calls with one plan for all, which the first one makes: a step makes it once for all layers."""
         plans: list[Tensor | None] = []
 
         def call(buffers: Buffers) -> Tensor:

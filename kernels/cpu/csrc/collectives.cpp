@@ -22,12 +22,12 @@ constexpr int64_t LINE_BYTES = 64, PAGE_BYTES = 4096, SLOT_BYTES = 1 << 20;
 constexpr int64_t CHUNK = 16384;  // elements, or bytes of a copy, that one thread takes at a time
 
 using Clock = std::chrono::steady_clock;
-// A peer that is late by less is waited for without giving the core to anybody who does not ask for it.
+// A rank waits for a peer that is late by less without yielding its core to idle processes.
 constexpr auto WATCH_TIME = std::chrono::microseconds(500);
 constexpr timespec SLEEP = {0, 20'000'000};  // then whether all still goes on is looked at so often
 
 struct alignas(LINE_BYTES) Line {
-    std::atomic<uint32_t> turn;    // that this rank has begun; the first line's `turn` is not 0 if nobody is to go on
+    std::atomic<uint32_t> turn;    // that this rank has begun; the first line's `turn` is not 0 once no rank may go on
     std::atomic<uint32_t> asleep;  // ranks that sleep until it changes
     std::atomic<uint64_t> waited;  // nanoseconds that this rank has waited for others
     int64_t meaning[2];            // of the slot of an even turn, and of an odd one: all ranks mean the same
@@ -84,7 +84,7 @@ struct Channel {
 
     bool sleep(Line& peer, uint32_t turn) {
         while (!has_ended()) {
-            peer.asleep.fetch_add(1);  // before the look at the turn: whoever changes it then looks at this
+            peer.asleep.fetch_add(1);  // before the turn is read: a rank that changes it reads this afterwards
             const uint32_t now = peer.turn.load();
             if ((int32_t)(now - turn) < 0)
                 syscall(SYS_futex, (uint32_t*)&peer.turn, FUTEX_WAIT, now, &SLEEP, nullptr, 0);
@@ -98,7 +98,7 @@ struct Channel {
     bool enter(uint32_t& turn) {
         turn = line(rank).turn.load(std::memory_order_relaxed) + 1;
         for (int peer = 0; peer < size; peer++)
-            if (!await(peer, turn - 1)) return false;  // who has begun that has read what was written before it
+            if (!await(peer, turn - 1)) return false;  // a rank that has begun it has read what was written before it
         return true;
     }
 
@@ -218,7 +218,7 @@ struct Routes {
         return sum * 4 + EXCHANGE;
     }
 
-    // function(row, place) of those from `from` to `to` whose place among all that `from` sends is in [begin, end).
+    // Calls function(row, place) for rows from `from` to `to` with a place in [begin, end) among all that `from` sends.
     template <class F>
     void each(int from, int to, int64_t begin, int64_t end, int64_t row_bytes, int threads, F&& function) const {
         const int64_t first = before(from, to), stop = std::min(end, first + count(from, to));

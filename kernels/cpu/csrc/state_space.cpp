@@ -11,7 +11,7 @@ namespace {
 constexpr int CHANNELS = 128;        // that one thread convolves at a time
 constexpr int MAX_WIDTH = 8;         // of the convolution, as in ops/state_space.py
 constexpr int MAX_STATE_SIZE = 256;  // likewise
-constexpr int REQUESTS = 8;          // whose heads are computed by one thread
+constexpr int REQUESTS = 8;          // with heads that one thread computes
 
 // The blocks of states of one layer, and where each request's tokens are.
 struct States {

@@ -1,4 +1,4 @@
-"""accept_tokens in C++: argument checks, then one call."""
+"""The op accept_tokens in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""draft_by_suffix in C++: argument checks, then one call."""
+"""The op draft_by_suffix in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

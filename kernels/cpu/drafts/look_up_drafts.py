@@ -1,4 +1,4 @@
-"""look_up_drafts in C++: argument checks, then one call."""
+"""The op look_up_drafts in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _E4M3_BITS = E4M3.view(torch.int32)
 
 @dataclass(frozen=True)
 class Shape:
-    """How a weight of N outputs and K inputs is cut."""
+    """The tiles, units and groups of a weight of N outputs and K inputs."""
 
     num_outputs: int
     num_inputs: int
@@ -203,6 +203,6 @@ def dequantize(
     group_size: int,
     zero_point: int,
 ) -> Tensor:
-    """float32 [N, K] of a packed weight's tensors"""
+    """Returns float32 [N, K] of a packed weight's tensors"""
     packed = PackedGrouped("cpu", shape, bits, group_size, zero_point, codes, scales, offsets, codebook, permutation)
     return unpack(packed).dequantize()

@@ -52,7 +52,7 @@ class BuildError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels are kept: $PAGEWIRE_CACHE_DIR, else pagewire/ in the user's cache directory."""
+    """Returns where compiled kernels are kept: $PAGEWIRE_CACHE_DIR, else pagewire/ in the user's cache directory."""
     # pagewire.files.models has the same rule for models; `kernels` imports nothing of Pagewire's.
     if explicit := os.environ.get("PAGEWIRE_CACHE_DIR"):
         return Path(explicit).expanduser()
@@ -103,7 +103,7 @@ def _is_sealed(content: bytes) -> bool:
 def _only_one(path: Path) -> Iterator[None]:
     """Processes that start together compile once; one that dies lets the next one in."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # file systems without locks: whoever is last replaces the others' library
+        with contextlib.suppress(OSError):  # file systems without locks: the last process replaces the others' library
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, folder)
             fcntl.flock(folder, fcntl.LOCK_EX)

@@ -32,14 +32,14 @@ _library = load_library()
 
 
 class Recorder(Protocol):
-    """Who is told of what is done, in order."""
+    """The interface of what records calls, in order."""
 
     def on_call(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
-        """function: the address of what makes the call again (replay.h), after its arguments have become slots, as
-        struct.pack does it with the layout."""
+        """Records a call. function: the address of what makes the call again (replay.h), after its arguments have
+        become slots, as struct.pack does it with the layout."""
 
     def on_python(self, function: Callable[..., None], tensors: tuple[Tensor | None, ...]) -> None:
-        """What is done from Python, with tensors that the function itself does not refer to."""
+        """Records a call of a Python function with tensors that it does not refer to itself."""
 
 
 class _OfThread(threading.local):
@@ -51,7 +51,7 @@ _of_thread = _OfThread()
 
 
 def bind(name: str, *argument_types: Any) -> Callable[..., None]:
-    """The library's function pagewire_<name>."""
+    """Returns the library's function pagewire_<name>, whose calls are recorded."""
     function = getattr(_library, f"pagewire_{name}")
     function.argtypes = argument_types
     function.restype = None
@@ -67,7 +67,7 @@ def bind(name: str, *argument_types: Any) -> Callable[..., None]:
 
 @cache
 def address(name: str) -> int:
-    """Of the function that calls pagewire_<name> with recorded arguments."""
+    """Returns the address of the function that calls pagewire_<name> with recorded arguments."""
     result = cast(getattr(_library, f"pagewire_{name}_again"), c_void_p).value
     assert result is not None
     return result
@@ -75,7 +75,7 @@ def address(name: str) -> int:
 
 @contextmanager
 def recorded_by(recorder: Recorder | None) -> Iterator[None]:
-    """Tells of every call of this thread."""
+    """Records every call of this thread with `recorder`."""
     before, _of_thread.recorder = _of_thread.recorder, recorder
     try:
         yield
@@ -84,7 +84,7 @@ def recorded_by(recorder: Recorder | None) -> Iterator[None]:
 
 
 def from_python(function: Callable[..., None], *tensors: Tensor | None) -> None:
-    """Runs function(*tensors), here and in every replay; its own calls are not told of."""
+    """Runs function(*tensors), here and in every replay; the calls that it makes are not recorded."""
     with recorded_by(None):
         function(*tensors)
     if (recorder := _of_thread.recorder) is not None:
@@ -103,7 +103,7 @@ def threads_for(elements: int) -> int:
 
 
 def norm_weight(weight: Tensor, size: int, *dtypes: torch.dtype) -> int:
-    """The address of a norm's weight [size], of one of the dtypes."""
+    """Returns the address of a norm's weight [size], of one of the dtypes."""
     if weight.dtype not in dtypes or weight.shape != (size,) or not weight.is_contiguous():
         expected = " or ".join(map(str, dict.fromkeys(dtypes)))
         raise ValueError(
@@ -113,7 +113,7 @@ def norm_weight(weight: Tensor, size: int, *dtypes: torch.dtype) -> int:
 
 
 def check_dtype(op: str, dtype: torch.dtype, *tensors: Tensor) -> None:
-    """Raises TypeError for tensors of another dtype, or whose rows are not contiguous."""
+    """Raises TypeError for tensors of another dtype, or with rows that are not contiguous."""
     for x in tensors:
         if x.dtype is not dtype or x.stride()[-1] != 1:  # quicker than stride(-1)
             raise TypeError(f"{op}: must be {dtype} in contiguous rows, not {x.dtype} {tuple(x.shape)}")

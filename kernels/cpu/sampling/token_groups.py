@@ -85,7 +85,7 @@ def sample_tokens(
     num_tokens: Tensor,
     offsets: Tensor | None,
 ) -> Tensor:
-    """As `reference.sample_tokens`. Recorded steps come back to Python for random rows only."""
+    """Computes `reference.sample_tokens`. Recorded steps come back to Python for random rows only."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     num_positions, vocab_size = logits.shape

@@ -1,4 +1,4 @@
-"""mask_tokens in C++: argument checks, then one call."""
+"""The op mask_tokens in C++: argument checks, then one call."""
 
 from __future__ import annotations
 

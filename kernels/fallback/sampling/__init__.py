@@ -1,1 +1,1 @@
-"""From logits to the next token, all rows at once."""
+"""Sampling: from logits to the next token, all rows at once."""

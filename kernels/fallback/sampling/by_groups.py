@@ -34,18 +34,18 @@ class TokenGroups(Protocol):
     """[L, num_groups]; NaN of a group that has one"""
 
     def masses(self, line: np.ndarray, lowest: np.ndarray, origin: np.ndarray) -> np.ndarray:
-        """[N, num_groups]: the sums of exp(value - origin [N]) over values >= lowest [N] of the lines line [N].
+        """Returns [N, num_groups]: the sums of exp(value - origin [N]) over values >= lowest [N] of the lines line [N].
 
         0 for a group with NaN.
         """
         ...
 
     def num_above(self, bound: np.ndarray) -> np.ndarray:
-        """int64 [L]: how many values are greater than bound [L], groups with NaN left out."""
+        """Returns int64 [L]: how many values are greater than bound [L], groups with NaN left out."""
         ...
 
     def members(self, line: np.ndarray, group: np.ndarray) -> np.ndarray:
-        """[N, GROUP_SIZE]: the values of the groups group [N] of the lines line [N]."""
+        """Returns [N, GROUP_SIZE]: the values of the groups group [N] of the lines line [N]."""
         ...
 
 
@@ -64,7 +64,7 @@ def sample_by_groups(
     num_tokens: Tensor,
     offsets: Tensor | None,
 ) -> Tensor:
-    """As `reference.sample_tokens`."""
+    """Computes `reference.sample_tokens`."""
     row, sampled = rows.numpy(), np.zeros(len(rows), dtype=np.int64)
     greedy = ((row >= 0) & ~(floats.numpy()[FloatParameter.TEMPERATURE, row] > 0)).nonzero()[0]
     if len(greedy):
@@ -87,7 +87,7 @@ def sample_random(
     offsets: Tensor | None,
     sampled: np.ndarray,
 ) -> None:
-    """As `reference.sample_tokens`, where temperature is above 0; their tokens are written to sampled int64 [S]."""
+    """Computes `reference.sample_tokens` where temperature is above 0; writes the tokens to sampled int64 [S]."""
     row = rows.numpy()
     temperature = floats.numpy()[FloatParameter.TEMPERATURE, row]
     random = ((row >= 0) & (temperature > 0)).nonzero()[0]
@@ -242,7 +242,7 @@ def _at_least(groups: TokenGroups, lines: np.ndarray, bound: np.ndarray) -> tupl
 def logprobs_by_groups(
     make_groups: MakeGroups, logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.token_logprobs`."""
+    """Computes `reference.token_logprobs`."""
     lines, ones = np.arange(len(logits)), np.ones(len(logits), dtype=np.float32)
     groups = make_groups(logits, lines, ones)
     chosen = token_ids.numpy()

@@ -72,7 +72,7 @@ def apply_penalties(
     num_prompt_tokens: Tensor,
     offsets: Tensor | None,
 ) -> None:
-    """As `reference.apply_penalties`."""
+    """Computes `reference.apply_penalties`."""
     every, tokens, parameters = logits.numpy(), token_ids.numpy(), floats.numpy()
     repetition = parameters[FloatParameter.REPETITION_PENALTY]
     presence, frequency = parameters[FloatParameter.PRESENCE_PENALTY], parameters[FloatParameter.FREQUENCY_PENALTY]

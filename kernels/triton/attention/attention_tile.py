@@ -11,8 +11,8 @@ Values of an fp8 cache are read as pairs of neighbours, 16 bits each: no instruc
 shared memory to the tensor cores. Then `acc` holds the even elements of a head and `acc_rest` the odd ones, until
 `in_order` puts them together. (With an fp8 cache REST is 0.)
 
-Latent vectors (LATENT_DIM > 0) are keys whose first LATENT_DIM elements are the value: they are read once. KV heads are
-then groups of query heads that see the same keys.
+Latent vectors (LATENT_DIM > 0) are keys and, in their first LATENT_DIM elements, values: they are read once. KV heads
+are then groups of query heads that see the same keys.
 
 The two kernels repeat each other's lines before the loop and the call of `attend` in it. They are two programs
 because one that branches between short and long queries loses its software pipelining; a helper for those lines
@@ -42,7 +42,7 @@ _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 def argument_types(
     types: dict[str, str], dtype: torch.dtype, fp8_cache: bool, sinks: bool
 ) -> tuple[dict[str, str], dict[str, None]]:
-    """The Triton types of a kernel's arguments, and those arguments that are absent."""
+    """Returns the Triton types of a kernel's arguments, and the arguments that are absent."""
     element = f"*{_TYPES[dtype]}"
     types = types | {"query_ptr": element, "out_ptr": element, "kv_cache_ptr": "*u8" if fp8_cache else element}
     absent = dict.fromkeys(["kv_scales_ptr"] * (not fp8_cache) + ["sinks_ptr"] * (not sinks))
@@ -50,8 +50,8 @@ def argument_types(
 
 
 def head_parts(head_dim: int, fp8_cache: bool, latent_dim: int) -> tuple[int, int]:
-    """(DIMS, REST): powers of two that hold head_dim elements with little padding, REST 0 if one does. A latent vector
-    is cut behind its value.
+    """Returns (DIMS, REST): powers of two that hold head_dim elements with little padding, REST 0 if one does. A latent
+    vector is cut behind its value.
 
     No REST of 16: where a result has 16 rows and 16 columns, Triton has every warp compute all of it.
     """
@@ -65,13 +65,13 @@ def head_parts(head_dim: int, fp8_cache: bool, latent_dim: int) -> tuple[int, in
 
 
 def as_stored(kv_cache: Tensor) -> Tensor:
-    """The cache as kernels see it: fp8 as bytes (see `pagewire.kernels.triton.common.fp8`)."""
+    """Returns the cache as kernels see it: fp8 as bytes (see `pagewire.kernels.triton.common.fp8`)."""
     return kv_cache.view(torch.uint8) if kv_cache.dtype == torch.float8_e4m3fn else kv_cache
 
 
 @triton.jit
 def token_and_head(rows, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """Of a tile's rows: which of its query tokens, and which head of the group."""
+    """Returns the query token and the head of the group of each row of a tile."""
     if BLOCK_Q == 1:
         return rows * 0, rows
     return rows // GROUP, rows % GROUP
@@ -79,7 +79,7 @@ def token_and_head(rows, GROUP: tl.constexpr, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def repeated(rows, ROWS: tl.constexpr):
-    """rows below ROWS, and for others one of these."""
+    """Returns rows below ROWS as they are, and one of these for others."""
     return tl.minimum(rows % triton.next_power_of_2(ROWS), ROWS - 1)
 
 
@@ -94,7 +94,8 @@ def load_rows(
     MASKED: tl.constexpr,
     EVICTION: tl.constexpr,
 ):
-    """[rows, SIZE]: elements FIRST .. FIRST + SIZE of each row; zero past HEAD_DIM and, MASKED, where not in_rows."""
+    """Returns [rows, SIZE]: elements FIRST .. FIRST + SIZE of each row; zero past HEAD_DIM and, MASKED, where not
+    in_rows."""
     dims = FIRST + tl.arange(0, SIZE)
     tile = pointers[:, None] + (offsets[:, None] + dims[None, :])
     if MASKED:
@@ -140,7 +141,7 @@ def load_values(
     DTYPE: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
 ):
-    """Stored values as DTYPE: the two parts of `acc` and `acc_rest`."""
+    """Returns stored values as DTYPE, in the two parts of `acc` and `acc_rest`."""
     if pointers.dtype.element_ty == tl.uint8:
         pairs = pointers.to(tl.pointer_type(tl.uint16), bitcast=True)
         stored = load_rows(pairs, offsets // 2, in_rows, 0, DIMS // 2, HEAD_DIM // 2, MASKED, EVICTION)
@@ -157,7 +158,7 @@ def load_values(
 
 @triton.jit
 def zero_parts(BLOCK_M: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr, FP8_CACHE: tl.constexpr):
-    """acc and acc_rest before the first key."""
+    """Returns acc and acc_rest before the first key."""
     acc = tl.zeros([BLOCK_M, DIMS // 2 if FP8_CACHE else DIMS], tl.float32)
     if FP8_CACHE:
         acc_rest = acc
@@ -170,7 +171,7 @@ def zero_parts(BLOCK_M: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr, FP
 
 @triton.jit
 def in_order(acc, acc_rest, FP8_CACHE: tl.constexpr):
-    """acc [BLOCK_M, DIMS] and acc_rest [BLOCK_M, REST] from what `attend` returned."""
+    """Returns acc [BLOCK_M, DIMS] and acc_rest [BLOCK_M, REST] from what `attend` returned."""
     if FP8_CACHE:
         acc = tl.interleave(acc, acc_rest)
     return acc, acc_rest
@@ -219,7 +220,8 @@ def weigh(
     SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,  # some row may not see some key of the tile
 ):
-    """fp32 [BLOCK_M, BLOCK_N] the weights of a tile's keys, the new maximum, and what sums so far are multiplied by."""
+    """Returns fp32 [BLOCK_M, BLOCK_N] the weights of a tile's keys, the new maximum, and what sums so far are
+    multiplied by."""
     factor = scale * LOG2E
     if SOFT_CAP > 0:
         # tanh(x) = 2 * sigmoid(2 * x) - 1

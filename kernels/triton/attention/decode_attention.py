@@ -4,7 +4,7 @@ Each program does one item of the plan (`split_plan`) for one KV head: one query
 What it is to do takes four loads, side by side, before those of the query and of the block ids.
 
 A request with one split writes its output. Otherwise each program writes what it has (not normalised) to `partials`
-and counts itself; the last one to arrive merges them, in the order of the splits whoever comes last.
+and counts itself; the last one to arrive merges them, in the order of the splits.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ def decode_attention_kernel(
 def _load_blocks(
     block_table_ptr, entry, start, bound, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WHOLE_TILES: tl.constexpr
 ):  # fmt: skip
-    """Block ids of the tile at `start`. bound: the request's last tile, whose ids those behind it get; or, without
-    WHOLE_TILES, the end of its keys."""
+    """Returns the block ids of the tile at `start`. bound: the request's last tile, whose ids those behind it get; or,
+    without WHOLE_TILES, the end of its keys."""
     if WHOLE_TILES:
         start = tl.minimum(tl.cast(start, tl.uint32), bound)
         return load_whole_tile_blocks(block_table_ptr, entry, start, BLOCK_SIZE, BLOCK_N)
@@ -325,7 +325,7 @@ def specialization(
     sinks: bool = False,
     latent_dim: int = 0,
 ) -> Specialization:
-    """What `decode_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
+    """Returns what `decode_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
     fp8_cache = kv_dtype == torch.float8_e4m3fn
     types, absent = argument_types(_TYPES, dtype, fp8_cache, sinks)
     constants = _constants(

@@ -1,4 +1,5 @@
-"""store_kv on CUDA: write new keys and values to their slots of the paged cache. And what `rotary` shares of that."""
+"""The op store_kv on CUDA: write new keys and values to their slots of the paged cache. And what `rotary` shares of
+that."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ MANY_TOKENS = 512
 
 @triton.jit
 def slot_pointers(kv_cache_ptr, slots, heads, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Where each head's key of each slot (int64) begins. A block's offset may exceed 2^31 elements."""
+    """Returns the offset of each head's key in each slot (int64). A block's offset may exceed 2^31 elements."""
     block = (slots // BLOCK_SIZE) * block_stride
     return kv_cache_ptr + block + heads * (BLOCK_SIZE * HEAD_DIM) + (slots % BLOCK_SIZE) * HEAD_DIM
 
 
 @triton.jit
 def head_scales(scales_ptr, heads, in_heads):
-    """The scales of a tile's heads (both [HEADS]) as [1, HEADS, 1]; for a cache without scales ones that nobody uses.
+    """The scales of a tile's heads (both [HEADS]) as [1, HEADS, 1]; for a cache without scales ones that are not used.
 
     (Functions that return None are for Triton from 3.7 on.)
     """
@@ -40,7 +41,8 @@ def head_scales(scales_ptr, heads, in_heads):
 
 @triton.jit
 def to_cache(x, scales, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """x [TOKENS, HEADS, dims] as the cache stores it: in an fp8 cache (uint8) divided by the scales, as e4m3."""
+    """Computes x [TOKENS, HEADS, dims] as the cache stores it: in an fp8 cache (uint8) divided by the
+    scales, as e4m3."""
     return e4m3_from_fp32(tl.div_rn(x.to(tl.float32), scales), NATIVE_FP8) if dtype == tl.uint8 else x.to(dtype)
 
 
@@ -92,7 +94,7 @@ def store_kv_kernel(
 
 
 def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None) -> None:
-    """As `reference.store_kv`. Each page of kv_cache is contiguous; key and value may be strided views."""
+    """Computes `reference.store_kv`. Each page of kv_cache is contiguous; key and value may be strided views."""
     num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
     num_tokens = slot_mapping.shape[0]
     assert key.shape == value.shape == (num_tokens, num_kv_heads, head_dim), "key and value do not fit the cache"
@@ -176,7 +178,7 @@ def specialization(
     fp8: bool = False,
     native_fp8: bool = False,
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `store_kv` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
+    """Returns what `store_kv` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
 
     dtype is Triton's name of the keys' type; many_tokens says whether there are MANY_TOKENS or more.
     """

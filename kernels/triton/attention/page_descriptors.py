@@ -18,13 +18,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 def can_describe(head_dim: int, block_size: int, block_n: int, dtype: torch.dtype, latent_dim: int) -> bool:
-    """Whether a tile of keys is one box of a descriptor, as the tensor cores want it."""
+    """Returns whether a tile of keys is one box of a descriptor, as the tensor cores want it."""
     in_16_bits = dtype in (torch.float16, torch.bfloat16)
     return in_16_bits and latent_dim == 0 and block_size >= block_n and head_dim in (64, 128, 256)
 
 
 def describe_pages(kv_cache: Tensor, block_n: int) -> TensorDescriptor:
-    """[num_blocks, 2 * num_kv_heads * block_size, head_dim], in boxes of block_n tokens of one head.
+    """Returns [num_blocks, 2 * num_kv_heads * block_size, head_dim], in boxes of block_n tokens of one head.
 
     kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous.
     """
@@ -34,7 +34,7 @@ def describe_pages(kv_cache: Tensor, block_n: int) -> TensorDescriptor:
 
 
 def descriptor_type(element: str, head_dim: int, block_n: int) -> str:
-    """What Triton calls the type of `describe_pages`; element: as "bf16"."""
+    """Returns Triton's name of the type of `describe_pages`; element: as "bf16"."""
     return f"tensordesc<{element}[1,{block_n},{head_dim}]>"
 
 
@@ -57,7 +57,7 @@ def attend_pages(
     BLOCK_N: tl.constexpr,
     SOFT_CAP: tl.constexpr,
 ):
-    """acc, maximum and denominator with the keys start .. stop, which may be none."""
+    """Returns acc, maximum and denominator with the keys start .. stop, which may be none."""
     block = load_block(table_ptr, start, stop, BLOCK_SIZE)
     for tile_start in tl.range(start, stop, BLOCK_N):
         following = load_block(table_ptr, tile_start + BLOCK_N, stop, BLOCK_SIZE)
@@ -75,5 +75,5 @@ def attend_pages(
 
 @triton.jit
 def load_block(table_ptr, position, stop, BLOCK_SIZE: tl.constexpr):
-    """int32: the block id of a token, 0 from `stop` on."""
+    """Returns int32: the block id of a token, 0 from `stop` on."""
     return tl.load(table_ptr + position // BLOCK_SIZE, mask=position < stop, other=0)

@@ -1,4 +1,4 @@
-"""paged_attention on CUDA: argument checks, and the choice of kernels and their configurations."""
+"""The op paged_attention on CUDA: argument checks, and the choice of kernels and their configurations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def paged_attention(
     split_size: int,
     plan: Tensor | None,
 ) -> Tensor:
-    """As `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
+    """Computes `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
 
     Short queries go to one kernel, long ones to another; only a batch of both launches both. With split_size, and many
     long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size partial
@@ -79,7 +79,7 @@ def plan_attention(
     sliding_window: int,
     split_size: int,
 ) -> Tensor | None:
-    """As `pagewire.kernels.ops.plan_attention`."""
+    """Makes the plan that `pagewire.kernels.ops.plan_attention` returns."""
     if query.shape[0] == 0 or seq_lens.shape[0] == 0:
         return None
     return plan_for(

@@ -1,4 +1,4 @@
-"""Where the keys of a tile lie: its pages' block ids, their addresses, and the asking for them in advance.
+"""The keys of a tile: the block ids of its pages, their addresses, and prefetches of them.
 
 A tile is a whole number of pages, or an aligned part of one page.
 """
@@ -12,7 +12,7 @@ from pagewire.kernels.triton.common.launch import prefetch
 
 @triton.jit
 def load_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int32 [pages of a tile]: the block ids of the keys start .. start + BLOCK_N, 0 for pages from `end` on.
+    """Returns int32 [pages of a tile]: the block ids of the keys start .. start + BLOCK_N, 0 for pages from `end` on.
 
     Loops load them one tile ahead and carry them: a load of block ids inside the tile that needs them would take half
     of the compiler's pipeline stages from the loads of keys and values, which depend on it.
@@ -36,7 +36,8 @@ def load_whole_tile_blocks(table_ptr, entry, start, BLOCK_SIZE: tl.constexpr, BL
 def page_pointers(
     cache_ptr, blocks, start, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK_N]: for the keys start .. start + BLOCK_N, where each one's page begins, or its part in a larger one.
+    """Returns [BLOCK_N]: for the keys start .. start + BLOCK_N, where each one's page begins, or its part in a
+    larger one.
 
     What comes to that, within a page, is added as int32 (`page_offsets`). block_stride: in bytes, so that the address
     of a page is one multiply-add.
@@ -54,7 +55,7 @@ def page_pointers(
 
 @triton.jit
 def page_offsets(BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int32 [BLOCK_N]: where a tile's keys lie, from the beginnings that `page_pointers` gives."""
+    """Returns int32 [BLOCK_N]: where a tile's keys lie, from the beginnings that `page_pointers` gives."""
     return tl.arange(0, BLOCK_N) % min(BLOCK_SIZE, BLOCK_N) * HEAD_DIM
 
 
@@ -63,7 +64,7 @@ def prefetch_pages(
     cache_ptr, head_offset, value_offset, blocks, start, block_stride, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Asks memory for a KV head's keys start .. start + BLOCK_N, and their values, for the L2 cache."""
+    """Prefetches a KV head's keys start .. start + BLOCK_N, and their values, to the L2 cache."""
     BYTES: tl.constexpr = cache_ptr.dtype.element_ty.primitive_bitwidth // 8
     PAGE: tl.constexpr = min(BLOCK_SIZE, BLOCK_N) * HEAD_DIM
     LINES: tl.constexpr = (PAGE * BYTES + 127) // 128

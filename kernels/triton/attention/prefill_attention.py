@@ -185,8 +185,8 @@ def rows_of_tile(
     query_start, query_len, first_token, kv_head, first_row,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows first_row .. first_row + BLOCK_M: which are used, their tokens in the request, their heads, and int64
-    their tokens in the batch."""
+    """Returns, of the rows first_row .. first_row + BLOCK_M: which are used, their tokens in the request, their
+    heads, and int64 their tokens in the batch."""
     rows = first_row + tl.arange(0, BLOCK_M)
     token = first_token + rows // GROUP
     in_rows = (rows < BLOCK_Q * GROUP) & (token < query_len)
@@ -221,8 +221,8 @@ def _constants(
 def configuration(
     capability: int, shape: Mapping[str, int], kv_dtype: torch.dtype, sliding_window: int
 ) -> Mapping[str, int]:
-    """The table's for a shape (`tuning.lookup`). Where descriptors cannot be used, and with a window, whose tiles leave
-    too few registers for them: that of the smallest pages, which has none."""
+    """Returns the configuration of the table for a shape (`tuning.lookup`). Where descriptors cannot be used, and with
+    a window (its tiles leave too few registers for them): that of the smallest pages, which has none."""
     config = tuning.lookup("prefill_attention", capability, **shape)
     described = can_describe(shape["head_dim"], shape["block_size"], config["block_n"], kv_dtype, 0)
     if config["descriptors"] and (sliding_window or not described):
@@ -317,7 +317,7 @@ def specialization(
     sinks: bool = False,
     latent_dim: int = 0,
 ) -> Specialization:
-    """What `prefill_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
+    """Returns what `prefill_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
     fp8_cache = kv_dtype == torch.float8_e4m3fn
     types, none = argument_types(_TYPES, dtype, fp8_cache, sinks)
     constants = _constants(

@@ -1,4 +1,4 @@
-"""rotary_store_kv on CUDA: q/k norm, rotary embedding and KV write in one pass over the projection's output.
+"""The op rotary_store_kv on CUDA: q/k norm, rotary embedding and KV write in one pass over the projection's output.
 
 Every element is read once and written once: query heads in place, key and value heads to the cache.
 """
@@ -39,7 +39,7 @@ def _rotated(
 ):
     """Heads normalised and rotated, in their own dtype: elements [0, HALF), [HALF, 2 * HALF), [2 * HALF, HEAD_DIM).
 
-    Without a rest (HEAD_DIM = 2 * HALF) the third is a copy of the first that nobody uses.
+    Without a rest (HEAD_DIM = 2 * HALF) the third is a copy of the first that is not used.
     """
     dtype: tl.constexpr = pointers.dtype.element_ty
     dims = tl.arange(0, triton.next_power_of_2(HALF))[None, None, :]
@@ -228,7 +228,7 @@ def rotary_store_kv(
     eps: float,
     kv_scales: Tensor | None,
 ) -> None:
-    """As `reference.rotary_store_kv`. qkv may have any stride between tokens and heads; pages are contiguous."""
+    """Computes `reference.rotary_store_kv`. qkv may have any stride between tokens and heads; pages are contiguous."""
     num_tokens, all_heads, head_dim = qkv.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     rotary_dim = cos_sin_cache.shape[1]
@@ -316,7 +316,8 @@ def specialization(
     fp8: bool = False,
     native_fp8: bool = False,
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `rotary_store_kv` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
+    """Returns what `rotary_store_kv` launches (kernel, argument types, constants, num_warps), to compile it ahead of
+    time.
 
     dtype is Triton's name of qkv's type, norm that of the norms' weights, if there are; many_tokens says whether there
     are MANY_TOKENS or more.

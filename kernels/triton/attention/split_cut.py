@@ -1,4 +1,4 @@
-"""How far the host decides into what decode attention cuts a batch: query tiles, and how many splits there may be.
+"""The host's part of how decode attention cuts a batch: query tiles, and a bound on the number of splits.
 
 The rest is decided on the device, which knows the lengths (`split_plan.py`).
 """
@@ -24,7 +24,7 @@ MOST_WAVES = 6
 
 
 class Cut(NamedTuple):
-    """What the plan and the attention that follows it must agree on."""
+    """Sizes on which the plan and the attention that follows it must agree."""
 
     block_m: int  # rows of a query tile
     block_q: int  # query tokens of it
@@ -47,7 +47,7 @@ def cut(
     max_query_len: int,
     split_size: int,
 ) -> Cut:
-    """group: query heads of a KV head. max_tokens: of a context, as far as block tables reach."""
+    """Cuts a batch. group: query heads of a KV head. max_tokens: of a context, as far as block tables reach."""
     short = SHORT_QUERY.value
     # Among long queries most short ones are decodes. A fixed split fixes the tile too, as rounding may depend on it.
     any_len = max_query_len > short or split_size > 0
@@ -68,7 +68,7 @@ def cut(
 
 @cache
 def query_tile(head_dim: int, group: int, query_len: int) -> tuple[int, int]:
-    """(rows, tokens) of a tile that should hold query_len tokens, if as many rows fit in registers.
+    """Returns (rows, tokens) of a tile that should hold query_len tokens, if as many rows fit in registers.
 
     0: few, and as many as there is room for.
     """

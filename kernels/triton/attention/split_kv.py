@@ -24,7 +24,7 @@ def merge(
     REST: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """acc [rows, DIMS], acc_rest [rows, REST], maximum and denominator of all splits, from their partials."""
+    """Computes acc [rows, DIMS], acc_rest [rows, REST], maximum and denominator of all splits, from their partials."""
     ROWS: tl.constexpr = in_rows.shape[0]
     acc = tl.zeros([ROWS, DIMS], tl.float32)
     acc_rest = tl.zeros([ROWS, max(1, REST)], tl.float32)

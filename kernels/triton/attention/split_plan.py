@@ -1,4 +1,5 @@
-"""Which program of decode attention reads which keys: a plan, made on the device once for all layers that it suits.
+"""The plan of decode attention: which program reads which keys, decided on the device once for all layers that it
+suits.
 
 Decode is the reading of the KV cache, so all of the GPU must read at once, whatever the batch: contexts are cut into
 splits. A work item is one (request, split, query tile); a program of attention does one item for one KV head, and reads
@@ -43,7 +44,7 @@ NUM_WARPS = 8
 
 @triton.jit
 def first_key(seq_len, query_len, PAGE_TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Where a request's context begins for us: with the page of the first key that its first query token sees."""
+    """Returns where a request's context begins: with the page of the first key that its first query token sees."""
     if WINDOW == 0:
         return seq_len * 0
     return tl.maximum(seq_len - query_len - WINDOW + 1, 0) // PAGE_TOKENS * PAGE_TOKENS
@@ -271,7 +272,8 @@ def plan_for(
     split_size: int,
     config: Mapping[str, int],
 ) -> Tensor:
-    """Of query and kv_cache only shapes matter; arguments as of `decode_attention`."""
+    """Makes the plan of a batch. Only the shapes of query and kv_cache matter; the arguments are those of
+    `decode_attention`."""
     made = cut_for(query, kv_cache, block_table, max_query_len, split_size, config)
     num_kv_heads, block_size = kv_cache.shape[2:4]
     return split_plan(
@@ -296,7 +298,7 @@ def _constants(block_q: int, block_n: int, block_size: int, sliding_window: int,
 def specialization(
     block_q: int, block_n: int, block_size: int, sliding_window: int = 0, is_fixed: bool = False
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `split_plan` compiles (kernel, argument types, constants, num_warps)."""
+    """Returns what `split_plan` compiles (kernel, argument types, constants, num_warps)."""
     names = split_plan_kernel.arg_names
     types = {name: "*i32" for name in names if name.endswith("_ptr")}
     types |= dict.fromkeys(("num_reqs", "table_stride", "num_items", "num_kv_heads", "slots", "least"), "i32")

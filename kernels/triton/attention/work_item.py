@@ -47,7 +47,8 @@ def store_item(
 
 @triton.jit
 def load_item(item_ptr):
-    """entry, token, start, masked, end, position, partial, split, num_splits, num_tokens, num_tiles; scalars."""
+    """Returns the scalars entry, token, start, masked, end, position, partial, split, num_splits, num_tokens,
+    num_tiles."""
     entry, token, start, masked = load_four(item_ptr)
     position, partial, splits, counts = load_four(item_ptr + 4)
     num_splits = (splits >> 16) & 0xFFFF  # unsigned

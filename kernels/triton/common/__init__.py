@@ -1,1 +1,1 @@
-"""What kernels of several rooms use: launches, counters, conversions of numbers."""
+"""Parts of kernels in several rooms: launches, counters, conversions of numbers."""

@@ -14,7 +14,7 @@ _counters: dict[torch.device, list[Tensor]] = {}
 
 
 def arrival_counters(device: torch.device, size: int) -> Tensor:
-    """int32 zeros, at least `size` of them."""
+    """Returns counters, int32 zeros, at least `size` of them."""
     buffers = _counters.setdefault(device, [])
     if not buffers or buffers[-1].numel() < size:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -1,4 +1,4 @@
-"""float8_e4m3fn in Triton kernels, as bytes: what every kernel that reads or writes an fp8 KV cache calls.
+"""Conversions of float8_e4m3fn, which Triton kernels see as bytes, for kernels that read or write an fp8 KV cache.
 
 Kernels see the cache as uint8, because Triton refuses the fp8 type below compute capability 8.9. NATIVE says whether
 the GPU converts by itself; otherwise the same bits are computed with integer arithmetic.
@@ -31,7 +31,7 @@ def has_native_encode(device: torch.device) -> bool:
 
 @triton.jit
 def e4m3_from_fp32(x, NATIVE: tl.constexpr):
-    """fp32 -> uint8: rounded to nearest even, what lies beyond +-448 (infinities too) is +-448, NaN is NaN."""
+    """Returns fp32 -> uint8: rounded to nearest even, what lies beyond +-448 (infinities too) is +-448, NaN is NaN."""
     if NATIVE:
         return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)  # cvt.rn.satfinite
     bits = x.to(tl.uint32, bitcast=True)
@@ -50,7 +50,7 @@ def e4m3_from_fp32(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def e4m3_to_fp16(x, NATIVE: tl.constexpr):
-    """uint8 -> fp16, exactly. NaN becomes NaN where the GPU converts, +-480 otherwise."""
+    """Returns uint8 -> fp16, exactly. NaN becomes NaN where the GPU converts, +-480 otherwise."""
     if NATIVE:
         return x.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     # s eeee mmm -> s 0 eeee mmm 0000000: the shifted sign extension leaves a second sign bit to clear. As fp16 this has
@@ -61,7 +61,8 @@ def e4m3_to_fp16(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def e4m3_pairs_to_fp16(x, NATIVE: tl.constexpr):
-    """uint16, two e4m3 numbers each -> fp16 of the first (low bytes) and of the second ones, as `e4m3_to_fp16`."""
+    """Returns uint16, two e4m3 numbers each -> fp16 of the first (low bytes) and of the second ones, as
+    `e4m3_to_fp16`."""
     if NATIVE:
         # Two elements of x fill one register, and so do their results: one permutation of its bytes puts together what
         # belongs together. From shifts and masks the compiler makes three times as many instructions.

@@ -52,19 +52,19 @@ def _launches_early(device: torch.device) -> bool:
 
 
 def wait_for_inputs(_semantic: Any = None) -> None:
-    """In a kernel: returns when everything that was launched before has ended and is visible."""
+    """Waits, in a kernel, until everything that was launched before has ended and is visible."""
     if _has_instructions(_semantic):
         cuda.gdc_wait(_semantic=_semantic)
 
 
 def launch_dependents(_semantic: Any = None) -> None:
-    """In a kernel: the next one may begin once all programs have come here, or ended."""
+    """Lets the next kernel begin once all programs of this one have come here, or ended."""
     if _has_instructions(_semantic):
         cuda.gdc_launch_dependents(_semantic=_semantic)
 
 
 def load_four(pointer: Any, _semantic: Any = None) -> Any:
-    """In a kernel: the four int32 at `pointer`, a multiple of 16 bytes, by one load, from the L2 cache."""
+    """Loads, in a kernel, the four int32 at `pointer`, a multiple of 16 bytes, at once from the L2 cache."""
     if _semantic is None:
         return tuple(core.load(pointer + index) for index in range(4))
     return core.inline_asm_elementwise(
@@ -74,7 +74,7 @@ def load_four(pointer: Any, _semantic: Any = None) -> Any:
 
 
 def prefetch(pointers: Any, _semantic: Any = None) -> None:
-    """In a kernel, before it waits: asks memory for the lines of 128 bytes at `pointers`, for the L2 cache."""
+    """Prefetches, in a kernel before it waits, the lines of 128 bytes at `pointers` to the L2 cache."""
     if _has_instructions(_semantic):
         core.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; // dummy $0", "=r,l", [pointers], dtype=core.int32, is_pure=False, pack=1,
@@ -99,7 +99,7 @@ def settled_kernel():
 
 
 def settle(device: torch.device) -> None:
-    """Behind a kernel whose results others may then read before they wait.
+    """Ends the early launches after a kernel with results that others may then read before they wait.
 
     Without this the next kernel could be the first to wait for it, and would read before that. Behind this one, all
     begin when it has waited.

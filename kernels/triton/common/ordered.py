@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def to_ordered(value):
-    """int32 that compares as the floats do (not NaN); both zeros are 0."""
+    """Returns int32 that compares as the floats do (not NaN); both zeros are 0."""
     bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 

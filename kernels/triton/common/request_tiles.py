@@ -1,7 +1,7 @@
-"""Who has the tokens that a program is for, found on the device: grids depend on no request's length.
+"""The request and the tokens of a program, found on the device: grids depend on no request's length.
 
 Requests are cut into tiles of as many tokens, and all tiles are counted through. There are at most `most_tiles`; a
-program beyond those that there are finds nobody.
+program beyond the last tile finds none.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import triton.language as tl
 
 
 def most_tiles(num_tokens: int, num_reqs: int, tile: int) -> int:
-    """Tiles of num_tokens tokens, whoever of num_reqs requests has how many: each may have one that is not full."""
+    """Returns a bound on the tiles of num_tokens tokens of num_reqs requests, each of which may have one that is not
+    full."""
     return num_tokens // tile + min(num_reqs, num_tokens)
 
 
 def requests_padded(num_reqs: int) -> int:
-    """REQS: few different values, because each one is another compilation; at 128 a thread holds one request."""
+    """Returns REQS for num_reqs: few different values, because each is another compilation; at 128 a thread holds a
+    request."""
     padded = 128
     while padded < num_reqs:
         padded *= 4
@@ -25,7 +27,7 @@ def requests_padded(num_reqs: int) -> int:
 
 @triton.jit
 def find_tile(query_start_loc_ptr, num_reqs, TILE: tl.constexpr, REQS: tl.constexpr):
-    """(request, place of its tile's first token in the request) of program_id(0); request >= num_reqs: nobody's.
+    """Returns (request, place of its tile's first token in the request) of program_id(0); request >= num_reqs: no tile.
 
     REQS: num_reqs or more, a power of two.
     """

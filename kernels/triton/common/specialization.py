@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Specialization(NamedTuple):
-    """What one kernel is compiled for: enough to compile it without a GPU, in the terms of triton's ASTSource."""
+    """The form that a kernel is compiled in, in the terms of triton's ASTSource; enough to compile it without a GPU."""
 
     kernel: Any  # the @triton.jit function
     types: dict[str, str]  # argument -> Triton type, in the kernel's order; "constexpr" for an absent pointer

@@ -1,4 +1,5 @@
-"""accept_tokens on CUDA: one program per request, so that nothing else reads or writes its row while it moves on."""
+"""The op accept_tokens on CUDA: one program per request, so that nothing else reads or writes its row while it moves
+on."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def accept_tokens(
     num_computed_tokens: Tensor,
     num_gained: Tensor,
 ) -> None:
-    """As `reference.accept_tokens`. The grid depends on the number of requests alone."""
+    """Computes `reference.accept_tokens`. The grid depends on the number of requests alone."""
     num_reqs = rows.shape[0]
     int32, int64 = (rows, sample_start_loc, token_ids), (sampled, num_tokens, num_computed_tokens, num_gained)
     assert all(tensor.dtype == torch.int32 for tensor in int32), "rows, start_loc and token_ids are int32"
@@ -90,7 +91,7 @@ def accept_tokens(
 
 
 def specialization() -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """(kernel, argument types, constants, num_warps), for ahead-of-time compilation."""
+    """Returns (kernel, argument types, constants, num_warps), for ahead-of-time compilation."""
     int32 = ("rows_ptr", "sample_start_loc_ptr", "token_ids_ptr")
     names = accept_tokens_kernel.arg_names
     types = {name: "*i32" if name in int32 else "*i64" for name in names if name.endswith("_ptr")}

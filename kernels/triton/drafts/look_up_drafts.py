@@ -1,4 +1,4 @@
-"""look_up_drafts on CUDA: one program per row, which reads it once."""
+"""The op look_up_drafts on CUDA: one program per row, which reads it once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def look_up_drafts(
     longest: int,
     shortest: int,
 ) -> None:
-    """As `reference.look_up_drafts`."""
+    """Computes `reference.look_up_drafts`."""
     int32, int64 = (rows, num_wanted, token_ids), (num_tokens, num_found)
     assert all(tensor.dtype == torch.int32 for tensor in int32), "rows, num_wanted and token_ids are int32"
     assert all(tensor.dtype == torch.int64 for tensor in int64), "counts are int64"
@@ -96,7 +96,7 @@ def look_up_drafts(
 
 
 def specialization() -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """(kernel, argument types, constants, num_warps), for ahead-of-time compilation."""
+    """Returns (kernel, argument types, constants, num_warps), for ahead-of-time compilation."""
     int32 = ("rows_ptr", "num_wanted_ptr", "token_ids_ptr")
     names = look_up_drafts_kernel.arg_names
     types = {name: "*i32" if name in int32 else "*i64" for name in names if name.endswith("_ptr")}

@@ -89,12 +89,12 @@ def clamped_swiglu_kernel(
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """As `reference.silu_and_mul`; x may have any stride between rows."""
+    """Computes `reference.silu_and_mul`; x may have any stride between rows."""
     return _launch(x, gelu=False)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """As `reference.gelu_tanh_and_mul`; x may have any stride between rows."""
+    """Computes `reference.gelu_tanh_and_mul`; x may have any stride between rows."""
     return _launch(x, gelu=True)
 
 
@@ -113,7 +113,7 @@ def _launch(x: Tensor, gelu: bool) -> Tensor:
 
 
 def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
-    """As `reference.clamped_swiglu`; x may have any stride between rows."""
+    """Computes `reference.clamped_swiglu`; x may have any stride between rows."""
     num_tokens, width = x.shape
     assert width % 2 == 0, "a row of x is as many gates as ups"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
@@ -129,12 +129,12 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """As `reference.gelu`; x may have any stride between rows."""
+    """Computes `reference.gelu`; x may have any stride between rows."""
     return _launch_plain(x, tanh=False)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """As `reference.gelu_tanh`; x may have any stride between rows."""
+    """Computes `reference.gelu_tanh`; x may have any stride between rows."""
     return _launch_plain(x, tanh=True)
 
 
@@ -157,7 +157,8 @@ def _constants(size: int, **kind: bool) -> tuple[dict[str, Any], int]:
 
 
 def specialization(dtype: str, size: int, gelu: bool = False) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What the gated activations launch (kernel, argument types, constants, num_warps), to compile it ahead of time.
+    """Returns what the gated activations launch (kernel, argument types, constants, num_warps), to compile it ahead
+    of time.
 
     dtype is Triton's name of x's type, size that of the result's rows.
     """
@@ -166,12 +167,12 @@ def specialization(dtype: str, size: int, gelu: bool = False) -> tuple[Any, dict
 
 
 def plain_specialization(dtype: str, size: int, tanh: bool) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `gelu` and `gelu_tanh` launch, as `specialization`."""
+    """Returns what `gelu` and `gelu_tanh` launch, as `specialization`."""
     types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "x_token_stride": "i32"}
     return gelu_kernel, types, *_constants(size, TANH=tanh)
 
 
 def clamped_specialization(dtype: str, size: int) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `clamped_swiglu` launches, as `specialization`."""
+    """Returns what `clamped_swiglu` launches, as `specialization`."""
     types = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "x_token_stride": "i32", "alpha": "fp32", "limit": "fp32"}
     return clamped_swiglu_kernel, types, *_constants(size)

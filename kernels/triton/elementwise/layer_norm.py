@@ -1,4 +1,4 @@
-"""layer_norm and add_layer_norm on CUDA."""
+"""The ops layer_norm and add_layer_norm on CUDA."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def layer_norm_kernel(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """As `reference.layer_norm`; x [num_tokens, size] may have any stride between rows."""
+    """Computes `reference.layer_norm`; x [num_tokens, size] may have any stride between rows."""
     return _launch(x, None, weight, bias, eps)
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """As `reference.add_layer_norm`; x may have any stride between rows, residual is contiguous."""
+    """Computes `reference.add_layer_norm`; x may have any stride between rows, residual is contiguous."""
     assert residual.shape == x.shape, "residual must have x's shape"
     assert residual.dtype == x.dtype, "residual must have x's dtype"
     assert residual.is_contiguous(), "residual must be contiguous"
@@ -77,7 +77,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | N
 def specialization(
     dtype: str, size: int, many_rows: bool = True, residual: bool = True, bias: bool = True
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What the ops launch (kernel, argument types, constants, num_warps), to compile it ahead of time.
+    """Returns what the ops launch (kernel, argument types, constants, num_warps), to compile it ahead of time.
 
     dtype is Triton's name of x's type; many_rows says whether there are MANY_ROWS or more.
     """

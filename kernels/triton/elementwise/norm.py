@@ -1,4 +1,4 @@
-"""add_rms_norm, norm_add_rms_norm and rms_norm_ on CUDA."""
+"""The ops add_rms_norm, norm_add_rms_norm and rms_norm_ on CUDA."""
 
 from __future__ import annotations
 
@@ -61,17 +61,18 @@ def add_rms_norm_kernel(
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.add_rms_norm`; x [num_tokens, size] may have any stride between rows, residual is contiguous."""
+    """Computes `reference.add_rms_norm`; x [num_tokens, size] may have any stride between rows, residual is
+    contiguous."""
     return add_rms_norm_to(x, residual, residual, weight, eps)
 
 
 def add_rms_norm_to(x: Tensor, residual: Tensor, updated: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `add_rms_norm`, but what becomes of residual is written to `updated`, which is like it."""
+    """Computes `add_rms_norm`, but what becomes of residual is written to `updated`, which is like it."""
     return _launch(x, residual, updated, None, weight, eps)
 
 
 def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.norm_add_rms_norm`; strides as in `add_rms_norm`."""
+    """Computes `reference.norm_add_rms_norm`; strides as in `add_rms_norm`."""
     assert x_weight.shape == weight.shape, "both weights must be [size]"
     assert x_weight.dtype == weight.dtype, "both weights must have one dtype"
     assert x_weight.is_contiguous(), "both weights must be contiguous"
@@ -132,7 +133,7 @@ def rms_norm_kernel(
 
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """As `reference.rms_norm_`; x [num_tokens, size] may have any stride between rows."""
+    """Computes `reference.rms_norm_`; x [num_tokens, size] may have any stride between rows."""
     num_tokens, size = x.shape
     assert size <= MAX_SIZE, f"a row has at most {MAX_SIZE} elements"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
@@ -148,7 +149,7 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
 
 @lru_cache
 def row_constants(size: int, many_rows: bool) -> tuple[dict[str, Any], int]:
-    """What kernels with a program per row of `size` elements are launched with: constants, num_warps."""
+    """Returns what kernels with a program per row of `size` elements are launched with: constants, num_warps."""
     # Elements per thread: 8 of 2 bytes are one 16-byte load.
     warps = triton.next_power_of_2(size) // (32 * (32 if many_rows else 8))
     return {"SIZE": size}, min(32, max(1, warps))
@@ -162,7 +163,7 @@ def specialization(
     norms_x: bool = False,
     residual_dtype: str | None = None,
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `add_rms_norm` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
+    """Returns what `add_rms_norm` launches (kernel, argument types, constants, num_warps), to compile it ahead of time.
 
     dtype is Triton's name of x's type, and that of the weights and the residual unless theirs say otherwise; many_rows
     says whether there are MANY_ROWS or more; norms_x: `norm_add_rms_norm` instead.
@@ -188,6 +189,6 @@ def specialization(
 def in_place_specialization(
     dtype: str, size: int, many_rows: bool = True
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `rms_norm_` launches, as `specialization`."""
+    """Returns what `rms_norm_` launches, as `specialization`."""
     types = {"x_ptr": f"*{dtype}", "weight_ptr": f"*{dtype}", "x_token_stride": "i32", "eps": "fp32"}
     return rms_norm_kernel, types, *row_constants(size, many_rows)

@@ -100,7 +100,7 @@ def encoder_attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """As `reference.encoder_attention`."""
+    """Computes `reference.encoder_attention`."""
     num_tokens, num_heads, head_dim = query.shape
     assert query.stride(2) == key.stride(2) == value.stride(2) == 1, "heads must be contiguous"
     assert key.shape == value.shape, "key and value must have one shape"
@@ -148,7 +148,7 @@ def _constants(
 
 
 def specialization(head_dim: int, group: int, dtype: torch.dtype, window: int = 0) -> Specialization:
-    """What `encoder_attention` compiles for such a model."""
+    """Returns what `encoder_attention` compiles for such a model."""
     constants, num_warps, num_stages = _constants(head_dim, group, dtype, window, requests_padded(1))
     element = f"*{_TYPES[dtype]}"
     strides = ("query_token", "query_head", "key_token", "key_head", "value_token", "value_head")

@@ -1,4 +1,4 @@
-"""rotate on CUDA: rotary embedding of heads that go to no cache."""
+"""The op rotate on CUDA: rotary embedding of heads that go to no cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rotate_kernel(
 
 
 def rotate(positions: Tensor, heads: Tensor, cos_sin_cache: Tensor) -> None:
-    """As `reference.rotate`."""
+    """Computes `reference.rotate`."""
     num_tokens, num_heads, _ = heads.shape
     assert heads.stride(2) == 1, "heads must be contiguous"
     if num_tokens == 0:
@@ -59,7 +59,7 @@ def _constants(num_heads: int, rotary_dim: int) -> dict[str, Any]:
 def specialization(
     dtype: torch.dtype, num_heads: int, rotary_dim: int
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `rotate` launches, to compile it ahead of time."""
+    """Returns what `rotate` launches, to compile it ahead of time."""
     element = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype]
     types = {
         "positions_ptr": "*i64",

@@ -1,4 +1,4 @@
-"""Which rows a program of a product with experts' weights multiplies.
+"""The rows that a program of a product with experts' weights multiplies.
 
 A block is up to BLOCK_M pairs of one expert, neighbours in `order`. How many blocks there are only the device knows;
 `num_blocks` is a bound that follows from shapes, and programs beyond the last block end at once.
@@ -17,8 +17,8 @@ def num_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 @triton.jit
 def tile_of_program(item, row_blocks, tiles_n):
-    """(block, tile of outputs): programs that run together share rows of x and weights, as of 8 blocks, for one tile of
-    outputs after another."""
+    """Returns (block, tile of outputs): programs that run together share rows of x and weights, as of 8 blocks, for one
+    tile of outputs after another."""
     first = item // (8 * tiles_n) * 8
     in_group = tl.minimum(row_blocks - first, 8)
     return first + item % (8 * tiles_n) % in_group, item % (8 * tiles_n) // in_group
@@ -26,7 +26,8 @@ def tile_of_program(item, row_blocks, tiles_n):
 
 @triton.jit
 def block_of_expert(starts_ptr, block, NUM_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(expert, the first of the block's pairs in `order`, the end of the expert's); no pairs beyond the last block."""
+    """Returns (expert, the first of the block's pairs in `order`, the end of the expert's); no pairs beyond the last
+    block."""
     experts = tl.arange(0, triton.next_power_of_2(NUM_EXPERTS))
     there = experts < NUM_EXPERTS
     starts = tl.load(starts_ptr + experts, mask=there, other=0)

@@ -1,4 +1,4 @@
-"""combine_experts on CUDA."""
+"""The op combine_experts on CUDA."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def combine_experts_kernel(
 
 
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
-    """As `reference.combine_experts`."""
+    """Computes `reference.combine_experts`."""
     num_tokens, top_k = weights.shape
     size = y.shape[1]
     assert y.shape[0] == num_tokens * top_k, "y must have a row per pair"
@@ -52,6 +52,6 @@ def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
 
 
 def specialization(dtype: str, top_k: int) -> Specialization:
-    """What `combine_experts` launches, to compile it ahead of time; dtype is Triton's name of y's type."""
+    """Returns what `combine_experts` launches, to compile it ahead of time; dtype is Triton's name of y's type."""
     types = {"y_ptr": f"*{dtype}", "weights_ptr": "*fp32", "out_ptr": f"*{dtype}", "row_stride": "i32"}
     return Specialization(combine_experts_kernel, types, {"TOP_K": top_k, "TILE": _TILE}, num_warps=4, num_stages=2)

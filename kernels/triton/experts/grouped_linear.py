@@ -1,4 +1,4 @@
-"""grouped_experts_linear on CUDA.
+"""The op grouped_experts_linear on CUDA.
 
 The layout "cuda" has tiles of TILE_N outputs, so an expert must have whole ones; its codes are then neighbours.
 """
@@ -108,7 +108,7 @@ def grouped_experts_linear(
     zero_point: int,
     gated: bool,
 ) -> Tensor:
-    """As `reference.grouped_experts_linear`, of a weight in the layout "cuda"; x may have any stride between rows.
+    """Computes `reference.grouped_experts_linear` of a weight in the layout "cuda"; x may have any stride between rows.
 
     As in `grouped_linear`, what the kernel does not multiply is dequantized first, and so rounded to x's dtype:
     codebooks, groups that do not fit the layout's tiles, and, on a GPU, fp32.
@@ -198,7 +198,7 @@ def specialization(
     bias: bool = False,
     gated: bool = False,
 ) -> Specialization:
-    """What `grouped_experts_linear` compiles for such a weight. Types as Triton names them."""
+    """Returns what `grouped_experts_linear` compiles for such a weight. Types as Triton names them."""
     types = _TYPES | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
     types["scales_ptr"] = "*i32" if zeros and scale_dtype == "fp16" else f"*{scale_dtype}"
     types["minimums_ptr"], types["bias_ptr"] = f"*{scale_dtype}", f"*{dtype}"

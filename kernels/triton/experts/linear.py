@@ -1,4 +1,4 @@
-"""experts_linear and fp8_experts_linear on CUDA.
+"""The ops experts_linear and fp8_experts_linear on CUDA.
 
 A tile is [outputs, pairs], the transposed of the result's, as in `products/scaled_product.py`: few pairs of an expert
 are then the columns of a matrix instruction, of which there may be as few as 8, and converted weights go from registers
@@ -145,7 +145,7 @@ def experts_linear_kernel(
 def experts_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
-    """As `reference.experts_linear`; x may have any stride between rows."""
+    """Computes `reference.experts_linear`; x may have any stride between rows."""
     assert weight.dtype is x.dtype, "weight must have x's dtype"
     return _product(x, None, weight, None, bias, order, starts, x.dtype, gated)
 
@@ -153,7 +153,7 @@ def experts_linear(
 def fp8_experts_linear(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool
 ) -> Tensor:
-    """As `reference.fp8_experts_linear`, with quantize_input or without; x may have any stride between rows."""
+    """Computes `reference.fp8_experts_linear`, with quantize_input or without; x may have any stride between rows."""
     check_operands(x, weight, torch.float8_e4m3fn, scales, bias)
     many = order.shape[0] > WEIGHT_ONLY_PAIRS * (starts.shape[0] - 1)
     quantize = many and multiplies_fp8(x.device)
@@ -171,7 +171,7 @@ def fp8_product(
     *,
     quantize: bool,
 ) -> Tensor:
-    """As `fp8_experts_linear`; quantize: x to e4m3, or else it is multiplied as it is."""
+    """Computes `fp8_experts_linear`; quantize: x to e4m3, or else it is multiplied as it is."""
     if not quantize:
         return _product(x, None, weight, scales, bias, order, starts, x.dtype, gated)
     codes, x_scales = quantize_groups(x) if scales.dim() == 2 else quantize_tokens(x, None, weight.dtype)
@@ -267,7 +267,7 @@ def specialization(
     bias: bool = False,
     gated: bool = False,
 ) -> Specialization:
-    """What `experts_linear` and `fp8_experts_linear` launch, to compile it ahead of time.
+    """Returns what `experts_linear` and `fp8_experts_linear` launch, to compile it ahead of time.
 
     x and out are Triton's names of types, x "fp8e4nv" where it is quantized; fp8: whether the weight is.
     """

@@ -1,4 +1,4 @@
-"""route_experts on CUDA."""
+"""The op route_experts on CUDA."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def route_experts(
     topk_groups: int,
     group_best: int,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.route_experts`; logits may have any stride between rows."""
+    """Computes `reference.route_experts`; logits may have any stride between rows."""
     num_tokens, num_experts = logits.shape
     assert num_experts % num_groups == 0, "groups must have as many experts each"
     assert top_k <= num_experts // num_groups * topk_groups, "top_k: more than there are in topk_groups"
@@ -181,7 +181,8 @@ def specialization(
     *,
     correction_bias: bool = False,
 ) -> Specialization:
-    """What `route_experts` launches, to compile it ahead of time; dtype is Triton's name of the logits' type."""
+    """Returns what `route_experts` launches, to compile it ahead of time; dtype is Triton's name of the
+    logits' type."""
     types = {
         "logits_ptr": f"*{dtype}",
         "correction_bias_ptr": "*fp32" if correction_bias else "constexpr",

@@ -1,4 +1,4 @@
-"""sort_by_expert on CUDA."""
+"""The op sort_by_expert on CUDA."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sort_by_expert_kernel(
 
 
 def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """As `reference.sort_by_expert`."""
+    """Computes `reference.sort_by_expert`."""
     assert ids.dtype is torch.int32, "ids must be int32"
     assert ids.is_contiguous(), "ids must be contiguous"
     order, starts = ids.new_empty(ids.numel()), ids.new_empty(num_experts + 1)
@@ -60,7 +60,7 @@ def _tile(num_pairs: int) -> tuple[int, int]:
 
 
 def specialization(num_pairs: int) -> Specialization:
-    """What `sort_by_expert` launches, to compile it ahead of time."""
+    """Returns what `sort_by_expert` launches, to compile it ahead of time."""
     types = {"ids_ptr": "*i32", "order_ptr": "*i32", "starts_ptr": "*i32", "num_pairs": "i32"}
     tile, warps = _tile(num_pairs)
     return Specialization(sort_by_expert_kernel, types, {"TILE": tile}, num_warps=warps, num_stages=2)

@@ -1,4 +1,4 @@
-"""latent_attention on CUDA: the kernels of `paged_attention`, with groups of heads in the place of KV heads."""
+"""The op latent_attention on CUDA: the kernels of `paged_attention`, with groups of heads in the place of KV heads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def latent_attention(
     split_size: int,
     plan: Tensor | None,
 ) -> Tensor:
-    """As `reference.latent_attention`; the heads of a token of query, and each block of kv_cache, are contiguous."""
+    """Computes `reference.latent_attention`; the heads of a token of query, and each block of kv_cache, are
+    contiguous."""
     num_tokens, num_heads, width = query.shape
     out = query.new_empty((num_tokens, num_heads, latent_dim))
     if num_tokens == 0 or seq_lens.shape[0] == 0:
@@ -73,7 +74,7 @@ def plan_latent_attention(
     max_query_len: int,
     split_size: int,
 ) -> Tensor | None:
-    """As `pagewire.kernels.ops.plan_latent_attention`."""
+    """Makes the plan that `pagewire.kernels.ops.plan_latent_attention` returns."""
     if query.shape[0] == 0 or seq_lens.shape[0] == 0:
         return None
     return plan_for(
@@ -95,7 +96,7 @@ def group_size(num_heads: int) -> int:
 def specializations(
     num_heads: int, latent_dim: int, rotary_dim: int, block_size: int, dtype: torch.dtype, *, capability: int
 ) -> tuple[Specialization, Specialization]:
-    """What is compiled for such a model on a GPU of `capability`: for short queries, and for long ones."""
+    """Returns what is compiled for such a model on a GPU of `capability`: for short queries, and for long ones."""
     model = (latent_dim + rotary_dim, group_size(num_heads), block_size, dtype, dtype, CONFIG)
     return (
         decode_attention.specialization(*model, capability=capability, latent_dim=latent_dim),

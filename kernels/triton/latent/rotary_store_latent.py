@@ -1,4 +1,4 @@
-"""rotary_store_latent and head_linear on CUDA."""
+"""The ops rotary_store_latent and head_linear on CUDA."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def rotary_store_latent(
     eps: float,
     interleaved: bool,
 ) -> None:
-    """As `reference.rotary_store_latent`. Blocks of kv_cache are contiguous, the others may be strided views."""
+    """Computes `reference.rotary_store_latent`. Blocks of kv_cache are contiguous, the others may be strided views."""
     num_tokens, num_heads, width = query.shape
     latent_dim, rotary_dim = norm_weight.shape[0], cos_sin_cache.shape[1]
     assert width == latent_dim + rotary_dim == kv_cache.shape[2], "query and kv_cache do not fit"
@@ -145,14 +145,14 @@ def _constants(
 
 
 def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """cuBLAS knows it."""
+    """Computes `reference.head_linear` with cuBLAS."""
     out.copy_(torch.matmul(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1))
 
 
 def specialization(
     dtype: str, num_heads: int, q_dim: int, latent_dim: int, rotary_dim: int, block_size: int = 16
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `rotary_store_latent` launches (kernel, argument types, constants, num_warps)."""
+    """Returns what `rotary_store_latent` launches (kernel, argument types, constants, num_warps)."""
     types = {
         "positions_ptr": "*i64",
         "q_ptr": f"*{dtype}",

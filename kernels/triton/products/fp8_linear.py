@@ -1,4 +1,4 @@
-"""fp8_linear on CUDA: e4m3 weights with scales per output, or per block of 128 x 128.
+"""The op fp8_linear on CUDA: e4m3 weights with scales per output, or per block of 128 x 128.
 
 Which product is computed depends on the GPU and the number of tokens:
 
@@ -46,7 +46,7 @@ _BLOCKS_SINCE = (12, 9)
 def fp8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
 ) -> Tensor:
-    """As `reference.fp8_linear`, with quantize_input or without; x may have any stride between rows.
+    """Computes `reference.fp8_linear`, with quantize_input or without; x may have any stride between rows.
 
     A token (a group of its inputs) with a NaN gives NaN, and one with an infinity too.
     """
@@ -68,7 +68,7 @@ def multiplies_fp8(device: torch.device) -> bool:
 
 
 def weight_only_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, gated: bool = False) -> Tensor:
-    """x as it is. Where cuBLAS multiplies, weights are rounded to x's dtype once they are scaled."""
+    """Computes x as it is. Where cuBLAS multiplies, weights are rounded to x's dtype once they are scaled."""
     config = tuning.lookup(
         "fp8_weight_only", tuning.capability_of(x.device), x_bytes=x.dtype.itemsize,
         tokens=triton.next_power_of_2(x.shape[0]), outputs=weight.shape[0], inputs=weight.shape[1],
@@ -87,7 +87,7 @@ def quantized_linear(
     bias: Tensor | None,
     gated: bool = False,
 ) -> Tensor:
-    """x quantized to e4m3."""
+    """Computes x quantized to e4m3."""
     config = tuning.lookup(
         "fp8_product", tuning.capability_of(x.device), tokens=triton.next_power_of_2(x.shape[0]),
         outputs=weight.shape[0], inputs=weight.shape[1],

@@ -1,4 +1,5 @@
-"""e4m3 weights to numbers that tensor cores multiply without fp8: in a product's registers, or all of a weight at once.
+"""Conversion of e4m3 weights to numbers that tensor cores multiply without fp8: in a product's registers, or a whole
+weight at once.
 
 The conversion instructions of compute capability 8.9 know fp16 only, and before there are none; here it is bit
 arithmetic for two weights at a time, the same on all devices. An e4m3 number s eeee mmm, moved to where fp16 or bf16
@@ -48,7 +49,8 @@ TO_FP16 = tl.constexpr(_DECODE.format(shift=1, mask="0x3f803f80", power="0x5c005
 
 @triton.jit
 def decode_weights(codes, dtype: tl.constexpr, CONVERT: tl.constexpr):
-    """uint8 -> dtype (fp16, bf16, fp32), exactly. CONVERT: with instructions of the GPU, which no interpreter knows."""
+    """Returns uint8 -> dtype (fp16, bf16, fp32), exactly. CONVERT: with instructions of the GPU, which no
+    interpreter knows."""
     if not CONVERT:
         return e4m3_to_fp16(codes, NATIVE=False).to(tl.float32).to(dtype)
     if dtype == tl.bfloat16:
@@ -104,7 +106,7 @@ def _constants(block_scales: bool, convert: bool) -> dict[str, Any]:
 
 
 def specialization(out: str, *, block_scales: bool = False) -> Specialization:
-    """What `dequantize` launches, to compile it ahead of time; out is Triton's name of the result's type."""
+    """Returns what `dequantize` launches, to compile it ahead of time; out is Triton's name of the result's type."""
     types = {
         "weight_ptr": "*u8",
         "scales_ptr": "*fp32",

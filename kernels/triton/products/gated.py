@@ -23,8 +23,8 @@ def tile_rows(tile, num_outputs, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def tile_runs(tile, num_outputs, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """As `tile_rows`, for loads of whole runs. GATED: of 8 rows, the last of which may repeat, num_outputs a multiple
-    of 8; else rows are neighbours, some beyond the last."""
+    """Computes `tile_rows`, for loads of whole runs. GATED: of 8 rows, the last of which may repeat, num_outputs a
+    multiple of 8; else rows are neighbours, some beyond the last."""
     row = tl.arange(0, BLOCK_N)
     if GATED:
         run = tl.minimum(tile * (BLOCK_N // 2) + row // 16 * 8, num_outputs - 8)
@@ -34,8 +34,8 @@ def tile_runs(tile, num_outputs, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def of_rows(gates, ups, ROWS_LAST: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """For each row of a tile one of two numbers, side by side where ROWS_LAST. Which of them a register takes is known
-    when compiling."""
+    """Returns for each row of a tile one of two numbers, side by side where ROWS_LAST. Which of them a register takes
+    is known when compiling."""
     found = gates
     if GATED:
         is_gate = tl.arange(0, BLOCK_N) // 8 % 2 == 0

@@ -161,7 +161,7 @@ def dequantize(
     zero_point: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """[N, K] of a packed weight's tensors, its inputs in the order of the codes."""
+    """Returns [N, K] of a packed weight's tensors, its inputs in the order of the codes."""
     num_outputs, num_inputs = shape
     out = codes.new_empty(shape, dtype=dtype)
     tiles_n, tiles_k = codes.shape[:2]
@@ -194,7 +194,7 @@ def embed(
     zero_point: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """token_ids int64 [num_tokens] -> those rows [num_tokens, row_size]"""
+    """Looks up token_ids int64 [num_tokens] -> those rows [num_tokens, row_size]"""
     out = codes.new_empty((token_ids.shape[0], row_size), dtype=dtype)
     tiles_k = codes.shape[1]
     grouped_embedding_kernel[(token_ids.shape[0], -(-tiles_k // _EMBEDDING_TILES))](
@@ -217,7 +217,7 @@ def embed(
 
 
 def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
-    """x [num_tokens, size], columns int32 [size] -> x[:, columns]"""
+    """Computes x [num_tokens, size], columns int32 [size] -> x[:, columns]"""
     num_tokens, size = x.shape
     out = x.new_empty(num_tokens, size)
     gather_columns_kernel[(num_tokens, -(-size // _GATHER_TILE))](
@@ -256,7 +256,7 @@ def specialization(
     minimums: bool = False,
     codebook: bool = False,
 ) -> Specialization:
-    """What `dequantize` and `embed` compile. kernel: one of this module's two. Types as Triton names them."""
+    """Returns what `dequantize` and `embed` compile. kernel: one of this module's two. Types as Triton names them."""
     types = _TYPES | {"scales_ptr": f"*{scale_dtype}", "minimums_ptr": f"*{scale_dtype}", "out_ptr": f"*{dtype}"}
     constants = _constants(bits, group_size, zeros)
     constants |= {name: None for name, there in (("minimums_ptr", minimums), ("codebook_ptr", codebook)) if not there}
@@ -268,6 +268,6 @@ def specialization(
 
 
 def gather_specialization(dtype: str) -> Specialization:
-    """What `gather_columns` compiles."""
+    """Returns what `gather_columns` compiles."""
     types = {"x_ptr": f"*{dtype}", "columns_ptr": "*i32", "out_ptr": f"*{dtype}", "size": "i32", "x_stride": "i32"}
     return Specialization(gather_columns_kernel, types, {"TILE": _GATHER_TILE}, 4, 2)

@@ -5,7 +5,7 @@ numbers made of codes go to the tensor cores without a detour through shared mem
 
 A program multiplies BLOCK_N outputs by BLOCK_M rows of x over some tiles of inputs. Small matrices have too few
 blocks to keep a GPU reading, so their inputs are split; the last program of a block to arrive adds up what all of them
-have, in the order of the splits whoever comes last.
+have, in the order of the splits.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def grouped_gemm_kernel(
     rows = tl.arange(0, BLOCK_N)
     # A block may have more outputs than there are: these read the last one's.
     source = tile_rows(block_n, output_stride, BLOCK_N, GATED)
-    if not WIDE:  # whose rows take longer than the weight
+    if not WIDE:  # with rows that take longer than the weight
         prefetch_tiles(codes_ptr, source, first_tile, tiles_k, WIDTH)
     wait_for_inputs()
     launch_dependents()
@@ -152,7 +152,7 @@ def grouped_gemm(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """As `grouped_linear`, without a permutation or a codebook; x in fp16 or bf16 (in the interpreter also fp32).
+    """Computes `grouped_linear`, without a permutation or a codebook; x in fp16 or bf16 (in the interpreter also fp32).
     gated: `silu_and_mul` of that.
 
     config: block_m (rows of x; a power of two from 8), block_n (outputs; a power of two from 16), num_warps,
@@ -210,7 +210,7 @@ def split_tiles_of(blocks: int, tiles_k: int, multiprocessors: int, config: Mapp
 def tiles_of_split(
     blocks: int, tiles_k: int, multiprocessors: int, programs_per_sm: int, added_by_split: int = 0
 ) -> int:
-    """So that all multiprocessors have equal work and enough programs.
+    """Returns the number of splits that gives all multiprocessors equal work and enough programs.
 
     added_by_split: what it costs a program if there are several splits, in tiles of inputs.
     """
@@ -276,7 +276,8 @@ def specialization(
     bias: bool = False,
     gated: bool = False,
 ) -> Specialization:
-    """What `grouped_gemm` compiles for such a weight. Types as Triton names them; group_size up to num_inputs."""
+    """Returns what `grouped_gemm` compiles for such a weight. Types as Triton names them; group_size up to
+    num_inputs."""
     types = _TYPES | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
     types["scales_ptr"] = "*i32" if zeros and scale_dtype == "fp16" else f"*{scale_dtype}"
     types["minimums_ptr"], types["bias_ptr"] = f"*{scale_dtype}", f"*{dtype}"

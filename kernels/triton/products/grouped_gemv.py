@@ -188,7 +188,7 @@ def grouped_gemv(
     zero_point: int,
     config: Mapping[str, int],
 ) -> Tensor:
-    """As `grouped_linear` without a codebook; x is gathered as it is loaded.
+    """Computes `grouped_linear` without a codebook; x is gathered as it is loaded.
 
     config: block_n (outputs; a power of two from 16), num_warps, num_stages, programs_per_sm (that the splits should
     make).
@@ -263,7 +263,8 @@ def specialization(
     permutation: bool = False,
     bias: bool = False,
 ) -> Specialization:
-    """What `grouped_gemv` compiles for such a weight. Types as Triton names them; group_size up to num_inputs."""
+    """Returns what `grouped_gemv` compiles for such a weight. Types as Triton names them; group_size up to
+    num_inputs."""
     types = _TYPES | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "bias_ptr": f"*{dtype}"}
     types |= {"scales_ptr": f"*{scale_dtype}", "minimums_ptr": f"*{scale_dtype}"}
     optional = {"minimums_ptr": minimums, "permutation_ptr": permutation, "bias_ptr": bias}

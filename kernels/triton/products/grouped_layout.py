@@ -36,7 +36,7 @@ def tile_inputs(bits: int, group_size: int) -> int:
 
 
 def groups_fit(bits: int, group_size: int, num_inputs: int) -> bool:
-    """Whether no plane of a tile has inputs of two groups, as all but dequantization needs."""
+    """Returns whether no plane of a tile has inputs of two groups, as all but dequantization needs."""
     inputs = tile_inputs(bits, group_size)
     if group_size >= num_inputs or group_size % inputs == 0:
         return True

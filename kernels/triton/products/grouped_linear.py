@@ -1,4 +1,4 @@
-"""grouped_linear and grouped_embedding on CUDA: which kernel multiplies how many rows.
+"""The ops grouped_linear and grouped_embedding on CUDA: which kernel multiplies how many rows.
 
 Few rows are the reading of the weights: a kernel that takes them as they are packed, and scales sums. More rows are
 arithmetic: on sm_90 it scales weights (`grouped_wide.py`). Where rows are so many that writing a dense weight is little
@@ -37,7 +37,7 @@ def grouped_linear(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """As `reference.grouped_linear`, of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
+    """Computes `reference.grouped_linear` of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
 
     Where weights are scaled or dequantized first, they are rounded to x's dtype. gated: `silu_and_mul` of the product,
     by its kernel where rows are not so few or so many that another multiplies.
@@ -85,7 +85,7 @@ def grouped_embedding(
     zero_point: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """As `reference.grouped_embedding`, of a weight in the layout "cuda"; token_ids int64, any shape."""
+    """Computes `reference.grouped_embedding` of a weight in the layout "cuda"; token_ids int64, any shape."""
     rows = token_ids.reshape(-1)
     if rows.shape[0] == 0:
         return codes.new_empty((*token_ids.shape, row_size), dtype=dtype)

@@ -117,7 +117,8 @@ def grouped_skinny_kernel(
 
 
 def grouped_skinny_config(x: Tensor, out_features: int, bits: int, group_size: int) -> Mapping[str, int] | None:
-    """What `grouped_skinny_product` multiplies these with; None: it does not, or another kernel would be faster."""
+    """Returns the configuration of `grouped_skinny_product` for these; None where it cannot, or another kernel is
+    faster."""
     num_tokens, num_inputs = x.shape
     in_fp32 = x.is_cuda and x.dtype is torch.float32  # tensor cores have no such thing
     if not 0 < num_tokens <= MAX_ROWS or x.stride(1) != 1 or in_fp32 or not groups_fit(bits, group_size, num_inputs):
@@ -144,8 +145,8 @@ def grouped_skinny_product(
     norm: Norm,
     gated: bool,
 ) -> Tensor:
-    """As `ops.normed_grouped_linear`, for MAX_ROWS tokens at most, without a permutation or a codebook; x in fp16 or
-    bf16 (in the interpreter also fp32).
+    """Computes `ops.normed_grouped_linear`, for MAX_ROWS tokens at most, without a permutation or a codebook; x in fp16
+    or bf16 (in the interpreter also fp32).
 
     config: block_n (rows of the weight), num_warps, num_stages, programs_per_sm (that the splits should make)
     """
@@ -212,7 +213,7 @@ def specialization(
     bias: bool = False,
     gated: bool = False,
 ) -> Specialization:
-    """What `grouped_skinny_product` compiles for such a weight. Types as Triton names them."""
+    """Returns what `grouped_skinny_product` compiles for such a weight. Types as Triton names them."""
     values = ("x_ptr", "residual_ptr", "updated_ptr", "norm_ptr", "bias_ptr", "out_ptr")
     types = dict.fromkeys(values, f"*{dtype}") | {"codes_ptr": "*i16", "minimums_ptr": f"*{scale_dtype}"}
     types["scales_ptr"] = "*i32" if zeros and scale_dtype == "fp16" else f"*{scale_dtype}"

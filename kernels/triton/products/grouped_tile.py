@@ -1,4 +1,4 @@
-"""What the Triton kernels for grouped weights have in common: from packed codes to numbers.
+"""Tiles of grouped weights in Triton kernels: from packed codes to numbers.
 
 `grouped_layout.py` says how codes, scales and zero points are laid out. Numbers are made of codes without
 conversions from integers, which a GPU does at a fraction of its other rates: a code is put into the low bits of the
@@ -68,7 +68,7 @@ def plane_numbers(
     DTYPE: tl.constexpr,  # fp16 or bf16; without INLINE_ASM any
     INLINE_ASM: tl.constexpr,
 ):
-    """code - zero of one plane, exactly."""
+    """Returns code - zero of one plane, exactly."""
     HALF: tl.constexpr = DTYPE.is_fp16()
     zero = zero.to(tl.float32)
     added = _power_of_two(BITS, PLANE, HALF) - zero
@@ -113,7 +113,7 @@ def load_groups(pointers, stride, COUNT: tl.constexpr):
 
 @triton.jit
 def prefetch_tiles(codes_ptr, source, first_tile, tiles_k, WIDTH: tl.constexpr):
-    """While the kernel before this one ends, memory would have nothing to do. source: int32 [BLOCK_N], outputs."""
+    """Prefetches weights while the previous kernel ends and memory is idle. source: int32 [BLOCK_N], outputs."""
     ahead = tl.minimum(first_tile + tl.arange(0, _PREFETCHED), tiles_k - 1)
     row = (source // _TILE_N).to(tl.int64)[:, None] * tiles_k + ahead[None, :]
     prefetch(codes_ptr + row * (_TILE_N * WIDTH) + (source % _TILE_N * WIDTH)[:, None])
@@ -155,7 +155,7 @@ def multiply_tiles(
     dtype: tl.constexpr,
     INLINE_ASM: tl.constexpr,
 ):
-    """fp32 [BLOCK_N, BLOCK_M]: these outputs of rows of x, over tiles of inputs [first_tile, last_tile)."""
+    """Returns fp32 [BLOCK_N, BLOCK_M]: these outputs of rows of x, over tiles of inputs [first_tile, last_tile)."""
     acc, _ = multiply_normed_tiles(
         x_rows, None, None, in_rows, codes_ptr, scales_ptr, minimums_ptr, first_output, source,
         num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
@@ -171,7 +171,8 @@ def multiply_normed_tiles(
     ZERO_POINT: tl.constexpr, FORM: tl.constexpr, EVEN_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr, dtype: tl.constexpr, INLINE_ASM: tl.constexpr,
 ):  # fmt: skip
-    """As `multiply_tiles`, and the sums of squares fp32 [BLOCK_M], for the product of a norm that is yet to be scaled.
+    """Computes `multiply_tiles`, and the sums of squares fp32 [BLOCK_M], for the product of a norm that is yet to be
+    scaled.
 
     residual_rows: as x_rows, of what x is added to; norm_ptr: the norm's weight. Or both None: x is multiplied as it
     is. source may lie anywhere behind first_output.

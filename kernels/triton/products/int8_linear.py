@@ -1,4 +1,4 @@
-"""int8_linear on CUDA: products of int8 with int8 (W8A8), exact in int32.
+"""The op int8_linear on CUDA: products of int8 with int8 (W8A8), exact in int32.
 
 Always the kernel of `scaled_product.py`. torch._int_mm (17 rows or more, sizes in multiples of 8) leaves int32 in
 memory, which another kernel would have to read and scale: ten bytes more for each number of the result, as much time as
@@ -19,7 +19,7 @@ from pagewire.kernels.triton.products.scaled_product import check_operands, scal
 def int8_linear(
     x: Tensor, weight: Tensor, scales: Tensor, input_scale: Tensor | None, bias: Tensor | None, gated: bool
 ) -> Tensor:
-    """As `reference.int8_linear`; x [num_tokens, K] may have any stride between rows.
+    """Computes `reference.int8_linear`; x [num_tokens, K] may have any stride between rows.
 
     A token with a NaN gives NaN, and one with an infinity too unless input_scale says how far numbers go.
     """

@@ -1,4 +1,5 @@
-"""linear on CUDA: a kernel of our own where few rows are little more than the reading of the weight, else cuBLAS."""
+"""The op linear on CUDA: a kernel of our own where few rows are little more than the reading of the weight, else
+cuBLAS."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _WHOLE_LOADS = 8  # elements of 16 bits in 16 bytes
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
+    """Computes x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
     config = skinny_config(x, weight)
     if config is None:
         return F.linear(x, weight, bias)
@@ -23,7 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def skinny_config(x: Tensor, weight: Tensor) -> Mapping[str, int] | None:
-    """What our kernel multiplies these with; None: cuBLAS does."""
+    """Returns the configuration of our kernel for these; None where cuBLAS multiplies them."""
     if x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS or x.stride(1) != 1:
         return None
     (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]

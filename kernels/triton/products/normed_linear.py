@@ -1,4 +1,5 @@
-"""normed_linear and normed_grouped_linear on CUDA: few rows in one kernel, more by a norm, a product, an activation."""
+"""The ops normed_linear and normed_grouped_linear on CUDA: few rows in one kernel, more by a norm, a product, an
+activation."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def normed_linear(
     bias: Tensor | None,
     gated: bool,
 ) -> Tensor:
-    """As `reference.normed_linear`; x may have any stride between rows, residual and updated are contiguous."""
+    """Computes `reference.normed_linear`; x may have any stride between rows, residual and updated are contiguous."""
     config = skinny_config(x, weight)
     if config is not None:
         norm = Norm(residual, updated, norm_weight, eps)
@@ -50,7 +51,7 @@ def normed_grouped_linear(
     zero_point: int,
     gated: bool,
 ) -> Tensor:
-    """As `cpu.fallback.normed_grouped_linear`, of a weight in the layout "cuda"; strides as in `normed_linear`."""
+    """Computes `ops.normed_grouped_linear` of a weight in the layout "cuda"; strides as in `normed_linear`."""
     form = (out_features, bits, group_size, zero_point)
     if codebook is None and permutation is None:
         config = grouped_skinny_config(x, *form[:-1])

@@ -30,7 +30,7 @@ _INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def magnitude_bits(x):
-    """|x| of fp32 as int32: ordered as the numbers are, with NaN the largest."""
+    """Returns |x| of fp32 as int32, ordered as the numbers are, with NaN the largest."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
@@ -44,7 +44,7 @@ def scale_of(largest, LIMIT: tl.constexpr):
 
 @triton.jit
 def encode(x, scale, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """fp32 / scale as int8, or as e4m3 in uint8; rounded to nearest even, saturated."""
+    """Returns fp32 / scale as int8, or as e4m3 in uint8; rounded to nearest even, saturated."""
     quotient = tl.div_rn(x, scale)
     if dtype == tl.uint8:
         codes = e4m3_from_fp32(quotient, NATIVE_FP8)
@@ -147,7 +147,7 @@ def quantize_tokens(x: Tensor, input_scale: Tensor | None, dtype: torch.dtype) -
 
 
 def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float8_e4m3fn like x [num_tokens, size], and scales, float32 [cdiv(size, GROUP), num_tokens].
+    """Returns float8_e4m3fn like x [num_tokens, size], and scales, float32 [cdiv(size, GROUP), num_tokens].
 
     x may have any stride between rows.
     """
@@ -171,7 +171,7 @@ def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_bytes(codes: Tensor) -> Tensor:
-    """As kernels see them: fp8 as uint8 (see `pagewire.kernels.triton.common.fp8`)."""
+    """Returns tensors as kernels see them: fp8 as uint8 (see `pagewire.kernels.triton.common.fp8`)."""
     return codes.view(torch.uint8) if codes.dtype == torch.float8_e4m3fn else codes
 
 
@@ -199,7 +199,7 @@ def _group_constants(size: int, native_fp8: bool) -> tuple[dict[str, Any], int]:
 def tokens_specialization(
     dtype: str, size: int, *, fp8: bool, native_fp8: bool = False, fixed_scale: bool = False
 ) -> Specialization:
-    """What `quantize_tokens` launches, to compile it ahead of time; dtype is Triton's name of x's type."""
+    """Returns what `quantize_tokens` launches, to compile it ahead of time; dtype is Triton's name of x's type."""
     types = {
         "x_ptr": f"*{dtype}",
         "input_scale_ptr": "*fp32" if fixed_scale else "constexpr",
@@ -213,7 +213,7 @@ def tokens_specialization(
 
 
 def groups_specialization(dtype: str, size: int, *, native_fp8: bool = False) -> Specialization:
-    """What `quantize_groups` launches, to compile it ahead of time; dtype is Triton's name of x's type."""
+    """Returns what `quantize_groups` launches, to compile it ahead of time; dtype is Triton's name of x's type."""
     types = {
         "x_ptr": f"*{dtype}",
         "codes_ptr": "*u8",

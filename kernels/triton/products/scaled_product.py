@@ -9,7 +9,7 @@ of a token, which multiply the products of each step. On compute capability 9.0 
 inputs; another program of the multiprocessor multiplies meanwhile where registers leave room for one.
 
 Where tiles are too few to fill a GPU, the inputs are cut into splits. Each program then writes its sums to `partials`
-and counts itself; the last one of a tile to arrive adds them up, in the order of the splits whoever comes last.
+and counts itself; the last one of a tile to arrive adds them up, in the order of the splits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MIN_STEPS = 4
 
 @triton.jit
 def step_scale(weight_scales, x_scales_ptr, columns, x_scales_group_stride, block):
-    """What the products of a block of inputs are multiplied by: fp32, per token where these have scales.
+    """Returns the scale of the products of a block of inputs: fp32, per token where tokens have scales.
 
     weight_scales points to those of the tile's block of outputs.
     """
@@ -55,7 +55,7 @@ _COUNTS = ["num_tokens", "x_scales_group_stride", "scales_row_size", "steps_per_
 def scaled_product_kernel(
     x_ptr,  # [num_tokens, num_inputs]: int8, e4m3; or weight-only fp16, bf16, fp32
     weight_ptr,  # [num_outputs, num_inputs] contiguous, GATED twice as many: int8, e4m3; or weight-only e4m3 as uint8
-    x_scales_ptr,  # fp32 [num_tokens], or [groups, num_tokens] whose rows are x_scales_group_stride apart; or None
+    x_scales_ptr,  # fp32 [num_tokens], or [groups, num_tokens] with rows x_scales_group_stride apart; or None
     scales_ptr,  # fp32 [rows of the weight], or [blocks of them, scales_row_size]
     bias_ptr,  # [rows of the weight], or None
     out_ptr,  # [num_tokens, num_outputs] contiguous
@@ -189,7 +189,8 @@ def scaled_product(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """x [num_tokens, K] times weight [N, K].T, scaled, + bias, as `dtype` [num_tokens, N]; gated: `silu_and_mul` of it.
+    """Computes x [num_tokens, K] times weight [N, K].T, scaled, + bias, as `dtype` [num_tokens, N]; gated:
+    `silu_and_mul` of it.
 
     x          as the weight: int8 or float8_e4m3fn; or, with an fp8 weight, float16, bfloat16, float32 as it is
     x_scales   float32 [num_tokens], or [cdiv(K, 128), num_tokens]; None where x is as it is
@@ -245,7 +246,7 @@ def scaled_product(
 
 
 def check_operands(x: Tensor, weight: Tensor, dtype: torch.dtype, scales: Tensor, bias: Tensor | None) -> None:
-    """What both int8_linear and fp8_linear ask; `dtype` is the weight's."""
+    """Checks the arguments of int8_linear and fp8_linear; `dtype` is the weight's."""
     assert weight.dtype == dtype, f"weight must be {dtype}"
     assert x.dtype in (torch.float32, torch.float16, torch.bfloat16), "x must be float32, float16 or bfloat16"
     assert x.dim() == 2, "x must be [num_tokens, K]"
@@ -298,7 +299,7 @@ def specialization(
     gated: bool = False,
     num_inputs: int = 4096,
 ) -> Specialization:
-    """What `scaled_product` launches, to compile it ahead of time.
+    """Returns what `scaled_product` launches, to compile it ahead of time.
 
     x and out are Triton's names of types: "i8" for int8 products, "fp8e4nv" for those of fp8, else weight-only.
     """

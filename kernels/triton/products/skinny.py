@@ -1,6 +1,6 @@
 """Products of few rows with dense weights, which are the reading of the weight; with what comes before and behind them.
 
-Before: x is added to the residual stream, whose norm is what is multiplied (`stream.py`). Behind: silu(gate) * up,
+Before: x is added to the residual stream, and the norm of the sum is multiplied (`stream.py`). Behind: silu(gate) * up,
 where gates and ups are one weight (`gated.py`).
 
 A tile is [outputs, tokens], the transposed of the result's: then the tokens are those columns of a matrix instruction
@@ -151,7 +151,7 @@ def skinny_kernel(
 def skinny_product(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: Mapping[str, int], *, norm: Norm | None, gated: bool
 ) -> Tensor:
-    """x [num_tokens, K], of `norm` or as it is, @ weight.T + bias, or with `gated` silu_and_mul of that.
+    """Computes x [num_tokens, K], of `norm` or as it is, @ weight.T + bias, or with `gated` silu_and_mul of that.
 
     Up to MAX_ROWS tokens, any row stride; weight contiguous, of x's dtype.
 
@@ -201,7 +201,8 @@ def specialization(
     num_inputs: int = 4096,
     residual: str | None = None,
 ) -> Specialization:
-    """What `skinny_product` launches, to compile it ahead of time; dtype and residual are Triton's names of types."""
+    """Returns what `skinny_product` launches, to compile it ahead of time; dtype and residual are Triton's names of
+    types."""
     types = {
         "x_ptr": f"*{dtype}",
         "residual_ptr": f"*{residual or dtype}",

@@ -23,7 +23,7 @@ _TILE = tl.constexpr(256)
 
 
 class Norm(NamedTuple):
-    """What is added to x, and how the sum is normalised before it is multiplied."""
+    """The residual stream that x is added to, and the norm of the sum before it is multiplied."""
 
     residual: Tensor  # [num_tokens, K] contiguous, of x's dtype or fp32
     updated: Tensor  # as residual, and not the same memory: becomes residual + x
@@ -47,7 +47,7 @@ def normed_inputs(
     squares,  # fp32, as x
     dtype: tl.constexpr,
 ):
-    """What is multiplied with the weight, in dtype, and the squares so far: for `normed_sums`."""
+    """Returns the factor of the weight, in dtype, and the squares so far, for `normed_sums`."""
     total = added(x, residual).to(tl.float32)
     return (total * (norm.to(tl.float32) * _PART)[:, None]).to(dtype), squares + total * total
 
@@ -66,7 +66,8 @@ def normed_sums(sums, squares, num_inputs, eps):
 
 @triton.jit
 def load_piece(x_ptr, residual_ptr, num_tokens, num_inputs, x_stride, piece):
-    """Of x and the stream, so that what is loaded before a product can be stored behind it, when nobody waits for it.
+    """Returns the sum of x and the stream: loaded before a product, it is stored after it, when no other program
+    waits for it.
 
     All programs together update the stream, each every so manyth piece.
     """
@@ -88,7 +89,7 @@ def store_piece(x, residual, updated_ptr, num_tokens, num_inputs, piece):
 
 @triton.jit
 def store_other_pieces(x_ptr, residual_ptr, updated_ptr, num_tokens, num_inputs, x_stride, piece, programs):
-    """Those behind a program's first one, where programs are few."""
+    """Prefetches the tiles after a program's first one, where programs are few."""
     for other in tl.range(piece + programs, tl.cdiv(num_inputs, _TILE) * num_tokens, programs):
         x, residual = load_piece(x_ptr, residual_ptr, num_tokens, num_inputs, x_stride, other)
         store_piece(x, residual, updated_ptr, num_tokens, num_inputs, other)

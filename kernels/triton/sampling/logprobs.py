@@ -1,4 +1,4 @@
-"""token_logprobs on CUDA: one pass over all logits (see `token_groups`), then one program per row.
+"""The op token_logprobs on CUDA: one pass over all logits (see `token_groups`), then one program per row.
 
 The program looks only into groups that hold a token more probable than the chosen one (its rank), and into one group
 for each of the top n: the one with the largest maximum among what is left.
@@ -97,7 +97,7 @@ def token_logprobs_kernel(
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.token_logprobs`; logits has contiguous rows, token_ids is contiguous."""
+    """Computes `reference.token_logprobs`; logits has contiguous rows, token_ids is contiguous."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1, "rows of logits must be contiguous"
     assert token_ids.dtype == torch.int64 and token_ids.is_contiguous(), "token_ids must be contiguous int64"
@@ -131,7 +131,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
 
 
 def specialization(dtype: torch.dtype, vocab_size: int) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """(kernel, argument types, constants, num_warps) of the second launch, for ahead-of-time compilation.
+    """Returns (kernel, argument types, constants, num_warps) of the second launch, for ahead-of-time compilation.
 
     The first launch's is `token_groups.statistics_specialization`.
     """

@@ -1,4 +1,4 @@
-"""apply_penalties on CUDA: two launches over the known tokens of the penalised rows, none over the vocabulary.
+"""The op apply_penalties on CUDA: two launches over the known tokens of the penalised rows, none over the vocabulary.
 
 The first counts each token in a workspace, the second takes the counts out again: of the programs that meet a token
 the one that gets a count that is not zero changes its logit, so every distinct token is changed exactly once.
@@ -109,7 +109,7 @@ def apply_penalties(
     num_prompt_tokens: Tensor,
     offsets: Tensor | None,
 ) -> None:
-    """As `reference.apply_penalties`; logits and token_ids have contiguous rows, the columns are contiguous.
+    """Computes `reference.apply_penalties`; logits and token_ids have contiguous rows, the columns are contiguous.
 
     Needs a workspace of 4 bytes per penalised request and vocabulary entry.
     """
@@ -172,7 +172,8 @@ _TYPES = {
 
 
 def specialization(kernel: Any, drafts: bool = False) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """(kernel, argument types, constants, num_warps) of one of the two kernels, for ahead-of-time compilation."""
+    """Returns (kernel, argument types, constants, num_warps) of one of the two kernels, for ahead-of-time
+    compilation."""
     types = {name: _TYPES[name] for name in kernel.arg_names if name in _TYPES}
     constants: dict[str, Any] = {"TILE": _TILE, "SPLITS": _SPLITS}
     if not drafts:

@@ -1,4 +1,4 @@
-"""sample_tokens on CUDA: two launches with grids fixed by shape, whatever mix of parameters the rows have.
+"""The op sample_tokens on CUDA: two launches with grids fixed by shape, whatever mix of parameters the rows have.
 
 The first reads all logits once (see `token_groups`), the second, one program per row, decides: from the groups'
 maxima and log-sum-exps, and from the logits of those groups that its parameters make it look into. Nothing is read on
@@ -246,7 +246,7 @@ def sample_tokens(
     num_tokens: Tensor,
     offsets: Tensor | None,
 ) -> Tensor:
-    """As `reference.sample_tokens`; logits and token_ids have contiguous rows, the columns are contiguous."""
+    """Computes `reference.sample_tokens`; logits and token_ids have contiguous rows, the columns are contiguous."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == token_ids.stride(1) == 1, "rows of logits and token_ids must be contiguous"
     assert rows.dtype == token_ids.dtype == torch.int32, "rows and token_ids must be int32"
@@ -288,7 +288,7 @@ def sample_tokens(
 def specialization(
     dtype: torch.dtype, vocab_size: int, drafts: bool = False
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """(kernel, argument types, constants, num_warps) of the second launch, for ahead-of-time compilation.
+    """Returns (kernel, argument types, constants, num_warps) of the second launch, for ahead-of-time compilation.
 
     The first launch's is `token_groups.statistics_specialization`.
     """

@@ -1,4 +1,4 @@
-"""What sampling and log probabilities on CUDA share: a first pass over the logits [S, vocab_size] in groups of 128.
+"""The first pass of sampling and log probabilities on CUDA over the logits [S, vocab_size], in groups of 128.
 
 `group_statistics` reads all logits once, with a grid fixed by shape, and leaves per group of neighbouring token ids
 its maximum and log-sum-exp, 1/64 of the data. What a second kernel, one program per row, still wants to know (the k-th
@@ -32,14 +32,16 @@ _ROW_TILE = 32  # groups read at a time: 16 logits per thread
 
 @triton.jit
 def load_scaled(logits, ids, mask, scale):
-    """logits[ids] * scale in fp32; -inf where masked or NaN, so that even a broken model's token lies in its row."""
+    """Returns logits[ids] * scale in fp32; -inf where masked or NaN, so that even a broken model's token lies in its
+    row."""
     values = tl.load(logits + ids, mask=mask, other=-_INF).to(tl.float32) * scale
     return tl.where(values == values, values, -_INF)
 
 
 @triton.jit
 def exp_origin(maximum):
-    """What to subtract before exp(): the maximum, or 0 where that is infinite and the difference would be NaN."""
+    """Returns what is subtracted before exp(): the maximum, or 0 where that is infinite and the difference would be
+    NaN."""
     return tl.where(tl.abs(maximum) < _INF, maximum, 0.0)
 
 
@@ -103,13 +105,13 @@ def num_groups(vocab_size: int) -> int:
 
 
 def row_constants(vocab_size: int) -> dict[str, int]:
-    """What a second kernel is compiled for."""
+    """Returns what a second kernel is compiled for."""
     return {"PADDED_GROUPS": triton.next_power_of_2(num_groups(vocab_size)), "TILE": _ROW_TILE}
 
 
 def group_statistics(logits: Tensor, rows: Tensor | None, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(maxima, log-sum-exps), both fp32 [S, num_groups], of logits [S, vocab_size] / temperature. NaN is in no maximum,
-    and in the log-sum-exp of its group.
+    """Returns (maxima, log-sum-exps), both fp32 [S, num_groups], of logits [S, vocab_size] / temperature. NaN is in no
+    maximum, and in the log-sum-exp of its group.
 
     rows int32 [S] and temperature fp32 [max_num_seqs] go together; None = the logits as they are. A temperature of 0
     counts as 1; the values of padded rows (-1) are undefined.
@@ -144,7 +146,7 @@ def statistics_tile(num_rows: int, groups: int) -> int:
 def statistics_specialization(
     dtype: torch.dtype, *, tile: int, has_rows: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """(kernel, argument types, constants, num_warps) of a launch, for ahead-of-time compilation."""
+    """Returns (kernel, argument types, constants, num_warps) of a launch, for ahead-of-time compilation."""
     types = {
         "logits_ptr": f"*{TRITON_TYPES[dtype]}",
         "rows_ptr": "*i32",

@@ -1,4 +1,4 @@
-"""mask_tokens on CUDA: each program looks at a tile of one position's tokens, and stores nothing but -inf."""
+"""The op mask_tokens on CUDA: each program looks at a tile of one position's tokens, and stores nothing but -inf."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mask_tokens_kernel(
 
 
 def mask_tokens(logits: Tensor, batch_indices: Tensor, masks: Tensor) -> None:
-    """As `reference.mask_tokens`."""
+    """Computes `reference.mask_tokens`."""
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "logits must be fp32 in contiguous rows"
     assert batch_indices.dtype == masks.dtype == torch.int32, "batch_indices and masks must be int32"
     assert batch_indices.is_contiguous() and masks.is_contiguous(), "batch_indices and masks must be contiguous"
@@ -60,7 +60,7 @@ def mask_tokens(logits: Tensor, batch_indices: Tensor, masks: Tensor) -> None:
 
 
 def specialization() -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """(kernel, argument types, constants, num_warps), for ahead-of-time compilation."""
+    """Returns (kernel, argument types, constants, num_warps), for ahead-of-time compilation."""
     types = {"logits_ptr": "*fp32", "batch_indices_ptr": "*i32", "masks_ptr": "*i32"}
     types |= {"vocab_size": "i32", "num_words": "i32", "logits_stride": "i32"}
     return mask_tokens_kernel, types, {"TILE": _TILE}, _WARPS

@@ -1,4 +1,4 @@
-"""causal_conv on CUDA."""
+"""The op causal_conv on CUDA."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def causal_conv_kernel(
     CHANNELS: tl.constexpr,
     REQS: tl.constexpr,  # 0: a token of each request
 ):
-    """Program (tile of a request's tokens, tile of channels). The first tile's also writes the states, as nobody else
-    reads what was there before."""
+    """Program (tile of a request's tokens, tile of channels). The first tile's also writes the states, as no other
+    program reads what was there before."""
     wait_for_inputs()
     launch_dependents()
     if REQS == 0:
@@ -108,7 +108,7 @@ def causal_conv(
     max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
-    """As `reference.causal_conv`. Blocks of state are contiguous; x may have any stride between tokens."""
+    """Computes `reference.causal_conv`. Blocks of state are contiguous; x may have any stride between tokens."""
     num_tokens, size = x.shape
     width = weight.shape[0]
     assert x.stride(1) == 1 and weight.shape == (width, size) and weight.is_contiguous(), "weight: [width, channels]"
@@ -149,7 +149,7 @@ def _constants(size: int, width: int, reqs: int) -> dict[str, Any]:
 
 
 def specialization(dtype: str, size: int, width: int, decodes: bool) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `causal_conv` launches (kernel, argument types, constants, num_warps); decodes: one token each."""
+    """Returns what `causal_conv` launches (kernel, argument types, constants, num_warps); decodes: one token each."""
     types = {
         **dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), f"*{dtype}"),
         "state_ptr": "*fp32",

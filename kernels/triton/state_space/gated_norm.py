@@ -1,4 +1,4 @@
-"""gated_rms_norm on CUDA."""
+"""The op gated_rms_norm on CUDA."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gated_rms_norm_kernel(
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int) -> Tensor:
-    """As `reference.gated_rms_norm`; x and gate may have any stride between tokens."""
+    """Computes `reference.gated_rms_norm`; x and gate may have any stride between tokens."""
     num_tokens, size = x.shape
     assert gate.shape == x.shape and weight.shape == (size,), "gate and weight must have x's shape"
     assert size % group_size == 0, "rows must consist of groups"
@@ -70,7 +70,8 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_si
 def specialization(
     dtype: str, group_size: int, groups: int, many_rows: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `gated_rms_norm` launches (kernel, argument types, constants, num_warps); many_rows: MANY_ROWS or more."""
+    """Returns what `gated_rms_norm` launches (kernel, argument types, constants, num_warps); many_rows: MANY_ROWS or
+    more."""
     types = {
         **dict.fromkeys(("x_ptr", "gate_ptr", "weight_ptr", "out_ptr"), f"*{dtype}"),
         **dict.fromkeys(("x_stride", "gate_stride"), "i32"),

@@ -1,4 +1,4 @@
-"""state_scan on CUDA."""
+"""The op state_scan on CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewire.kernels.triton.common.launch import dependent_launch, launch_depen
 from pagewire.kernels.triton.state_space import tiled_scan
 from pagewire.kernels.triton.state_space.softplus import softplus
 
-# Of a program: elements of a head, whose states are in registers.
+# Of a program: elements of a head with states in registers.
 ELEMENTS = 32
 # Tokens of a request up to which it is computed token by token.
 FEW = 8
@@ -121,7 +121,7 @@ def state_scan(
     max_query_len: int,
     state_tokens: int,
 ) -> Tensor:
-    """As `reference.state_scan`. state_size is a power of two, and blocks of state are contiguous."""
+    """Computes `reference.state_scan`. state_size is a power of two, and blocks of state are contiguous."""
     num_tokens, num_heads, head_dim = x.shape
     _, groups, size = b.shape
     assert b.shape == c.shape and dt.shape == (num_tokens, num_heads) and num_heads % groups == 0, "x, dt, b, c"
@@ -166,7 +166,7 @@ def _constants(few: int, num_heads: int, groups: int, head_dim: int, size: int) 
 def specialization(
     dtype: str, num_heads: int, groups: int, head_dim: int, size: int, tiled: bool
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
-    """What `state_scan` launches (kernel, argument types, constants, num_warps); tiled: for prompts."""
+    """Returns what `state_scan` launches (kernel, argument types, constants, num_warps); tiled: for prompts."""
     types = {
         **dict.fromkeys(("x_ptr", "dt_ptr", "b_ptr", "c_ptr"), f"*{dtype}"),
         **dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32"),

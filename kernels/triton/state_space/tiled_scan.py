@@ -1,4 +1,4 @@
-"""state_scan of prompts: many tokens at a time, by products of matrices."""
+"""The op state_scan for prompts: many tokens at a time, by products of matrices."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def tiled_state_scan_kernel(
 
 @lru_cache
 def constants(few: int, num_heads: int, groups: int, head_dim: int, size: int) -> dict[str, Any]:
-    """few: tokens of a request that `state_scan_kernel` computes."""
+    """Launches the kernel. few: tokens of a request that `state_scan_kernel` computes."""
     return {
         "FEW": few,
         "HEADS": num_heads,

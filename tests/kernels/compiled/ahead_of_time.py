@@ -1,4 +1,4 @@
-"""Compile the Triton kernels for several GPUs, without one. Run by test_compiled.py as
+"""Compiles the Triton kernels for several GPUs, without one. Run by test_compiled.py as
 
     python -m tests.kernels.compiled.ahead_of_time [--all]
 
@@ -45,7 +45,7 @@ from pagewire.kernels.triton.products import grouped_dequantize, scaled_product
 
 
 def largest_tiles(capability: int) -> Iterator[Specialization]:
-    """Of each distinct configuration of the attention kernels the form with the largest tile."""
+    """Returns, of each distinct configuration of the attention kernels, the form with the largest tile."""
     largest: dict[tuple[object, ...], tuple[int, Specialization]] = {}
     for form in attention(capability):
         tile = {name: form.constants[name] for name in ("BLOCK_M", "BLOCK_N", "DIMS", "REST")}
@@ -97,7 +97,7 @@ PRODUCT_INSTRUCTIONS = {
 
 
 def instruction_faults() -> Iterator[str]:
-    """What products for few tokens consist of that is slow."""
+    """Yields slow instructions of products for few tokens."""
     for (kernel, capability), product in PRODUCT_INSTRUCTIONS.items():
         found = instructions(few_tokens(kernel, capability), capability)
         label = f"{kernel} sm_{capability}"
@@ -110,7 +110,7 @@ def instruction_faults() -> Iterator[str]:
 
 
 def loop_faults() -> Iterator[str]:
-    """What a step of products with fp8, and with experts' weights, does that it need not."""
+    """Yields needless work in a step of products with fp8, and with experts' weights."""
     for capability, tokens, blocks in itertools.product((89, 90), (16, 64, 2048), (False, True)):
         config = tuning.lookup("fp8_product", capability, tokens=tokens, outputs=4096, inputs=4096)
         split = config["block_m"] <= SPLIT_ROWS
@@ -162,7 +162,7 @@ GROUPED_PRODUCTS = ((4, "bf16"), (4, "fp16"), (8, "bf16"))
 
 
 def grouped_instruction_faults() -> Iterator[str]:
-    """What products with grouped weights lack of what makes them fast, and what they have that is slow."""
+    """Yields fast instructions that products with grouped weights lack, and slow ones that they have."""
     for capability, (bits, dtype) in itertools.product(ARCHITECTURES, GROUPED_PRODUCTS):
         form = grouped_products.few_tokens(capability, 8, bits=bits, dtype=dtype, zeros=bits == 4)
         found = instructions(form, capability)
@@ -177,7 +177,7 @@ def grouped_instruction_faults() -> Iterator[str]:
 
 
 def wide_faults() -> Iterator[str]:
-    """What products with grouped weights and many rows do on sm_90 that leaves the tensor cores without work."""
+    """Yields what leaves the tensor cores of sm_90 without work in products with grouped weights and many rows."""
     experts = (form for form in expert_forms(90) if form.constants.get("WIDE"))
     for form in (*grouped_products.wide_products(90), *experts):
         loop = main_loop(form, 90)
@@ -200,7 +200,8 @@ def wide_faults() -> Iterator[str]:
 
 
 def eviction_faults() -> Iterator[str]:
-    """Kernels whose loads say what the L2 cache need not keep, and do not get it: Triton drops it when it pipelines."""
+    """Yields kernels that lose the hint that the L2 cache need not keep what they load: Triton drops it when it
+    pipelines."""
     yielding = (
         norm.specialization("bf16", 4096, many_rows=True),
         activation.specialization("bf16", 14336),

@@ -1,4 +1,4 @@
-"""What decode attention comes to, counted: by compiling it for GPUs that need not be there, and by a simulator."""
+"""The work of decode attention, counted by compiling it for GPUs that need not be there, and by a simulator."""
 
 import itertools
 import re
@@ -57,7 +57,7 @@ def test_keys_are_asked_for_while_the_kernel_before_ends(heads: tuple[int, int, 
 
 @pytest.mark.parametrize(("block_n", "num_warps", "barriers", "programs"), [(64, 4, 9, 3), (32, 1, 2, 6)])
 def test_one_warp_hardly_waits_for_others(block_n: int, num_warps: int, barriers: int, programs: int) -> None:
-    """Of Llama's heads: barriers of a tile of keys, and programs of a multiprocessor."""
+    """Counts, for Llama's heads, barriers of a tile of keys and programs of a multiprocessor."""
     config = {"block_n": block_n, "num_warps": num_warps, "num_stages": 3}
     bf16 = torch.bfloat16
     form = Specialization(*decode_attention.specialization(128, 4, 16, bf16, bf16, config, capability=90))

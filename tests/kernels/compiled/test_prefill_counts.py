@@ -1,4 +1,4 @@
-"""What prefill attention comes to on sm_90, counted in its machine code."""
+"""The work of prefill attention on sm_90, counted in its machine code."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from benchmarks.kernels.prefill_counts import FORMS, PROMPT, Loop, configuration
 
 
 def counted(head_dim: int, block_size: int) -> tuple[Loop, list[Loop]]:
-    """The form of the table, and the others."""
+    """Returns the form of the table, and the others."""
     table = tabled(head_dim, block_size)
     by_config = list(zip(configurations(head_dim, block_size), loops(head_dim, block_size), strict=True))
     (chosen,) = (loop for config, loop in by_config if config == table)

@@ -180,7 +180,7 @@ def test_any_shape(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("fp8", "window"), [(False, 0), (False, 20), (True, 0)])
 def test_sinks_take_their_share_once(cpu: ModuleType, dtype: torch.dtype, fp8: bool, window: int) -> None:
-    """Whether a context is one range of keys or several; a sink may outweigh all keys, or none."""
+    """Returns whether a context is one range of keys or several; a sink may outweigh all keys, or none."""
     batch = make_batch(
         [1, 40, 3, 1], [900, 0, 30, 2], num_heads=6, num_kv_heads=2, head_dim=64, block_size=16, dtype=dtype, fp8=fp8,
         sinks=True,

@@ -1,4 +1,4 @@
-"""How the C++ kernels come to be: compiled once, cached, rebuilt when broken, replaced by torch where impossible."""
+"""The build of the C++ kernels: compiled once, cached, rebuilt when broken, replaced by torch where impossible."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_compiled_once_and_shared_by_concurrent_processes(tmp_path: Path, compil
 def test_a_truncated_library_is_compiled_again(
     tmp_path: Path, compiler: str, kept: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not loaded first: parts of it that are not there would end the process."""
+    """The library is not loaded first, because missing parts of it would end the process."""
     monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", compiler)
     build.load_library()

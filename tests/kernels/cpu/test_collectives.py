@@ -30,7 +30,7 @@ def make_channel(size: int) -> Tensor:
 
 
 def on_ranks(size: int, function: Callable[[int], Any]) -> list[Any]:
-    """What function(rank) returns on each of `size` threads."""
+    """Returns what function(rank) returns on each of `size` threads."""
     results: list[Future[Any]] = [Future() for _ in range(size)]
 
     def run(rank: int) -> None:
@@ -154,7 +154,7 @@ def test_a_rank_that_waits_alone_goes_on_once_the_group_ends(cpu: ModuleType) ->
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive() and not channel_ended(channel)
-    assert channel_turns(channel, 2) == [1, 0]  # whom it waits for
+    assert channel_turns(channel, 2) == [1, 0]  # the rank that it waits for
     end_channel(channel)
     waiting.join(10)
     assert not waiting.is_alive() and channel_ended(channel)

@@ -58,7 +58,7 @@ def test_route_experts(
 
 
 def test_logits_that_are_not_numbers_still_name_distinct_experts() -> None:
-    """Of tokens that nobody reads, such as padding."""
+    """Tokens that are never read, such as padding, may have NaN."""
     logits = torch.full((3, 20), float("nan"))
     logits[1, ::2] = 1.0
     logits[2] = float("inf")
@@ -68,7 +68,7 @@ def test_logits_that_are_not_numbers_still_name_distinct_experts() -> None:
 
 
 def chosen(num_tokens: int, top_k: int, num_experts: int, seed: int) -> Tensor:
-    """ids int32 [T, k]; some experts have none, the first has most."""
+    """Draws ids int32 [T, k]; some experts have no token, the first has most."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(num_tokens, num_experts, generator=generator)
     scores[:, 0] += 0.5
@@ -152,7 +152,7 @@ def test_grouped_products(cpu: ModuleType, num_tokens: int, form: str, gated: bo
 @cpu
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_pairs_that_count_nothing_are_left_out(cpu: ModuleType, dtype: torch.dtype) -> None:
-    """Of experts 2 and 3 of 6: nobody has multiplied the other pairs."""
+    """The pairs of experts 2 and 3 of 6 are summed; the others were never multiplied."""
     ids, weights = torch.tensor([[0, 2], [3, 5], [1, 0]], dtype=torch.int32), torch.rand(3, 2)
     x, weight = torch.randn(3, 32).to(dtype), torch.randn(2 * 16, 32).to(dtype)
     order, starts = cpu.sort_by_expert(ids, 6)

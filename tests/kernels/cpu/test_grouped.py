@@ -86,13 +86,13 @@ def weights(draw: st.DrawFn) -> GroupedWeight:
 
 
 def has_table(weight: GroupedWeight) -> bool:
-    """Whether codes stand for numbers that are not bytes."""
+    """Returns whether codes stand for numbers that are not bytes."""
     codebook = weight.codebook
     return codebook is not None and (weight.bits != 4 or not codebook.equal(codebook.round()))
 
 
 def is_fixed_point(weight: GroupedWeight, dtype: torch.dtype, num_tokens: int) -> bool:
-    """Whether the product is in fixed point, in the form that is set."""
+    """Returns whether the product is in fixed point, in the form that is set."""
     table, byte, other = FIXED_POINT_TOKENS
     least = table if has_table(weight) else byte if weight.bits == 8 else other
     if weight.codebook is not None and weight.bits not in (4, 8):
@@ -101,7 +101,7 @@ def is_fixed_point(weight: GroupedWeight, dtype: torch.dtype, num_tokens: int) -
 
 
 def operands_rounded(weight: GroupedWeight, dtype: torch.dtype, num_tokens: int, form: int = 0) -> bool:
-    """Whether inputs and weights, or 4 bits' numbers of a table, become bf16 here. form: see `bf16_form`."""
+    """Returns whether inputs and weights, or 4 bits' numbers of a table, become bf16 here. form: see `bf16_form`."""
     if dtype is torch.float32 or is_fixed_point(weight, dtype, num_tokens):
         return False
     least = AMX_MIN_TABLE_TOKENS if has_table(weight) else AMX_MIN_TOKENS
@@ -237,7 +237,7 @@ def test_rough_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: tor
 
 
 def assert_fixed_point_is_close(weight: GroupedWeight, x: Tensor) -> None:
-    """x: bf16"""
+    """Compares products in fixed point with the reference; x: bf16."""
     packed = pack_grouped(weight, "cpu")
     with bf16_multiplied_as(3):
         actual, fixed_point = packed(x, None), is_fixed_point(weight, x.dtype, len(x))
@@ -248,7 +248,7 @@ def assert_fixed_point_is_close(weight: GroupedWeight, x: Tensor) -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(weight=weights(), num_tokens=st.sampled_from([1, 2, 11, 12, 13, 25, 40]), scale=st.sampled_from([1e-6, 1, 1e4]))
 def test_fixed_point(weight: GroupedWeight, num_tokens: int, scale: float) -> None:
-    """Also of inputs of which one in each token is far larger or smaller than the others."""
+    """Inputs of which one in each token is far larger or smaller than the others are among them."""
     generator = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, weight.shape[1], generator=generator)
     x[:, num_tokens % weight.shape[1]] *= scale
@@ -274,7 +274,7 @@ def test_fixed_point_of_more_inputs_than_a_stage_holds(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["2 bits", "4 bits", "6 bits", "8 bits", "nf4", "fp8"])
 def test_fixed_point_is_as_precise_as_bf16(kind: str) -> None:
-    """It changes results by far less than their rounding does."""
+    """Fixed point changes results by far less than their rounding does."""
     torch.manual_seed(0)
     if kind == "fp8":
         weight = random_fp8(100, 576, blocks=False).as_grouped()
@@ -299,7 +299,7 @@ def test_fixed_point_is_as_precise_as_bf16(kind: str) -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_sums_of_the_largest_integers_fit(sign: int) -> None:
-    """Of codes that all are the largest of their block, with inputs that are, too."""
+    """All codes are the largest of their block, and so are the inputs."""
     codes = torch.full((20, 640), 255, dtype=torch.uint8)
     assert_fixed_point_is_close(GroupedWeight(codes, 8, 64, torch.ones(20, 10) * sign), torch.ones(40, 640).bfloat16())
 
@@ -307,7 +307,7 @@ def test_sums_of_the_largest_integers_fit(sign: int) -> None:
 @pytest.mark.parametrize("place", ["scale", "minimum", "codebook"])
 @pytest.mark.usefixtures("bf16_form")
 def test_nan_in_a_weight_shows_in_the_result(place: str) -> None:
-    """In form 0, too, of many tokens."""
+    """Many tokens are in fixed point in form 0, too."""
     codes, scales = torch.randint(0, 15, (40, 64), dtype=torch.uint8), torch.ones(40, 2)
     minimums, codebook = torch.ones(40, 2), FRACTIONAL_CODEBOOK.clone()
     codes[3, 5], codebook[15] = 15, float("nan")
@@ -341,7 +341,7 @@ def test_products_of_many_tokens(num_tokens: int, num_outputs: int, num_inputs: 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("form", FORMS)
 def test_bits_of_a_token_do_not_depend_on_others(form: str, bits: int) -> None:
-    """Of tokens that are multiplied together, and of an odd number of tiles."""
+    """Tokens that are multiplied together, with an odd number of tiles."""
     torch.manual_seed(0)
     x, bias = torch.randn(11, 320).bfloat16(), torch.randn(40).bfloat16()
     for group_size in (16, 32, 128):
@@ -454,7 +454,7 @@ def test_fp8_weights_are_packed_as_groups(
 @pytest.mark.parametrize("kind", ["nf4", "groups of 96", "fp8", "fp8 blocks", "fp8, nothing subnormal"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tables_of_numbers_in_every_form(bf16_form: int, dtype: torch.dtype, kind: str, num_inputs: int) -> None:
-    """So many outputs that several tiles are multiplied together, the last with some that are missing; inputs of more
+    """Several tiles of outputs are multiplied together, and the last one is not full; inputs of more
     than one stage, whose ends are not those of groups."""
     torch.manual_seed(0)
     num_outputs, before = 1041, torch.get_num_threads()

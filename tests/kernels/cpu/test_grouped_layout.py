@@ -70,7 +70,7 @@ def test_a_codebook_of_fractions_is_kept(bits: int) -> None:
 
 
 def test_bytes_of_a_weight() -> None:
-    """4.125 bits for groups of 128 with float16 scales, 4.25 with zero points besides."""
+    """Groups of 128 take 4.125 bits with float16 scales, 4.25 with zero points besides."""
     for form, bits in (("symmetric", 4.125), ("zeros", 4.25)):
         packed = grouped_layout.pack(grouped_weight(128, 1024, 4, 128, form))
         assert packed.nbytes * 8 == bits * 128 * 1024

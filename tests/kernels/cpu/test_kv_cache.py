@@ -1,4 +1,4 @@
-"""rotary_store_kv and store_kv on the CPU, C++ and plain torch."""
+"""The ops rotary_store_kv and store_kv on the CPU, in C++ and plain torch."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def assert_is_product(
     ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70), (64, 1041)]
 )
 def test_product(in_features: int, out_features: int, num_threads: int) -> None:
-    """Of every number of tokens that a kernel treats in its own way. Among those that are computed in the same way it
-    does not depend on the other tokens."""
+    """Every number of tokens that a kernel treats in its own way is multiplied. Among those that are computed in the
+    same way it does not depend on the other tokens."""
     torch.set_num_threads(num_threads)
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
     packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
@@ -79,7 +79,8 @@ def test_product(in_features: int, out_features: int, num_threads: int) -> None:
 
 @pytest.mark.usefixtures("bf16_form")
 def test_a_result_larger_than_caches() -> None:
-    """It is written past them, if its rows are aligned. So many tokens are also more than one part of the inputs."""
+    """Aligned rows of the result are written past the caches. So many tokens are also more than one part of
+    the inputs."""
     for out_features in (3072, 3073):
         weight, bias, x = random(out_features, 40), random(out_features, seed=1), random(700, 40, seed=2)
         actual = native.packed_linear(x, packed_layout.pack(weight), bias, out_features)
@@ -107,7 +108,7 @@ def test_product_of_any_shape(
 
 
 def test_fixed_point_is_as_precise_as_bf16() -> None:
-    """It is taken, and changes results by far less than their rounding does."""
+    """Fixed point is used, and changes results by far less than their rounding does."""
     weight, x = random(100, 576), random(40, 576, seed=1)
     packed, exact = packed_layout.pack(weight), F.linear(x.double(), weight.double())
     errors = {}
@@ -120,7 +121,7 @@ def test_fixed_point_is_as_precise_as_bf16() -> None:
 
 
 def test_sums_of_the_largest_integers_fit() -> None:
-    """Of inputs and weights that all are the largest of their block."""
+    """All inputs and weights are the largest of their block."""
     for sign in (1, -1):
         x, weight = torch.ones(40, 2200).bfloat16(), torch.full((33, 2200), sign).bfloat16()
         packed = packed_layout.pack(weight)
@@ -151,7 +152,8 @@ def test_rows_and_the_whole_come_back_as_they_were(num_rows: int, row_size: int)
 
 
 def test_layout() -> None:
-    """As the instructions take it: pairs of inputs by outputs; zeros where there are no inputs or outputs."""
+    """The layout is that of the instructions: pairs of inputs by outputs; zeros where there are no inputs or
+    outputs."""
     weight = (torch.arange(17)[:, None] + torch.arange(34) / 64).bfloat16()
     packed = packed_layout.pack(weight)
     assert packed.shape == (2, 2, 16, 32)

@@ -44,7 +44,7 @@ ALL = [*IMPLEMENTATIONS, pytest.param(reference, id="reference")]
 
 
 def check(logits: Tensor, lines: list[Row]) -> None:
-    """In C++ and in torch the tokens are the reference's."""
+    """C++ and torch choose the tokens of the reference."""
     expected = SamplingBatch(logits, lines)
     wanted = reference.sample_tokens(*expected.args())
     for implementation in (native, fallback):
@@ -95,7 +95,7 @@ def test_equal_and_impossible_tokens(lines: list[Row], seed: int):
 @given(lines_strategy, st.integers(0, 2**32), st.lists(st.integers(0, 9), min_size=5, max_size=5))
 @settings(max_examples=40, deadline=None)
 def test_positions_behind_drafts(lines: list[Row], seed: int, offsets: list[int]):
-    """They draw with their own noise, and leave the row as it is."""
+    """Drafted positions draw with their own noise, and leave the row as it is."""
     logits = random_logits(len(lines), 300, seed=seed, scale=1.0)
     shifted = [replace(line, position=line.position + offset) for line, offset in zip(lines, offsets, strict=False)]
     wanted = reference.sample_tokens(*SamplingBatch(logits, shifted).args())
@@ -203,7 +203,7 @@ def test_logits_in_rows_and_columns_of_any_stride():
 
 @pytest.mark.parametrize("implementation", ALL)
 def test_nan_is_no_token_wherever_it_stands(implementation: ModuleType):
-    """Its neighbours in the batch have the tokens they have without it."""
+    """The other rows of the batch have the tokens that they have without it."""
     logits = random_logits(6, 300)
     lines = [Row(temperature=0.0), Row(seed=1), Row(top_k=5, top_p=0.9, seed=2)] * 2
     whole = implementation.sample_tokens(*SamplingBatch(logits, lines).args())
@@ -329,7 +329,7 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_best(seed: int, min_p: f
 
 
 def chi_square(tokens: Tensor, probs: dict[int, float]) -> float:
-    """Of the tokens' counts, all of which are among probs' keys; probs need not be normalised."""
+    """Returns chi-square of the tokens' counts, all of which are among probs' keys; probs need not be normalised."""
     counts = np.array([int((tokens == token_id).sum()) for token_id in probs])
     assert counts.sum() == len(tokens), "no other token was drawn"
     expected = np.array(list(probs.values())) / sum(probs.values()) * len(tokens)
@@ -359,7 +359,7 @@ def test_draws_after_rejections_follow_the_distribution_of_the_nucleus(top_p: fl
 
 
 def test_draws_follow_the_distribution_with_everything_on():
-    """min-p drops 0.05, top-k the 0.1; of what is left, 0.85, three make up 82 %."""
+    """Min-p drops 0.05, top-k the 0.1; of what is left, 0.85, three make up 82 %."""
     kept = {token_id: prob for token_id, prob in PROBS.items() if prob >= 0.2}
     tokens = draws(spread(PROBS, VOCAB_SIZE), 10_000, top_k=4, min_p=0.2, top_p=0.8)
     assert chi_square(tokens, kept) < CHI_SQUARE[2]

@@ -88,7 +88,7 @@ def test_the_reference_is_the_recurrence() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_steps_of_any_length_give_the_same_bits(op: str) -> None:
-    """So that a prefix hit, and a request that is computed again, change no token."""
+    """Neither a prefix hit nor a request that is computed again changes a token."""
     whole = StateBatch.of([(0, 30)], state_tokens=8, dtype=torch.bfloat16, size=32)
     parts = StateBatch.of([(0, 30)], state_tokens=8, dtype=torch.bfloat16, size=32)
     at_once = getattr(native, op)(*OPS[op](whole))

@@ -1,4 +1,4 @@
-"""step_inputs on the CPU against the reference, over several steps of the same rows."""
+"""The op step_inputs on the CPU against the reference, over several steps of the same rows."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_the_most_frequent_continuation_is_drafted(
 def test_rows_are_drafted_as_specified(
     texts: list[list[int]], others: list[int], wanted: int, max_depth: int, factor: float, min_share: float
 ) -> None:
-    """Also with more places than count, and with tokens of others that nothing follows."""
+    """Drafts are the reference's, also with more places than count, and with tokens of others that nothing follows."""
     form = [wanted] * len(texts), others, max_depth, factor, min_share
     actual, expected = (suffix_args(texts, *form) for _ in range(2))
     native.draft_by_suffix(*actual)

@@ -151,7 +151,7 @@ def select(batch: Batch, requests: list[int]) -> tuple[Batch, list[Tensor]]:
 
 
 def independent_of_the_batch() -> None:
-    """With a fixed split every request's bits are the same alone, among others, and beside a prompt."""
+    """A fixed split gives every request the same bits alone, among others, and beside a prompt."""
     batch = make_batch(
         [1, 5, 40, 1, 16], [200, 90, 50, 20, 130], num_heads=6, num_kv_heads=2, head_dim=16, block_size=16,
         dtype=torch.float16,

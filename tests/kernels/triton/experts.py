@@ -49,7 +49,7 @@ def routing(
 
 
 def chosen(num_tokens: int, top_k: int, num_experts: int) -> Tensor:
-    """ids int32 [T, k]; some experts have none, the first has most."""
+    """Draws ids int32 [T, k]; some experts have no token, the first has most."""
     scores = torch.rand(num_tokens, num_experts)
     scores[:, 0] += 0.5
     scores[:, num_experts // 2 :: 3] -= 1
@@ -83,7 +83,8 @@ def combining(num_tokens: int, top_k: int, size: int, dtype: torch.dtype) -> Non
 def rows(
     num_tokens: int, inputs: int, dtype: torch.dtype, num_experts: int, per_pair: bool, top_k: int = 2
 ) -> tuple[Tensor, ...]:
-    """(x with rows apart and NaN between them, order, starts); of one expert per token it is the same for all."""
+    """Returns (x with rows apart and NaN between them, order, starts); of one expert per token it is the
+    same for all."""
     ids = chosen(num_tokens, top_k, num_experts) if top_k > 1 else torch.full((num_tokens, 1), 2, dtype=torch.int32)
     order, starts = reference.sort_by_expert(ids, num_experts)
     x = torch.full((num_tokens * (top_k if per_pair else 1), inputs + 8), float("nan"), dtype=dtype)[:, :inputs]
@@ -127,7 +128,7 @@ def fp8(
     per_pair: bool = False,
     gated: bool = False,
 ) -> None:
-    """quantized: whether there are so many pairs that x is, where fp8 is multiplied."""
+    """Checks products with fp8. quantized: whether there are so many pairs that x is, where fp8 is multiplied."""
     num_experts = 3 if top_k <= 3 else 8
     x, order, starts = rows(num_tokens, inputs, F16, num_experts, per_pair, top_k)
     quantized = quantized and multiplies_fp8(x.device)
@@ -180,7 +181,8 @@ def grouped(
     gated: bool = False,
     **config: int,
 ) -> None:
-    """becomes_codes: the codebook does not outlive packing. config: of the table, in place of its values."""
+    """Checks products of groups. becomes_codes: the codebook does not outlive packing. config: of the table, in
+    place of its values."""
     num_experts = 5
     x, order, starts = rows(num_tokens, inputs, dtype, num_experts, per_pair)
     weight = grouped_weight(num_experts * outputs, inputs, bits, group_size, form)

@@ -1,4 +1,4 @@
-"""grouped_linear and grouped_embedding against the reference, in Triton's interpreter. Run by test_values.py as
+"""The ops grouped_linear and grouped_embedding against the reference, in Triton's interpreter. Run by test_values.py as
 
     TRITON_INTERPRET=1 python -m tests.kernels.triton.grouped [--sweep]
 
@@ -93,7 +93,7 @@ def product_case(
     gated: bool = False,
     **config: int,
 ) -> None:
-    """x has rows apart, and NaN between them."""
+    """Computes x has rows apart, and NaN between them."""
     weight = grouped_weight(*shape, bits, group_size, form, permuted=permuted)
     if codebook is not None:
         weight = replace(weight, codebook=codebook, zero_point=0, scales=weight.scales * 8)
@@ -108,7 +108,7 @@ def product_case(
 
 
 def split_case(path: str, **config: int) -> None:
-    """The same bits whoever comes last; and as without splits, but for rounding."""
+    """The bits are the same whichever program comes last, and as without splits, but for rounding."""
     weight = grouped_weight(40, 1024, 4, 128, "zeros")
     packed, x = grouped_layout.pack(weight), torch.randn(2, 1024)
     expected = reference.grouped_linear(x, weight, None)
@@ -126,7 +126,7 @@ def split_case(path: str, **config: int) -> None:
 
 
 def exact_case() -> None:
-    """Where every sum is exact, so are the products: activations of small integers, scales of powers of two."""
+    """Returns where every sum is exact, so are the products: activations of small integers, scales of powers of two."""
     wide = PATHS["gemm"] | {"wide": 1}
     for bits, form in ((4, "zeros"), (8, "symmetric")):
         weight = grouped_weight(66, 160, bits, 32, form)

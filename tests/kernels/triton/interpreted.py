@@ -1,4 +1,4 @@
-"""What the modules that test Triton kernels have in common: how they run their cases.
+"""The cases of modules that test Triton kernels, and how they run.
 
 Without TRITON_INTERPRET, `--device cuda` runs the same cases on a GPU.
 """
@@ -38,8 +38,8 @@ def run_cases(cases: Cases, sweep: Cases | None = None) -> int:
 
 @contextmanager
 def nothing_computed() -> Iterator[None]:
-    """Kernels that are launched within are not executed: where nobody looks at their values, as while graphs are
-    captured, the interpreter would take most of a test's time for them."""
+    """Skips kernels that are launched within. Where their values are not read, as while graphs are captured, the
+    interpreter would take most of a test's time for them."""
     from triton.runtime.interpreter import GridExecutor  # not on every system
 
     with mock.patch.object(GridExecutor, "__call__", lambda *args, **kwargs: None):

@@ -38,7 +38,7 @@ def fp8_weight(num_outputs: int, num_inputs: int, blocks: bool) -> tuple[Tensor,
 
 
 def assert_codes(codes: Tensor, scales: Tensor, x: Tensor, limit: float, fixed: bool) -> None:
-    """x [rows, size] of one scale each."""
+    """Computes x [rows, size] of one scale each."""
     x = x.float()
     if not fixed:
         expected_scales = (x.abs().amax(-1) / limit).clamp(min=1e-12)

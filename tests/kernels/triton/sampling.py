@@ -129,7 +129,7 @@ def broken_models() -> None:
 
 
 def nan_among_numbers() -> None:
-    """One is enough, in any group; who has none beside it gets its token."""
+    """One is enough, in any group; a row with no other gets its token."""
     logits = random_logits(len(MIX), 700, scale=1.0)
     for line, token_id in ((0, 699), (2, 0), (3, 130), (6, 500)):
         logits[line, token_id] = float("nan")

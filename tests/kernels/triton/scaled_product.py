@@ -1,4 +1,5 @@
-"""int8_linear and fp8_linear against the references, in Triton's interpreter on the CPU. Run by test_values.py as
+"""The ops int8_linear and fp8_linear against the references, in Triton's interpreter on the CPU. Run by
+test_values.py as
 
     TRITON_INTERPRET=1 python -m tests.kernels.triton.scaled_product [--sweep]
 
@@ -33,7 +34,7 @@ INFINITY = float("inf")
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, by_fp8: bool = False) -> None:
-    """by_fp8: of products of e4m3 with e4m3."""
+    """Returns the tolerance of a product. by_fp8: of e4m3 with e4m3."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     largest = float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 0.0
@@ -156,7 +157,7 @@ weight_only = partial(fp8_case, quantized=False)
 
 
 def library_case(blocks: bool, gated: bool = False) -> None:
-    """From library_rows on the weight is converted as a whole."""
+    """The weight is converted as a whole from library_rows on."""
     x = tokens_of(5, 200, F16)
     weight, scales = fp8_weight(30, 200, blocks)
     bias = torch.randn(30).half()
@@ -166,7 +167,7 @@ def library_case(blocks: bool, gated: bool = False) -> None:
 
 
 def library_product_case(blocks: bool) -> None:
-    """torch's product adds as the tensor cores do, but with scales per block, and then gets quadruples of tokens."""
+    """Torch's product adds as the tensor cores do, but with scales per block, and then takes quadruples of tokens."""
     x = tokens_of(6, 512)
     weight, scales = fp8_weight(128, 512, blocks)
     asked: list[tuple[int, bool]] = []
@@ -198,7 +199,7 @@ def library_product_case(blocks: bool) -> None:
 
 
 def choice_case() -> None:
-    """Which product a number of tokens and a GPU get."""
+    """A number of tokens and a GPU decide which product is used."""
     x = tokens_of(fp8_linear.WEIGHT_ONLY_ROWS + 1, 64)
     weight, scales = fp8_weight(20, 64, blocks=False)
     full, quantized = (
@@ -216,7 +217,7 @@ def choice_case() -> None:
 
 
 def refusals_case() -> None:
-    """What torch._scaled_mm does not take is known, and said once."""
+    """The log says once what torch._scaled_mm does not take."""
     gpu, bf16 = torch.device("cuda"), torch.bfloat16
 
     def refusal(*weight: Any) -> str:

@@ -59,7 +59,7 @@ def normed_case(
     scale: float = 1.0,
     residual_dtype: torch.dtype | None = None,
 ) -> None:
-    """scale: of the stream, which the norm takes away again."""
+    """Checks a product. scale: of the stream, which the norm removes again."""
     x = (scale * rows_of(num_tokens, inputs, torch.float32)).to(dtype)
     residual = (scale * torch.randn(num_tokens, inputs)).to(residual_dtype or dtype)
     norm_weight = (1 + torch.randn(inputs)).to(dtype)

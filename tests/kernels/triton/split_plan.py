@@ -104,7 +104,7 @@ def covers(query_lens: Sequence[int], seq_lens: Sequence[int], window: int = 0, 
 
 
 def decodes(num_reqs: int, seq_len: int, splits: int, shortest: int, heads: tuple[int, int, int] = LLAMA) -> None:
-    """Of requests of equal length, into how many splits they are cut, and the fewest tokens of one."""
+    """Returns into how many splits requests of equal length are cut, and the fewest tokens of one."""
     items = check([1] * num_reqs, [seq_len] * num_reqs, heads)
     assert {item.splits for item in items} == {splits}
     assert min(item.end - item.first_key for item in items) == shortest

@@ -1,6 +1,6 @@
 // Attention of a few query rows, bound by memory: each key and value is read from memory once.
 //
-// A tile is a range of at most FEW_ROWS_RANGE keys, whose scores are all known before the first value is weighted.
+// A tile is a range of at most FEW_ROWS_RANGE keys. All its scores are known before the first value is weighted.
 #pragma once
 
 #include "attention/attention_rows.h"

@@ -39,10 +39,10 @@ void rotate_pairs(const T* source, T* target, const float* cos, int size) {
     }
 }
 
-constexpr int HEAD_TOKENS = 2;     // whose products with a weight are computed together
+constexpr int HEAD_TOKENS = 2;     // multiplied by a weight together
 constexpr int HEAD_REGISTERS = 4;  // of sums of a token
 
-// Sums over k of x[token][k] * weight[k][column]: a weight whose outputs lie side by side. x is padded with zeros.
+// Sums over k of x[token][k] * weight[k][column]: a weight with outputs side by side. x is padded with zeros.
 template <class T, int TOKENS>
 void by_columns(const float* x, int64_t x_stride, const T* weight, int64_t stride, int in, int out, T* result,
                 int64_t result_stride) {
@@ -65,7 +65,7 @@ void by_columns(const float* x, int64_t x_stride, const T* weight, int64_t strid
     }
 }
 
-// Sums over k of x[token][k] * weight[row][k]: a weight whose inputs lie side by side. x is padded with zeros.
+// Sums over k of x[token][k] * weight[row][k]: a weight with inputs side by side. x is padded with zeros.
 template <class T, int TOKENS>
 void by_rows(const float* x, int64_t x_stride, const T* weight, int64_t stride, int in, int out, T* result,
              int64_t result_stride) {

@@ -10,7 +10,7 @@ namespace {
 using amx::TILE_PAIRS;
 
 constexpr int64_t PIECES = 3;            // of work, per thread: the first stage of each is decoded beforehand
-constexpr int64_t PACKED_TOKENS = 2048;  // whose inputs are packed at a time
+constexpr int64_t PACKED_TOKENS = 2048;  // packed at a time
 constexpr int HALF_UNIT = UNIT / 2;
 
 // ---- weights as bf16, rounded once ----
@@ -45,7 +45,7 @@ struct Group {
     const float *scales, *offsets;
 };
 
-// A unit, whose halves may be of different groups, to bf16: out [ROWS, TILE] pairs
+// A unit, with halves that may be of different groups, to bf16: out [ROWS, TILE] pairs
 template <int BITS, class Value>
 void decode(const uint8_t* codes, const Group* halves, const float* codebook, uint32_t* out) {
     u32x16 quads[QUADS];

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int MAX_TOKENS = REGISTERS == 1 ? 8 : 6;  // whose sums stay in registers: AVX2 has 16, of half a tile
+constexpr int MAX_TOKENS = REGISTERS == 1 ? 8 : 6;  // with sums in registers: AVX2 has 16, of half a tile
 constexpr int CHUNK_TILES = 4;
 
 // sums[t] += the products of a unit's weights with the inputs x[t * stride ..] of TOKENS tokens

@@ -6,7 +6,7 @@
 namespace {
 
 constexpr int CHUNK_TILES = 4;    // tiles that a thread takes at a time
-constexpr int STAGE_BLOCKS = 8;   // whose integer sums are there before they become floats
+constexpr int STAGE_BLOCKS = 8;   // with integer sums before any becomes a float
 constexpr int PREFETCH = 2048;    // bytes of a tile's codes fetched ahead of the products
 constexpr int MOST_PREFETCH = 128 * 1024;  // likewise
 

@@ -1,4 +1,4 @@
-// y = x w^T + bias with weights whose codes stand for numbers of a table. Two ways: codes become floats as they are
+// y = x w^T + bias with weights with codes that stand for numbers of a table. Two ways: codes become floats as they are
 // multiplied with (table_products.h), which is exact; or, where pairs of bf16 are multiplied and without AVX-512, as
 // many as stay in the L1 cache are decoded to bf16 and multiplied like dense weights. In both, sums of a group are
 // scaled, so that only the table's numbers can be rounded, and those of fp8 are bf16 as they are.
@@ -13,7 +13,7 @@ namespace {
 using packed::UNIT_PAIRS;
 
 constexpr int64_t STAGE_UNITS = 8;       // decoded at a time of each tile
-constexpr int64_t ORDERED_TOKENS = 512;  // whose inputs are in the order of the codes at a time
+constexpr int64_t ORDERED_TOKENS = 512;  // with inputs in the order of the codes, at a time
 
 // The scales of a tile's groups: out [padded_groups, TILE]
 void expand_scales(const GroupedWeight& w, int64_t tile, float* out) {

@@ -1,4 +1,4 @@
-// Products of tokens, as floats, with weights whose codes stand for numbers of a table: each code becomes a float in a
+// Products of tokens, as floats, with weights with codes that stand for numbers of a table: each code becomes a float in a
 // register, at the moment at which it is multiplied with.
 #pragma once
 

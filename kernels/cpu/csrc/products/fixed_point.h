@@ -28,8 +28,8 @@ constexpr int MAX_BLOCK = 64;                              // inputs that share 
 constexpr int GROUP = packed::Floats::GROUP;               // tiles multiplied together
 constexpr int MAX_TOKENS = packed::tokens_with(GROUP);     // likewise
 constexpr int64_t MOST_GROUP = 8;                          // tiles of a piece of work, at most
-constexpr int64_t STAGE_INPUTS = 2048;                     // whose weights are in fixed point at a time
-constexpr int64_t PART_TOKENS = 512;                       // whose inputs are in fixed point at a time
+constexpr int64_t STAGE_INPUTS = 2048;                     // in fixed point at a time
+constexpr int64_t PART_TOKENS = 512;                       // with inputs in fixed point at a time
 constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
 // A weight that is the sum of several rounded numbers can be larger by one.
 static_assert((LARGEST_WEIGHT + 1LL) * LARGEST_INPUT * MAX_BLOCK < 1LL << 31);

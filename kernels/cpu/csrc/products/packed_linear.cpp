@@ -8,11 +8,11 @@
 namespace packed {
 namespace {
 
-constexpr int64_t DEPTH = 64;               // units whose weights stay in the L2 cache while many tokens pass
+constexpr int64_t DEPTH = 64;               // units with weights that stay in the L2 cache while many tokens pass
 constexpr int64_t MIN_MATRIX_TOKENS = 4;    // below, vectors are as fast as memory, and the matrix unit is not
 constexpr int64_t FIXED_POINT_TOKENS = REGISTERS == 1 ? 24 : 12;  // from which on it is faster
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
-constexpr int64_t WIDENED_TOKENS = 512;     // whose inputs are floats at a time
+constexpr int64_t WIDENED_TOKENS = 512;     // with inputs as floats at a time
 
 // `count` tokens x, `stride` numbers apart, with the tiles [begin, begin + GROUP), of which the last may be missing;
 // sums [count, GROUP].

@@ -142,7 +142,7 @@ void pagewire_group_members(int dtype, const void* logits, int64_t stride, const
     });
 }
 
-// The most probable token of each position whose row has temperature 0: to sampled [num_positions] and, if it is to be
+// The most probable token of each position with temperature 0: to sampled [num_positions] and, if it is to be
 // appended, to the row's token_ids at num_tokens, which grows by one. Where there is NaN, sampled is -1 and the row
 // gets token 0. Positions without a row (-1) get 0, others -1: they are to be drawn. maxima [num_positions, G] is
 // overwritten.
