@@ -1,14 +1,14 @@
-"""Who decodes in a step of an executor whose layers are stages of a pipeline.
+"""The requests that decode in a step of an executor whose layers are stages of a pipeline.
 
 S stages compute S steps at the same time. A request's next token needs its last one, which the last stage samples, so
-it gains nothing by being in a step behind which its last one is still under way: the first stage would wait, and all
-behind it. Those that decode fall into S cohorts instead, which take turns. No list of their members is kept: a step
-takes whoever is in none of the S - 1 steps before it, but no more than an S-th of all, rounded such that no cohort is
-larger by two than another. So one that became too large leaves some to the next, and those who come and go are made up
-for within a round.
+it gains nothing by being in a step while its last token is still under way: the first stage would wait, and all behind
+it. Requests that decode fall into S cohorts instead, which take turns. No list of their members is kept: a step takes
+the requests that are in none of the S - 1 steps before it, but no more than an S-th of all, rounded such that no cohort
+is larger by two than another. So a cohort that became too large leaves some requests to the next, and arrivals and ends
+are evened out within a round.
 
 The step after these may be decided before the first of them has its tokens: the leader sends them to the first stage
-itself. With one stage, this is the rule that everybody may be in the step behind the one that runs.
+itself. With one stage, this is the rule that all requests may be in the step behind the one that runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +24,12 @@ class Cohorts:
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
-        self.size = 0  # of a cohort that is as large as the others; with one stage, nobody needs to know
-        self._last: tuple[int, int] | None = None  # the place of the last one chosen where not all could be
+        self.size = 0  # of a cohort that is as large as the others; not computed with one stage
+        self._last: tuple[int, int] | None = None  # the order of the last one chosen where not all could be
 
     def of_next_step(self, running: list[Request], in_flight: Sequence[ScheduledStep]) -> list[Request]:
-        """Those of the running requests that may be in the next step, in the same order: all whose prompt is still
-        computed, and a cohort of the others."""
+        """Returns the running requests that may be in the next step, in the same order: all that still compute their
+        prompt, and a cohort of the others."""
         if self._num_stages == 1:
             return running
         busy = self._under_way(in_flight)
@@ -41,7 +41,8 @@ class Cohorts:
         return [request for request in running if request not in busy and request not in left_out]
 
     def _under_way(self, in_flight: Sequence[ScheduledStep]) -> set[Request]:
-        """Whose last token is sampled in the last S - 1 steps, as far as these are in flight."""
+        """Returns the requests that have their last token sampled in the last S - 1 steps, as far as these are in
+        flight."""
         return {
             request
             for step in self._steps_before(in_flight)
@@ -53,13 +54,14 @@ class Cohorts:
         return islice(reversed(in_flight), self._num_stages - 1)
 
     def _most(self, num_decoding: int, in_flight: Sequence[ScheduledStep]) -> int:
-        """How many the next cohort may have: of S, as many are larger than the others as are left over."""
+        """Returns how many requests the next cohort may have: of S cohorts, as many are larger than the others as
+        requests are left over."""
         least, num_larger = divmod(num_decoding, self._num_stages)
         larger_before = sum(len(step.sampled) > least for step in self._steps_before(in_flight))
         return max(1, least + (larger_before < num_larger))
 
     def _turns(self, able: list[Request], most: int) -> list[Request]:
-        """So many, from the one behind that which was chosen last on."""
+        """Returns `most` of the requests, beginning behind the one that was chosen last."""
         able = sorted(able, key=by_order)
         if self._last is not None:
             last = self._last

@@ -1,9 +1,9 @@
 """One step in the making: decodes first, then prompts, in what is left of tokens and time.
 
 Several prompts share a step. A part of it is kept for the one that is first in order. The others take the rest before
-it, the shortest first, and so do newcomers that have less to compute than it: short prompts overtake long ones, and
-these go on. Feature code does not belong here: how much prompts may take is `step_budget.py`'s, whose turn it is
-`waiting.py`'s.
+it, the shortest first, and so do newly admitted prompts that have less to compute than it: short prompts overtake long
+ones, and these go on. Feature code does not belong here: the budget of prompts is in `step_budget.py`, the turns of
+waiting requests are in `waiting.py`, and features join in `seams.py`.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from pagewire.services.scheduler.memory.kv_cache import NewBlocks
 from pagewire.services.scheduler.values.request import Request, RequestStatus
 from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep
 
-# Requests that are left to other replicas, after which a step takes no more: it goes through no longer queue.
+# A step stops going through the queue after it has left so many requests to other replicas.
 _MAX_LEFT = 32
 
 
 class Decision:
-    """Fills a step with whoever runs and with whoever waits and fits."""
+    """Fills a step with running requests, and with waiting ones that fit."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Decision:
         taker: Taker,
         in_flight: Sequence[ScheduledStep],
     ) -> None:
-        """in_flight: the steps that are, oldest first."""
+        """in_flight: the steps sent and not answered yet, oldest first."""
         self._rows = rows
         self._kv = rows.kv
         self._limits = rows.limits
@@ -58,14 +58,14 @@ class Decision:
         num_preemptions = self._rows.counts.num_preemptions
         prefills = self._run_decodes(self._is_suspect_due(first))
         if prefills or self._waiting:
-            # Where blocks are short, nobody else gets some.
+            # Where blocks are short, no other request gets some.
             self._run_prompts(prefills, may_admit=self._rows.counts.num_preemptions == num_preemptions)
 
     # -- decodes -----------------------------------------------------------------------------------------------------
 
     def _run_decodes(self, is_suspect_due: bool) -> list[Request]:
-        """Schedules who needs one token, and preempts from the tail when blocks run out; returns the others that run,
-        who have more of a prompt to compute."""
+        """Schedules the requests that need one token, and preempts from the tail when blocks run out. Returns the other
+        running requests, which have more of a prompt to compute."""
         rows, kv, step, limits = self._rows, self._kv, self._step, self._limits
         if self._is_contended and not kv.has_free_blocks(len(rows.running)):
             self._order = keeping_order(rows.running)
@@ -103,16 +103,16 @@ class Decision:
         return prefills
 
     def _slot_for(self, request: Request) -> NewBlocks | None:
-        """None: there is no block for it, or it is one that was preempted for those before it."""
+        """Returns None if no block is free, or if the request was preempted for one before it."""
         return self._kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
 
     def _draft(self, request: Request, wanted: int) -> int:
-        """Lets a request that needs one token run that and drafts behind it, as many as are wanted and the free blocks
-        allow; returns how many. 0: nothing was done, as there can be none."""
+        """Lets a request that needs one token run that token and drafts behind it, as many as are wanted and the free
+        blocks allow. Returns how many drafts; 0: nothing was done, as there can be none."""
         kv, step = self._kv, self._step
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
         num_drafts = min(wanted, max_gain - 1)
-        # Nobody is to lose blocks to a draft.
+        # No request loses blocks to a draft.
         if num_drafts <= 0 or not kv.has_free_blocks(len(self._rows.running) + num_drafts):
             return 0
         if request.status is not RequestStatus.RUNNING:
@@ -129,7 +129,7 @@ class Decision:
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def _run_prompts(self, prefills: list[Request], may_admit: bool) -> None:
-        # Those without a row would gain nothing by a longer step.
+        # Requests without a row would gain nothing by a longer step.
         num_short_waiting = min(self._waiting.num_short, self._rows.num_open)
         self._budget = StepBudget(
             self._step,
@@ -141,7 +141,7 @@ class Decision:
         )
         self._prefilling = {request for request in prefills if request.status is RequestStatus.RUNNING}
         if prefills and not self._rows.lacks_blocks:
-            # Newcomers would take the blocks that a running prompt waits for.
+            # New requests would take the blocks that a running prompt waits for.
             first, *others = prefills
             kept = self._budget.kept_for(first)
             for request in sorted(others, key=self._urgency):
@@ -162,7 +162,7 @@ class Decision:
         return served, len(request.token_ids) - request.num_computed_tokens
 
     def _continue(self, request: Request, kept: float = 0.0) -> bool:
-        """Computes more of a running prompt. False: it waits for blocks, which nobody else is to get."""
+        """Computes more of a running prompt. Returns False if it waits for blocks, which no other request may take."""
         if request.status is not RequestStatus.RUNNING:
             return True  # preempted for another one
         start = request.num_computed_tokens
@@ -175,8 +175,9 @@ class Decision:
         return True
 
     def _fitting(self, request: Request, num_tokens: int) -> int:
-        """How many of num_tokens tokens of a running prompt have blocks. A group with a window has those of the next
-        chunk only: 0, if others hold too many. If nobody runs who would give some back, the tail is preempted."""
+        """Returns how many of num_tokens tokens of a running prompt have blocks. A group with a window has the blocks
+        of the next chunk only: 0, if other requests hold too many. If no running request would give some back, the tail
+        is preempted."""
         num_fitting = self._kv.num_allocatable_tokens(request, num_tokens)
         while num_fitting == 0 and not self._step.request_ids and self._is_idle:
             self._preempt_tail()
@@ -185,7 +186,7 @@ class Decision:
             num_fitting = self._kv.num_allocatable_tokens(request, num_tokens)
         return num_fitting
 
-    # -- newcomers ---------------------------------------------------------------------------------------------------
+    # -- admission ---------------------------------------------------------------------------------------------------
 
     def _turns(self) -> Turns:
         return Turns(self._waiting, self._limits.max_running_per_tenant, self._suits)
@@ -194,10 +195,10 @@ class Decision:
         return not self._taker.is_anothers(request) and self._rows.suits(request)
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
-        """Admits waiting requests in their turns until one does not fit. Who waits for another's blocks is passed over,
-        but keeps a row free; who is another replica's is passed over, too.
+        """Admits waiting requests in their turns until one does not fit. A request that waits for blocks of another is
+        passed over, but keeps a row free; a request of another replica is passed over, too.
 
-        first: a running prompt, of which nobody but those is to go ahead that have less to compute.
+        first: a running prompt, which only requests with less to compute may overtake.
         """
         rows, kv, step = self._rows, self._kv, self._step
         turns, num_passed, num_left = self._turns(), 0, 0
@@ -220,7 +221,7 @@ class Decision:
                 if num_left == _MAX_LEFT:
                     return
                 continue
-            # A suspect, for which the others pause, would wait for them.
+            # A suspect, for which the others pause, would wait for them for ever.
             if not self._is_suspect(request) and kv.awaits(request, computed):
                 turns.pass_over(request)
                 num_passed += 1
@@ -243,7 +244,7 @@ class Decision:
             self._run_prompt(request, num_tokens)
 
     def _waits_for_long_ones(self, missing: int, prefilling: set[Request]) -> bool:
-        """Whether a prompt is long of which so many tokens are to be computed, and as many of these run as may."""
+        """Returns whether a prompt with so many tokens to compute is long, while as many long ones run as may."""
         limits, num_longs = self._limits, sum(request.is_long for request in prefilling)
         return missing > limits.long_prompt_tokens and num_longs >= limits.max_long_partial_prefills
 
@@ -251,13 +252,13 @@ class Decision:
         return len(self._prefilling) < self._limits.max_num_partial_prefills or self._is_suspect(request)
 
     def _overtakes(self, request: Request, missing: int, first: Request) -> bool:
-        """Whether a newcomer goes before a running prompt."""
+        """Returns whether a waiting request goes before a running prompt."""
         if self._is_contended and request.account is not first.account:
             return request.account.served < first.account.served
         return missing < len(first.token_ids) - first.num_computed_tokens
 
     def _is_suspect_due(self, first: Request | None) -> bool:
-        """Whether a suspect is first in line, and enters here as soon as it is alone."""
+        """Returns whether a suspect is first in line, and enters here as soon as it is alone."""
         if first is None or not self._is_suspect(first) or self._rows.quarantine.is_closed:
             return False
         return self._rows.num_open > 0 and self._rows.find_room(first) is not None and self._takes(first)
@@ -266,8 +267,8 @@ class Decision:
 
     def _make_room_for(self, request: Request) -> None:
         """Preempts running requests for the first waiting one, if it lacks a row or blocks and they suffice: those of
-        lower priority, and of other tenants, if its own has none that runs. Never happens under fcfs with one tenant,
-        where those that run came first."""
+        lower priority, and those of other tenants, if its own has none running. Never happens under fcfs with one
+        tenant, where running requests came first."""
         rows, kv = self._rows, self._kv
         victims = choose_victims(request, rows.running, self._is_contended, rows.num_open, kv)
         if not victims or rows.quarantine.is_closed or not self._takes(request):
@@ -305,7 +306,7 @@ class Decision:
             self._kv.cache_blocks(request)
 
     def _run_prompt(self, request: Request, num_tokens: int) -> None:
-        """As `_run`, for tokens of a prompt, for which there are blocks and time."""
+        """Puts tokens of a prompt, for which there are blocks and time, into the step."""
         new_blocks = self._kv.allocate_slots(request, num_tokens)
         assert new_blocks is not None
         self._budget.spend(request, request.num_computed_tokens, num_tokens)

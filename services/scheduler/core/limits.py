@@ -1,4 +1,4 @@
-"""What fits into a step."""
+"""The bounds of a step."""
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import InvalidRequest
@@ -39,8 +39,8 @@ class StepLimits:
         return self._long_prefill_token_threshold or self.max_num_batched_tokens // 4
 
     def chunk(self, num_new_tokens: int, budget: int, is_alone: bool) -> int:
-        """How many of a prefill's missing tokens to compute in this step; 0 = none for now. is_alone: nobody else is
-        there whom a long chunk would delay."""
+        """Returns how many of a prefill's missing tokens to compute in this step; 0: none for now. is_alone: a long
+        chunk would delay no other request."""
         if not self._enable_chunked_prefill:
             return 0 if budget < num_new_tokens <= self.max_num_batched_tokens else min(num_new_tokens, budget)
         threshold = self._long_prefill_token_threshold
@@ -49,8 +49,8 @@ class StepLimits:
         return min(num_new_tokens, budget)
 
     def draft_budget(self, num_running: int) -> int:
-        """Tokens of a step that may be drafts: half of what is left when every running request has one of its own. The
-        other half is for prompts."""
+        """Returns how many tokens of a step may be drafts: half of what is left when every running request has one of
+        its own. The other half is for prompts."""
         return (self.max_num_batched_tokens - num_running) // 2 if self._max_draft_tokens else 0
 
     def check(self, request: Request) -> None:

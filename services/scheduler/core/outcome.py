@@ -1,4 +1,4 @@
-"""What a step's result means for its requests: which tokens each gained, and who ends with them."""
+"""The tokens that the requests of a step gained, and the requests that ended with them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 
 @dataclass(slots=True)
 class Outputs:
-    """What a step brought to the requests that are still alive, in parallel columns."""
+    """The columns of a step's result, for the requests that are still alive."""
 
     requests: list[Request] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)  # gained by each, up to the request's end
@@ -20,15 +20,15 @@ class Outputs:
     prompt_logprobs: dict[int, Any] = field(default_factory=dict)
     # Index into requests -> the vector that a request ends with.
     vectors: dict[int, Any] = field(default_factory=dict)
-    # Who has its last token now, and why it is the last.
+    # Requests that have their last token now, and why it is the last.
     ends: list[tuple[Request, FinishReason]] = field(default_factory=list)
-    # Who has ended because the executor refused it, and with what error.
+    # Requests that the executor refused, with their errors.
     refused: list[tuple[Request, Any]] = field(default_factory=list)
 
 
 def outcome(step: ScheduledStep, result: StepResult) -> Outputs:
-    """Hands each request of the step what it gained, up to its end. What is for requests that ended or were preempted
-    since is dropped."""
+    """Hands each request of the step the tokens that it gained, up to its end. Tokens of requests that ended or were
+    preempted since are dropped."""
     outputs = Outputs()
     if len(result.token_ids) == len(step.sampled) and not step.drafts_of:
         _append_one_each(step, result, outputs)
@@ -42,7 +42,7 @@ def outcome(step: ScheduledStep, result: StepResult) -> Outputs:
 
 
 def _append_one_each(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
-    """What `_gain` does where everybody gains just one token, as fast as can be."""
+    """Does the same as `_gain` where each request gains just one token, as fast as can be."""
     alive, gained = outputs.requests, outputs.token_ids
     for request, epoch, token_id in zip(step.sampled, step.epochs, result.token_ids, strict=True):
         if request.epoch != epoch:

@@ -50,7 +50,7 @@ class Placement(Protocol):
 
     @property
     def best_known(self) -> Replica | None:
-        """The replica whose steps were measured most."""
+        """The replica with the most measured steps."""
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless all of this agrees with the replicas."""

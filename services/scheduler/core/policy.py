@@ -1,4 +1,4 @@
-"""Who goes first: the order of requests and, from the other end, of preemption."""
+"""The order of requests and, from the other end, of preemption."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -8,7 +8,7 @@ from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.request import Request
 
-# request, arrival number -> its place; unique, smaller first.
+# request, arrival number -> its order; unique, smaller first.
 Policy = Callable[[Request, int], tuple[int, int]]
 
 by_order = attrgetter("order")
@@ -28,28 +28,30 @@ POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
 
 
 def has_priority(waiting: Request, running: Request) -> bool:
-    """Whether the one may take what the other holds; an earlier arrival alone is no reason."""
+    """Returns whether the waiting request may take what the running one holds; an earlier arrival alone is no
+    reason."""
     return waiting.order[0] < running.order[0]
 
 
 def has_turn_before(request: Request, other: Request, is_contended: bool) -> bool:
-    """Whether the one is admitted first where both wait. is_contended: there are several tenants, of which the one that
-    was served least goes first."""
+    """Returns whether the request is admitted first where both wait. is_contended: there are several tenants, of which
+    the one that was served least goes first."""
     if is_contended and request.account is not other.account:
         return (request.account.served, request.order) < (other.account.served, other.order)
     return request.order < other.order
 
 
 def keeping_order(running: Iterable[Request]) -> list[Request]:
-    """Of several tenants: who keeps their blocks longest comes first, whoever's tenant was served least."""
+    """Returns the running requests of several tenants, least served tenant first: the first keep their blocks
+    longest."""
     return sorted(running, key=lambda request: (request.account.served, request.order))
 
 
 def victims_of(request: Request, running: Sequence[Request], is_contended: bool) -> list[Request]:
-    """Who of those that run may be preempted for a waiting request, in this order: those of lower priority. With
-    several tenants these are its own; one of which nobody runs may also take from others that run several, first from
-    the one that was served most, but leaves each its first. Nobody whose turn would come before its own: he would only
-    come back into what he has left."""
+    """Returns the running requests that may be preempted for a waiting one, in this order: those of lower priority.
+    With several tenants these are its own; a tenant without running requests may also take from others that have
+    several, first from the tenant that was served most, but leaves each its first. No request is a victim if its turn
+    would come before the waiting one: it would only come back into what it has left."""
     if not is_contended:
         return list(takewhile(lambda victim: has_priority(request, victim), reversed(running)))
     account = request.account
@@ -68,8 +70,8 @@ def victims_of(request: Request, running: Sequence[Request], is_contended: bool)
 def choose_victims(
     request: Request, running: Sequence[Request], is_contended: bool, num_open_rows: int, kv: KVCacheManager
 ) -> Sequence[Request]:
-    """The first of those that may be preempted (`victims_of`) who have to be, to let a waiting request in; none if
-    nobody has to, or if all of them would not suffice."""
+    """Returns the first of the candidates (`victims_of`) that have to be preempted to let a waiting request in; none if
+    none has to be, or if all of them would not suffice."""
     candidates = victims_of(request, running, is_contended)
     if not candidates:
         return ()

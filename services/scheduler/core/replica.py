@@ -85,7 +85,7 @@ class Replica:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing runs or is in flight, and the executor has freed all rows."""
+        """True if nothing runs or is in flight, and the executor has freed all rows."""
         return not (self.running or self._in_flight or self._rows.has_unreported_ends)
 
     def share_index(self, index: BlockIndex) -> None:
@@ -124,7 +124,7 @@ class Replica:
 
     @property
     def holds_long_back(self) -> bool:
-        """Whether rows are open, but as many long prompts are computed as may."""
+        """True if rows are open, but as many long prompts are computed as may."""
         longs = sum(one.is_long and one.is_prefilling for one in self.running)
         return self.num_open_rows > 0 and longs >= self.limits.max_long_partial_prefills
 
@@ -166,7 +166,7 @@ class Replica:
 
     @property
     def costs(self) -> StepCosts:
-        """Of steps on the executor that is attached."""
+        """The cost model of steps on the attached executor."""
         return self._rows.costs
 
     def expected_drafts(self, step: ScheduledStep) -> float:
@@ -188,7 +188,7 @@ class Replica:
 
     @property
     def info(self) -> ExecutorInfo | None:
-        """Of the executor that is attached."""
+        """The facts about the attached executor."""
         return self._info
 
     @property
@@ -202,7 +202,7 @@ class Replica:
 
     @property
     def running(self) -> Sequence[Request]:
-        """In the policy's order."""
+        """The running requests, in the policy's order."""
         return self._rows.running
 
     @property
@@ -212,7 +212,7 @@ class Replica:
 
     @property
     def has_suspect(self) -> bool:
-        """Whether a suspect runs here."""
+        """True while a suspect runs here."""
         return self._rows.quarantine.is_closed
 
     @property
@@ -225,7 +225,7 @@ class Replica:
 
     @property
     def can_schedule(self) -> bool:
-        """Whether there is an executor, with fewer steps in flight than there may be."""
+        """True if there is an executor, with fewer steps in flight than there may be."""
         return self._info is not None and len(self._in_flight) < self.pacer.max_in_flight
 
     def check_integrity(self) -> None:

@@ -74,7 +74,7 @@ class Rows:
 
     @property
     def has_unreported_ends(self) -> bool:
-        """Whether the executor has yet to free rows of requests that ended."""
+        """True if the executor has yet to free rows of requests that ended."""
         return bool(self._finished_request_ids)
 
     def drain(self) -> None:

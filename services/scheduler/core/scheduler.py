@@ -1,4 +1,4 @@
-"""Who waits, and which replica takes whom: a pure core without I/O.
+"""The waiting requests and the replicas that take them: a pure core without I/O.
 
 One rule: every request has `num_computed_tokens` and `num_tokens`, and each step lets the first catch up with the
 second, under a token budget: requests that need one token first, then running prefills, then waiting requests. Prefill
@@ -7,7 +7,7 @@ applies it; each replica decides its own steps and takes from the requests that 
 
 State advances when a step is scheduled, not when its result arrives, so that the next step can be scheduled meanwhile.
 
-Feature code does not belong here: who of several replicas is to take a request is `placement.py`'s.
+Feature code does not belong here: features join in `seams.py`, and the choice among replicas in `placing.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,15 +28,15 @@ from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 
 
 class QueueFull(Exception):
-    """max_waiting_requests requests are waiting already."""
+    """Raised when max_waiting_requests requests wait already."""
 
 
 class NotInterchangeable(Exception):
-    """An executor differs from the others in what a request may be."""
+    """Raised when an executor differs from the others in what a request may be."""
 
 
 class Scheduler:
-    """Keeps the waiting requests, and gives them to replicas. While a replica has no executor, it takes nobody."""
+    """Keeps the waiting requests, and gives them to replicas. A replica without an executor takes none."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Scheduler:
     # -- executors ---------------------------------------------------------------------------------------------------
 
     def add_replica(self) -> Replica:
-        """There is one more, without an executor yet. Its id was no other's, its name may have been one's that is gone:
-        it is for metrics, which would otherwise know more and more names."""
+        """Adds a replica without an executor. Its id is new; its name may have been that of a removed replica, so that
+        metrics do not know more and more names."""
         taken = {replica.name for replica in self.replicas}
         number = next(number for number in range(len(taken) + 1) if f"executor-{number}" not in taken)
         replica = Replica(self._num_replicas_made, self._config, self._features, f"executor-{number}")
@@ -75,14 +75,14 @@ class Scheduler:
         return replica
 
     def remove_replica(self, replica: Replica) -> None:
-        """A replica that has no executor, any more, is gone for good."""
+        """Removes a replica that has no executor any more."""
         assert replica.info is None, "a replica is removed with its executor"
         self.placement.remove(replica)
         del self._replicas[replica.replica_id]
         self.replicas = tuple(self._replicas.values())
 
     def attach(self, replica: Replica, info: ExecutorInfo) -> list[tuple[Request, InvalidRequest | None]]:
-        """A replica has an executor, with empty rows and an empty KV cache.
+        """Attaches an executor with empty rows and an empty KV cache to a replica.
 
         Returns:
             Requests that ended because of it: with an error those that do not fit this executor, without one those that
@@ -152,8 +152,8 @@ class Scheduler:
 
         Raises:
             InvalidRequest: it cannot be served.
-            QueueFull: max_waiting_requests wait already, and the request was not let in by an earlier attempt. A tenant
-                with less than its share of them is let in nevertheless, until twice as many wait.
+            QueueFull: max_waiting_requests requests wait already, and no earlier attempt of this one was taken. A
+                request of a tenant with less than its share of them is taken nevertheless, until twice as many wait.
         """
         if self.info is not None:
             self._resolve(request)
@@ -183,7 +183,7 @@ class Scheduler:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def schedule(self, replica: Replica) -> ScheduledStep | None:
-        """Decides the replica's next step, or None if nobody can run now or enough steps are in flight."""
+        """Decides the replica's next step. Returns None if nothing can run now or enough steps are in flight."""
         if not replica.can_schedule:
             return None
         step = replica.schedule(self._waiting, self.placement.taker(replica))
@@ -196,7 +196,7 @@ class Scheduler:
         return step
 
     def update(self, replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
-        """Takes in what the replica's oldest step in flight brought; see `Replica.update`."""
+        """Takes in the result of the replica's oldest step in flight; see `Replica.update`."""
         outputs = replica.update(result, seconds)
         self.placement.on_result(replica, outputs)
         return outputs
@@ -205,7 +205,7 @@ class Scheduler:
 
     @property
     def info(self) -> ExecutorInfo | None:
-        """Of an executor; in what a request may be, all are the same. None: there is none."""
+        """The facts about an executor; in what a request may be, all are the same. None without an executor."""
         return next((replica.info for replica in self.replicas if replica.info), None)
 
     @property
@@ -218,23 +218,23 @@ class Scheduler:
 
     @property
     def waiting(self) -> Iterable[Request]:
-        """Those who wait, in the policy's order."""
+        """The waiting requests, in the policy's order."""
         return self._waiting
 
     @property
     def num_short_waiting(self) -> int:
-        """Of those that wait, how many have short prompts."""
+        """The number of waiting requests with short prompts."""
         return self._waiting.num_short
 
     def waiting_before(self, request: Request) -> tuple[float, float]:
-        """How many have their turn before a request that could be added now, and about how many tokens these have.
-        Where long ones wait for one that runs, others overtake them."""
+        """Returns how many requests have their turn before a request that could be added now, and about how many tokens
+        these have. Where long ones wait for one that runs, others overtake them."""
         request.order, request.is_long = self._policy(request, self._num_arrivals), self._is_long(request)
         passes = all(replica.holds_long_back for replica in self.replicas if replica.info)
         return self._waiting.before(request, is_behind_long_ones=request.is_long or not passes)
 
     def requests(self) -> Iterator[Request]:
-        """All live requests, running ones first, each part in the policy's order."""
+        """Yields all live requests, running ones first, each part in the policy's order."""
         for replica in self.replicas:
             yield from replica.running
         yield from self._waiting
@@ -258,11 +258,11 @@ class Scheduler:
             replica.check(request)
 
     def _check_queue(self, account: Account) -> None:
-        """Raises QueueFull if none of this tenant may join those who wait."""
+        """Raises QueueFull if no request of this tenant may join the waiting ones."""
         limit = self._config.max_waiting_requests
         if limit is None or self.num_waiting < limit + (num_open := self._num_open_rows()):
             return
-        # Whoever fills the queue keeps no other tenant out. Names are many: the second bound is for all of them.
+        # A tenant that fills the queue keeps no other out. As names are many, the second bound is for all of them.
         has_less = account.num_waiting < max(1.0, limit * self._shares.share(account))
         if not has_less or self.num_waiting >= 2 * limit + num_open:
             raise QueueFull(
@@ -274,18 +274,19 @@ class Scheduler:
         request.finish(reason)
 
     def _find_early_end(self, request: Request) -> FinishReason | None:
-        """Why a request that brings output along is complete already."""
+        """Returns why a request that brings output along is complete already."""
         return request.find_end() if request.num_output_tokens else None
 
     def _is_long(self, request: Request) -> bool:
-        """Whether it would be on every replica that might take it."""
+        """Returns whether the prompt is long on every replica that might take it."""
         first = self.placement.least_loaded(1)
         if not first or not first[0].is_long(request):
             return False
         return all(replica.is_long(request) for replica in self.placement.near(request))
 
     def _num_open_rows(self) -> int:
-        """Rows that newcomers would get in the next steps. If a step left requests behind, newcomers wait too."""
+        """Returns the number of rows that new requests would get in the next steps: 0 if a step left requests
+        behind."""
         return 0 if self._has_leftovers else sum(replica.num_open_rows for replica in self.replicas if replica.info)
 
 

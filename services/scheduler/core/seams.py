@@ -1,4 +1,4 @@
-"""Where features join the core: what it asks of them, and what holds without them.
+"""The seams where features join the core: what it asks of them, and the defaults that hold without them.
 
 `compose.py` hands the features in. The seam of placement is in `placing.py`.
 """
@@ -13,21 +13,21 @@ from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 
-# -- which of the waiting requests a replica takes -------------------------------------------------------------------
+# -- the choice among waiting requests --------------------------------------------------------------------------------
 
 
 class Taker(Protocol):
     """Chooses among the waiting requests, for one step of a replica."""
 
     def takes(self, request: Request) -> bool:
-        """Returns whether the replica takes the request, whose turn it is."""
+        """Returns whether the replica takes a request that has its turn."""
 
     def is_anothers(self, request: Request) -> bool:
         """Returns whether the request is known to be another replica's, without a look-up."""
 
 
 class TakesAll:
-    """Takes each request whose turn it is."""
+    """Takes every request."""
 
     def takes(self, request: Request) -> bool:
         return True
@@ -40,7 +40,7 @@ class TakesAll:
 
 
 class DraftPlan(Protocol):
-    """How many tokens to draft in a step."""
+    """The number of tokens to draft, by request, in a step."""
 
     def of(self, request: Request) -> int: ...
 
@@ -85,7 +85,7 @@ class Shares(Protocol):
 
     @property
     def is_contended(self) -> bool:
-        """Whether several tenants have requests; otherwise there is nothing to divide."""
+        """True if several tenants have requests; otherwise there is nothing to divide."""
 
     def account(self, tenant: str, weight: float) -> Account:
         """Returns the tenant's account, with this weight from now on; 0 stands for 1."""
@@ -138,7 +138,7 @@ class Quarantine(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether a suspect runs, so that no other request may enter."""
+        """True while a suspect runs, so that no other request may enter."""
 
     def is_suspect(self, request: Request) -> bool:
         """Returns whether the request has to run alone."""
@@ -158,7 +158,7 @@ class Quarantine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LostExecutor:
-    """What is known when a replica loses its executor."""
+    """The facts about an executor that a replica has lost."""
 
     replica_id: int
     incarnation: int | None  # None: it had none

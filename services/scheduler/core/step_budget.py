@@ -1,5 +1,5 @@
-"""What the prompts of one step may take of it: all together, the one that is first, and those of tenants that were
-served more than others that run."""
+"""The part of a step that prompts may take: all together, the one that is first, and those of tenants that were served
+more than others with running requests."""
 
 from pagewire.services.scheduler.core.rows import Rows
 from pagewire.services.scheduler.core.seams import Shares
@@ -14,7 +14,7 @@ _TILE, _LARGE = 8, 64
 
 
 class StepBudget:
-    """Says how many tokens of a prompt to compute, and notes those that are."""
+    """Decides how many tokens of each prompt to compute, and notes those that are."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class StepBudget:
         num_short_prompts: int,
         is_alone: bool,
     ) -> None:
-        """step: has its decodes. num_short_prompts: that run, or wait and have a row. is_alone: there is but one
+        """step: has its decodes. num_short_prompts: that run, or wait and have a row. is_alone: there is only one
         request."""
         self._step = step
         self._limits, self._costs, self._allowance = rows.limits, rows.costs, rows.allowance
@@ -51,8 +51,8 @@ class StepBudget:
         return self._all.num_tokens <= 0
 
     def kept_for(self, first: Request) -> float:
-        """The part that others leave to the prompt that is first. Where it is too small for a piece, as a step has
-        hardly room for one, the first has the whole of every fourth step instead."""
+        """Returns the part that others leave to the prompt that is first. Where it is too small for a piece, as a step
+        has hardly room for one, the first has the whole of every fourth step instead."""
         if self._is_over_served(first):
             return 0.0
         if self._all.fit(first.num_computed_tokens, self._all.num_tokens) * _KEPT >= MIN_CHUNK:
@@ -60,7 +60,7 @@ class StepBudget:
         return 1.0 if self._step.step_id % round(1 / _KEPT) == 0 else 0.0
 
     def chunk(self, request: Request, start: int, kept: float) -> int:
-        """How many tokens of a prompt to compute, from position `start` on; 0 = none for now.
+        """Returns how many tokens of a prompt to compute, from position `start` on; 0: none for now.
 
         kept: the part that is left to the first. If there is none, there is a piece of some prompt in every step.
         """
@@ -74,7 +74,7 @@ class StepBudget:
         return fitting if fitting == wanted else self._aligned(fitting)
 
     def _aligned(self, num_tokens: int) -> int:
-        """So many tokens of a prompt, or a few less, so that the step need not be padded."""
+        """Returns so many tokens of a prompt, or a few less, so that the step need not be padded."""
         work = self._step.work
         total = work.num_decodes + work.num_prompt_tokens + num_tokens
         surplus = total % (_TILE if total < _LARGE else 2 * _TILE)

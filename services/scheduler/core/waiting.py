@@ -1,8 +1,8 @@
-"""Who waits, and whose turn it is.
+"""The waiting requests, and the order of their turns.
 
 Requests wait in lanes: one for a tenant's short prompts and one for its long ones, each in the policy's order. Of the
-lanes that may be served, the one whose tenant was served least goes first, and among its own, or where there is only
-one tenant, the request that comes first by policy. So everybody goes in that order, until the long ones have to wait
+lanes that may be served, the one of the tenant that was served least goes first, and among its own, or where there is
+only one tenant, the request that comes first by policy. So requests go in that order, until the long ones have to wait
 for each other.
 """
 
@@ -15,7 +15,7 @@ from pagewire.services.scheduler.core.seams import Shares
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.request import Request
 
-_Lane = tuple[Account, bool]  # whose, and whether of long prompts
+_Lane = tuple[Account, bool]  # of a tenant, and whether of long prompts
 
 
 class WaitingQueue:
@@ -32,11 +32,11 @@ class WaitingQueue:
 
     @property
     def num_short(self) -> int:
-        """How many have short prompts."""
+        """The number of waiting requests with short prompts."""
         return sum(len(lane) for (_, is_long), lane in self.lanes.items() if not is_long)
 
     def __iter__(self) -> Iterator[Request]:
-        """In the policy's order."""
+        """Yields all of them in the policy's order."""
         return merge(*self.lanes.values(), key=by_order)
 
     def push(self, request: Request) -> None:
@@ -60,8 +60,8 @@ class WaitingQueue:
         self.shares.count(request.account, waiting=-1)
 
     def before(self, request: Request, *, is_behind_long_ones: bool) -> tuple[float, float]:
-        """How many have their turn before a request that has its order and is not here yet, and about how many tokens
-        these have: of its tenant by policy, of each other tenant as many at most."""
+        """Returns how many requests have their turn before one that has its order and is not here yet, and about how
+        many tokens these have: of its tenant by policy, of each other tenant as many at most."""
         num = num_tokens = 0.0
         others: dict[str, tuple[int, int]] = {}
         for key, lane in self.lanes.items():
@@ -97,7 +97,7 @@ class Turns:
         self._places = dict.fromkeys(queue.lanes, 0)  # of the next in each lane that has turns
 
     def next(self) -> Request | None:
-        """Whose turn it is."""
+        """Returns the request that has the next turn."""
         is_contended = self._queue.shares.is_contended
         best: Request | None = None
         for (account, is_long), place in self._places.items():
@@ -111,9 +111,9 @@ class Turns:
         return best
 
     def pass_over(self, request: Request) -> None:
-        """It is not taken, and has had its turn."""
+        """Gives the lane's turn to the request behind this one, which is not taken."""
         self._places[request.account, request.is_long] += 1
 
     def close(self, request: Request) -> None:
-        """Nor is anybody else of its lane."""
+        """Gives no more turns to the lane of a request that is not taken."""
         self._places.pop((request.account, request.is_long), None)

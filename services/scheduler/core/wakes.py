@@ -1,9 +1,9 @@
-"""Which replicas are to decide a step, after something has happened that may concern them. Pure.
+"""The replicas that have to decide a step after an event. Pure.
 
-A replica at work decides again by itself: when a result is there, or when its pacer holds it back no longer. Only those
-have to be woken that rest: their last decision was to run nobody, though another step could have been sent. Few of them
-are all woken, and those decide whose a request is. Of many only the one is that placement names: with a thousand idle
-replicas, a request is to cost no more than with ten.
+A replica at work decides again by itself: when a result is there, or when its pacer holds it back no longer. Only
+resting replicas have to be woken: those that decided last that nothing runs, though another step could have been sent.
+If few rest, all are woken, and their decisions show which one takes a request. If many rest, only the one that
+placement names is woken: with a thousand idle replicas, a request costs no more than with ten.
 """
 
 from collections.abc import Collection
@@ -19,14 +19,14 @@ _by_id = attrgetter("replica_id")
 
 
 class Wakes:
-    """Knows who rests, and says whom to wake."""
+    """Knows the resting replicas, and which of them to wake."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._resting: dict[Replica, None] = {}
 
     def after_arrival(self, request: Request) -> Collection[Replica]:
-        """A request waits that did not before."""
+        """Returns the replicas to wake for a request that waits now."""
         resting = self._resting
         if len(resting) <= _FEW:
             return list(resting)
@@ -36,24 +36,25 @@ class Wakes:
         return [choice] if choice in resting else []
 
     def after_decision(self, replica: Replica, step: ScheduledStep | None) -> Collection[Replica]:
-        """A replica has decided, and may have left requests to others."""
+        """Returns the replicas to wake after a decision, which may have left requests to others."""
         if step is None and replica.can_schedule:
             self._resting[replica] = None
         else:
             self._resting.pop(replica, None)
-        # Where somebody was admitted, another one may be the place for who is first now.
+        # After an admission, another replica may be the best for the request that is first now.
         return self._wanted(self._for_first() if step is not None and step.admitted else ())
 
     def after_result(self, replica: Replica) -> Collection[Replica]:
-        """Somebody less may run there; the replica itself comes first."""
+        """Returns the replicas to wake after a result, with which requests may have ended; this one comes first."""
         return [replica, *(other for other in self._for_first() if other is not replica)]
 
     def after_end(self) -> Collection[Replica]:
-        """Requests have ended before their time: there is a row for another one, of which the executor is to hear."""
+        """Returns the replicas to wake after requests ended early: a row is open, and its executor has yet to free
+        it."""
         return self._wanted(self._for_first())
 
     def forget(self, replica: Replica) -> None:
-        """It is gone."""
+        """Forgets a replica that is gone."""
         self._resting.pop(replica, None)
 
     def _wanted(self, others: Collection[Replica]) -> Collection[Replica]:

@@ -1,9 +1,9 @@
-"""Fairness among tenants: who was served least goes first.
+"""Fairness among tenants: the requests of the tenant that was served least go first.
 
-Each tenant has a virtual token counter (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024):
-what it was served, in tokens of prompt, of which a token of output counts as two, divided by its weight. The waiting
-request of the tenant with the lowest counter is next; among a tenant's own, the policy decides. Nobody saves up: a
-tenant that comes back is lifted to the lowest counter of those that are there. While there is only one, nothing is
+Each tenant has a virtual token counter (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): the
+tokens of prompts that it was served, of which a token of output counts as two, divided by its weight. The waiting
+request of the tenant with the lowest counter is next; among a tenant's own, the policy decides. No tenant saves up: the
+counter of one that comes back is lifted to the lowest of those that are there. While there is only one, nothing is
 counted.
 """
 
@@ -14,7 +14,7 @@ from pagewire.services.scheduler.values.account import Account
 
 # VTC's weights of tokens.
 _OUTPUT_CHARGE = 2.0
-# Tenants without requests whose counters are kept. Of one that is forgotten, only an excess over others is.
+# So many tenants without requests keep their counters. Of a forgotten one, only an excess over others is lost.
 _MAX_IDLE = 1024
 
 
@@ -24,11 +24,11 @@ class Ledger:
     def __init__(self) -> None:
         self._live: dict[str, Account] = {}
         self._idle: OrderedDict[str, Account] = OrderedDict()
-        self._last_served = 0.0  # of whoever left last
+        self._last_served = 0.0  # of the tenant that left last
 
     @property
     def is_contended(self) -> bool:
-        """Whether several tenants have requests: else there is nothing to divide."""
+        """True if several tenants have requests; otherwise there is nothing to divide."""
         return len(self._live) > 1
 
     @property
@@ -36,18 +36,19 @@ class Ledger:
         return self._live.values()
 
     def account(self, tenant: str, weight: float = 1.0) -> Account:
-        """The tenant's, with this weight from now on; 0 stands for 1."""
+        """Returns the tenant's account, with this weight from now on; 0 stands for 1."""
         account = self._live.get(tenant) or self._idle.get(tenant) or Account(tenant)
         account.weight = weight if weight > 0 else 1.0
         return account
 
     def share(self, account: Account) -> float:
-        """The tenant's part, above 0 and at most 1, of what it and all that have requests divide by weight."""
+        """Returns the tenant's part, above 0 and at most 1, of what it and all tenants with requests divide by
+        weight."""
         total = sum(other.weight for other in self._live.values())
         return account.weight / (total if account.is_live else total + account.weight)
 
     def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
-        """So many requests more of this tenant wait or run."""
+        """Adds to the numbers of requests of this tenant that wait and run."""
         was_live = account.is_live
         account.num_waiting += waiting
         account.num_running += running
@@ -57,17 +58,17 @@ class Ledger:
             self._leave(account)
 
     def charge_prompt(self, account: Account, num_tokens: int) -> None:
-        """A request is admitted that has so many tokens to compute."""
+        """Charges the tokens that an admitted request has to compute."""
         if self.is_contended:
             account.served += num_tokens / account.weight
 
     def charge_outputs(self, accounts: Iterable[Account], num_tokens: Iterable[int]) -> None:
-        """Requests have gained tokens."""
+        """Charges the tokens that requests gained."""
         for account, num in zip(accounts, num_tokens, strict=True):
             account.served += _OUTPUT_CHARGE * num / account.weight
 
     def least_served_running(self) -> float:
-        """The lowest counter of those who run something."""
+        """Returns the lowest counter among tenants with running requests."""
         return min((account.served for account in self._live.values() if account.num_running), default=float("inf"))
 
     def _enter(self, account: Account) -> None:

@@ -1,5 +1,5 @@
-"""Grammars are compiled by executors, before a request with one waits for a place in a step: the scheduler itself does
-not know what they say."""
+"""Compilation of grammars by executors, before a request with one waits for a place in a step: the scheduler itself
+does not read them."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,11 +1,11 @@
-"""What may be told which blocks can be found, such as the index by which replicas are compared."""
+"""The seam of an index of blocks, such as the one by which replicas are compared."""
 
 from collections.abc import Iterable
 from typing import Protocol
 
 
 class BlockIndex(Protocol):
-    """The blocks of one replica, by their hashes."""
+    """The blocks of one replica that can be found, by their hashes."""
 
     def add(self, block_hash: bytes) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The blocks of the KV cache: which are free, who holds what, and which contents can be found again.
+"""The blocks of the KV cache: which are free, how many requests hold each, and which contents can be found again.
 
-A block whose last holder left keeps its contents and its hash until it is needed: the free queue, in the order in which
-blocks may be evicted, is at the same time the prefix cache.
+A block that lost its last holder keeps its contents and its hash until it is needed: the free queue, in the order in
+which blocks may be evicted, is at the same time the prefix cache.
 """
 
 import enum
@@ -87,8 +87,8 @@ class BlockPool:
         for block in self._blocks:
             self._free.append(block)
         self._by_hash: dict[bytes, Block] = {}
-        self.index: BlockIndex | None = None  # that is to know what can be found
-        self.num_cached_blocks = 0  # that nobody holds, with contents that can be found
+        self.index: BlockIndex | None = None  # learns what can be found
+        self.num_cached_blocks = 0  # free, with contents that can be found
         self.num_shared_blocks = 0  # of several holders
 
     @property
@@ -97,12 +97,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds, cached contents or not."""
+        """The number of blocks that no request holds, with cached contents or not."""
         return len(self._free)
 
     @property
     def hashes(self) -> Collection[bytes]:
-        """Of all contents that can be found."""
+        """The hashes of all contents that can be found."""
         return self._by_hash.keys()
 
     def find(self, block_hash: bytes) -> Block | None:
@@ -118,7 +118,7 @@ class BlockPool:
         block.ref_count += 1
 
     def allocate(self) -> Block:
-        """Takes the least valuable free block; there must be one. What was cached in it is forgotten."""
+        """Takes the least valuable free block; there must be one. Its cached contents are forgotten."""
         block = self._free.pop()
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
@@ -138,7 +138,7 @@ class BlockPool:
                 self.index.add(block_hash)
 
     def forget(self, block_hash: bytes) -> None:
-        """Nobody finds these contents from now on; who holds them keeps them."""
+        """Makes contents impossible to find from now on; requests that hold them keep them."""
         block = self._by_hash.pop(block_hash, None)
         if block is not None:
             block.block_hash = None
@@ -161,7 +161,7 @@ class BlockPool:
                 self.num_shared_blocks -= 1
 
     def states(self, every: int) -> list[BlockState]:
-        """Of every so-manieth block, in the order of their ids."""
+        """Returns the states of every `every`-th block, in the order of their ids."""
         return [_state(block) for block in self._blocks[::every]]
 
     def check_integrity(self) -> None:

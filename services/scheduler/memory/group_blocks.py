@@ -1,4 +1,4 @@
-"""The blocks of one group of layers: a pool, and what of it requests hold and find again."""
+"""The blocks of one group of layers: a pool, and what requests hold of it and find in it."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,18 +24,20 @@ class GroupBlocks:
         self._watermark = int(group.num_blocks * WATERMARK)
 
     def start_step(self) -> None:
-        """A step is about to be decided."""
+        """Prepares the decision of a step."""
 
     def end_of(self, num_tokens: int) -> int:
-        """How far a block table has to reach for so many tokens."""
+        """Returns how far a block table has to reach for so many tokens."""
         return -(-num_tokens // self.block_size)
 
     def first_needed(self, position: int) -> int:
-        """Place in the block table of the first block that a token at this position, or a later one, reads."""
+        """Returns the place in the block table of the first block that a token at this position, or a later one,
+        reads."""
         return max(0, position - self.window + 1) // self.block_size if self.window else 0
 
     def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
-        """The largest number of blocks, up to `most`, after which a request could go on with what is in the pool."""
+        """Returns the largest number of blocks, up to `most`, after which a request could go on with what is in the
+        pool."""
         if not self.window:
             return next((i for i in range(most) if self.find_block(hashes[i]) is None), most)
         num_blocks = most
@@ -49,22 +51,22 @@ class GroupBlocks:
         return num_blocks
 
     def find(self, hashes: Sequence[bytes], num_blocks: int) -> HeldBlocks:
-        """What is still read of the first num_blocks blocks, which are a hit; nobody's yet."""
+        """Returns the blocks that are still read of the first num_blocks, which are a hit; they are not held yet."""
         first = self.first_needed(num_blocks * self.block_size)
         found = [self.find_block(hashes[i]) for i in range(first, num_blocks)]
         return HeldBlocks(first, [block for block in found if block is not None])
 
     def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Those of a request's hashes under which blocks of this group are found."""
+        """Returns the hashes of a request under which blocks of this group are found."""
         return hashes
 
     @property
     def num_admissible_blocks(self) -> int:
-        """That a newcomer may take while others run."""
+        """The number of blocks that a new request may take while others run."""
         return self.pool.num_free_blocks - self._watermark
 
     def find_block(self, block_hash: bytes) -> Block | None:
-        """The block of these contents that may be read from the next step on."""
+        """Returns the block of these contents that may be read from the next step on."""
         return self.pool.find(block_hash)
 
     def cache(self, held: HeldBlocks, hashes: Sequence[bytes], start: int, end: int) -> None:
@@ -73,9 +75,9 @@ class GroupBlocks:
             self.pool.register(held.blocks[i - held.first], hashes[i])
 
     def num_missing(self, num_tokens: int, hit: HeldBlocks, keep_free: bool) -> int:
-        """How many blocks would have to be freed before `admit` succeeds."""
+        """Returns how many blocks would have to be freed before `admit` succeeds."""
         num_needed = self._end_of_admission(num_tokens, hit) - hit.end
-        # Hits that nobody holds are in the free queue and leave it.
+        # Hits that no request holds are in the free queue and leave it.
         num_needed += sum(block.ref_count == 0 for block in hit.blocks)
         return num_needed + (self._watermark if keep_free else 0) - self.pool.num_free_blocks
 
@@ -98,7 +100,7 @@ class GroupBlocks:
         return [block.block_id for block in blocks]
 
     def release_behind(self, held: HeldBlocks, position: int) -> None:
-        """Lets go of what no token at this position or a later one reads."""
+        """Releases the blocks that no token at this position or a later one reads."""
         count = self.first_needed(position) - held.first
         if count > 0:
             self.release(held.blocks[:count])
@@ -106,12 +108,12 @@ class GroupBlocks:
             held.first += count
 
     def release(self, blocks: list[Block]) -> None:
-        """A request no longer holds these; what lies further in front is kept longer."""
+        """Takes these blocks from a request; those further in front are kept longer."""
         self.pool.release(blocks)
 
     def check_integrity(self, held: Iterable[Block]) -> None:
         """Raises AssertionError unless the pool is consistent and exactly these blocks are held."""
         self.pool.check_integrity()
         counts = Counter(held)
-        assert len(counts) == self.pool.num_blocks - self.pool.num_free_blocks, "a block is held by nobody"
+        assert len(counts) == self.pool.num_blocks - self.pool.num_free_blocks, "a block is held by no request"
         assert all(block.ref_count == count for block, count in counts.items()), "a ref_count is wrong"

@@ -1,4 +1,4 @@
-"""The group of layers by which replicas are compared: what of it the index of all replicas knows."""
+"""The group of layers by which replicas are compared, and the part of it that the index of all replicas knows."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,23 +8,23 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class IndexedGroup:
-    """Of all tokens if there is such a group, as all others have to agree with it on a prefix."""
+    """A group that keeps all tokens, if there is one, as all others have to agree with it on a prefix."""
 
     def __init__(self, groups: Sequence[GroupBlocks], index: BlockIndex | None) -> None:
-        """groups: of one replica, at least one. index: None: nobody is to know."""
+        """groups: of one replica, at least one. index: None: no index."""
         self._group = next((group for group in groups if not group.window), groups[0])
         self._index: BlockIndex | None = None
         if index is not None:
             self.share(index)
 
     def share(self, index: BlockIndex) -> None:
-        """From now on the index knows what can be found here, or will when those that run are computed."""
+        """Reports to the index from now on what can be found here, or will be when running requests are computed."""
         self._index = self._group.pool.index = index
         for block_hash in self._group.pool.hashes:
             index.add(block_hash)
 
     def leave(self, running: Iterable[Request]) -> None:
-        """Nothing can be found here any more, and these do not run on."""
+        """Takes all contents out of the index, and those that running requests were to compute."""
         if self._index is not None:
             self._index.remove_all(list(self._group.pool.hashes))
             for request in running:
@@ -32,20 +32,21 @@ class IndexedGroup:
             self._group.pool.index = self._index = None
 
     def expect(self, request: Request) -> None:
-        """It begins: what is to be computed of it will be found here."""
+        """Adds the contents that a request is about to compute."""
         if self._index is not None:
             for block_hash in self._group.keys(request.blocks.hashes):
                 self._index.add(block_hash)
 
     def stop_expecting(self, request: Request) -> None:
-        """It ends, however much of it was computed."""
+        """Takes out the contents of a request that were not computed."""
         if self._index is not None:
             for block_hash in self._group.keys(request.blocks.hashes):
                 if self._group.pool.find(block_hash) is None:
                     self._index.remove(block_hash)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raises AssertionError unless the index has what can be found here, and nothing else but what these expect."""
+        """Raises AssertionError unless the index has what can be found here, and nothing else but what these requests
+        will compute."""
         if self._index is None:
             return
         known, present = self._index.hashes(), set(self._group.pool.hashes)
@@ -54,27 +55,27 @@ class IndexedGroup:
         assert known <= present | expected, "the index has a block that is gone"
 
     def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Those of a request's hashes that are in the index, if there is one."""
+        """Returns the hashes of a request that are in the index, if there is one."""
         return self._group.keys(hashes) if self._index is not None else ()
 
     @property
     def block_size(self) -> int:
-        """Tokens that a block is for."""
+        """The tokens of a block."""
         return self._group.block_size
 
     def num_lacking(self, num_tokens: int, num_cached: int) -> int:
-        """Blocks for a request of whose tokens num_cached are found. Where no group keeps all tokens, rows are the
-        bound."""
+        """Returns the number of blocks for a request with num_cached tokens found. Where no group keeps all tokens,
+        rows are the bound."""
         if self._group.window:
             return 0
         return -(-num_tokens // self._group.block_size) - num_cached // self._group.block_size
 
     def is_held(self, block_hash: bytes) -> bool:
-        """Whether those that run hold a block with these contents, or are to compute it."""
+        """Returns whether running requests hold a block with these contents, or are to compute it."""
         block = self._group.pool.find(block_hash)
         return block is None or block.ref_count > 0
 
     @property
     def num_admissible(self) -> int:
-        """Blocks that a newcomer may take while others run."""
+        """The number of blocks that a new request may take while others run."""
         return self._group.num_admissible_blocks

@@ -24,9 +24,9 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """A prefix hit: what is still read of the KV of a request's first num_tokens tokens."""
+    """A prefix hit: the blocks that are still read of the KV of a request's first num_tokens tokens."""
 
-    held: tuple[HeldBlocks, ...]  # by group; nobody's yet
+    held: tuple[HeldBlocks, ...]  # by group; not held yet
     num_tokens: int
 
 
@@ -50,7 +50,7 @@ class KVCacheManager:
         weights_version: str = "",
         index: BlockIndex | None = None,
     ) -> None:
-        """weights_version: of the weights that compute what the blocks hold. index: that is to know of them."""
+        """weights_version: of the weights that compute the blocks. index: learns which blocks are here."""
         self._weights_version = weights_version
         self.block_size = block_size
         self.no_blocks = NewBlocks([0] * len(groups), [])
@@ -59,7 +59,7 @@ class KVCacheManager:
             (StateBlocks if group.is_state else GroupBlocks)(group, block_size, max_num_batched_tokens)
             for group in groups
         ]
-        # Those that let go of blocks while a request runs: of windows and of states.
+        # Groups that release blocks while a request runs: of windows and of states.
         self._windows = [(index, group) for index, group in enumerate(self._groups) if group.window]
         self._upcoming = UpcomingBlocks(
             block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
@@ -70,40 +70,41 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """Of all groups."""
+        """The number of blocks of all groups."""
         return sum(group.pool.num_blocks for group in self._groups)
 
     @property
     def num_free_blocks(self) -> int:
-        """Of all groups."""
+        """The number of free blocks of all groups."""
         return sum(group.pool.num_free_blocks for group in self._groups)
 
     @property
     def usage(self) -> float:
-        """Share of blocks in use, 0 to 1, of the group with the largest."""
+        """The share of blocks in use, 0 to 1, of the group with the largest."""
         return max((1 - group.pool.num_free_blocks / group.pool.num_blocks for group in self._groups), default=0.0)
 
     @property
     def groups(self) -> Sequence[GroupBlocks]:
-        """To look at."""
+        """The groups, to look at."""
         return self._groups
 
     def has_free_blocks(self, count: int) -> bool:
-        """Whether every group has as many."""
+        """Returns whether every group has as many free blocks."""
         return all(group.pool.num_free_blocks >= count for group in self._groups)
 
     # -- prefix hits -------------------------------------------------------------------------------------------------
 
     def get_computed_blocks(self, request: Request) -> ComputedBlocks:
-        """The longest prefix of the request that all groups can go on from, at most all tokens but the last: that one
-        must be computed to sample the next. None of a request that wants to know of all of its prompt."""
+        """Returns the longest prefix of the request that all groups can go on from, at most all tokens but the last:
+        that one must be computed to sample the next. Returns none of a request that wants log probabilities of all of
+        its prompt."""
         if not self._enable_prefix_caching:
             return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
         hashes = self._hashes(request, num_blocks)
         if request.wants_prompt_logprobs:
             return self._computed(hashes, 0)
-        # Who sees all tokens can go on from any shorter prefix, too; then windows and states have to agree on one.
+        # A group that keeps all tokens can go on from any shorter prefix; then windows and states have to agree on one.
         for group in self._groups:
             if not group.window:
                 num_blocks = group.longest_hit(hashes, num_blocks)
@@ -120,7 +121,7 @@ class KVCacheManager:
         return ComputedBlocks(held, num_blocks * self.block_size)
 
     def cache_blocks(self, request: Request) -> None:
-        """Makes those blocks findable that are full, whose tokens are known and whose KV is computed in this step or an
+        """Makes the blocks findable that are full, with known tokens and with KV that is computed in this step or an
         earlier one; none before the executor has accepted the request."""
         num_full = request.num_certain_tokens // self.block_size
         if num_full <= request.blocks.num_cached or not self._enable_prefix_caching or not request.is_accepted:
@@ -138,7 +139,7 @@ class KVCacheManager:
         )
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Hashes of the request's first num_blocks blocks, at least; what was hashed once is kept."""
+        """Returns the hashes of the request's first num_blocks blocks, at least; they are kept."""
         if request.blocks.hashed_for != self._weights_version:
             if request.blocks.hashes:
                 request.blocks.other_hashes[request.blocks.hashed_for] = request.blocks.hashes
@@ -153,18 +154,20 @@ class KVCacheManager:
         return hashes
 
     def indexed_hashes(self, request: Request) -> Sequence[bytes]:
-        """Under which the index has blocks of a request's tokens but the last."""
+        """Returns the hashes under which the index has blocks of a request's tokens but the last."""
         if self.indexed is None or not self._enable_prefix_caching or request.wants_prompt_logprobs:
             return ()
         num_blocks = (request.num_tokens - 1) // self.block_size
         return self.indexed.keys(self._hashes(request, num_blocks)[:num_blocks])
 
     def keeps_waiting(self, request: Request) -> bool:
-        """Whether what a waiting request waits for is still to come, since `awaits` was last true; no look-up."""
+        """Returns whether the blocks that a waiting request waits for are still to come, since `awaits` was last true;
+        no look-up."""
         return self._upcoming.keeps_waiting(request)
 
     def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
-        """Whether a waiting request is to go on waiting, because one that runs computes the block behind its hit."""
+        """Returns whether a waiting request is to go on waiting, because a running one computes the block behind its
+        hit."""
         if request.wants_prompt_logprobs:
             return False
         return self._upcoming.is_awaited_by(request, computed.num_tokens // self.block_size)
@@ -172,17 +175,18 @@ class KVCacheManager:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def num_missing_blocks(self, request: Request, computed: ComputedBlocks, keep_free: bool = False) -> list[int]:
-        """How many blocks of each group would have to be freed before `admit` succeeds; 0 or less: it does now."""
+        """Returns how many blocks of each group would have to be freed before `admit` succeeds; 0 or less: it does
+        now."""
         return [
             group.num_missing(request.num_tokens, held, keep_free)
             for group, held in zip(self._groups, computed.held, strict=True)
         ]
 
     def find_room(self, request: Request, others_run: bool) -> ComputedBlocks | None:
-        """The prefix hit to `admit` a waiting request with, or None if blocks lack.
+        """Returns the prefix hit to `admit` a waiting request with, or None if blocks lack.
 
-        Where others run, who was refused is refused again until a block comes free, without looking a long prompt up
-        in every step.
+        While others run, a refused request is refused again until a block comes free, so that a long prompt is not
+        looked up in every step.
         """
         num_free = [group.pool.num_free_blocks for group in self._groups]
         if others_run and request is self._refused:
@@ -214,7 +218,7 @@ class KVCacheManager:
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def num_allocatable_tokens(self, request: Request, num_tokens: int) -> int:
-        """How many of num_tokens tokens beyond the computed ones have blocks or could be given some."""
+        """Returns how many of num_tokens tokens beyond the computed ones have blocks or could be given some."""
         num_computed = request.num_computed_tokens
         if num_computed + num_tokens <= request.blocks.num_slots:
             return num_tokens
@@ -250,9 +254,9 @@ class KVCacheManager:
         return min(reaches, default=_NO_LIMIT)
 
     def start_step(self, requests: Iterable[Request]) -> None:
-        """A step is about to be decided. Takes blocks from those that run that lie before the windows of all tokens to
-        come. Steps in flight may still read them: whoever gets them runs in a step that is decided later, and steps
-        execute in order."""
+        """Prepares the decision of a step: takes blocks from running requests that lie before the windows of all tokens
+        to come. Steps in flight may still read them, but the next holder runs in a step that is decided later, and
+        steps execute in order."""
         self._upcoming.start_step()
         if not self._windows:
             return
@@ -266,8 +270,8 @@ class KVCacheManager:
             group.start_step()
 
     def free(self, request: Request) -> None:
-        """Takes everything from a request. Steps in flight may still write to its blocks: whoever gets them next runs
-        in a later step, and steps execute in order."""
+        """Takes all blocks from a request. Steps in flight may still write to them, but the next holder runs in a later
+        step, and steps execute in order."""
         self.cache_blocks(request)
         for group, held in zip(self._groups, request.blocks.held, strict=True):
             group.release(held.blocks)
@@ -276,13 +280,13 @@ class KVCacheManager:
         request.blocks.drop()
 
     def forget(self, request: Request) -> None:
-        """Nobody finds any block of a request's tokens from now on: what is in them cannot be trusted."""
+        """Makes all blocks of a request impossible to find from now on: their contents cannot be trusted."""
         for group in self._groups:
             for block_hash in request.blocks.hashes:
                 group.pool.forget(block_hash)
 
     def num_exclusive_blocks(self, request: Request) -> list[int]:
-        """Blocks of each group that would become free with the request."""
+        """Returns how many blocks of each group would become free with the request."""
         return [sum(block.ref_count == 1 for block in held.blocks) for held in request.blocks.held]
 
     def share_index(self, index: BlockIndex) -> None:

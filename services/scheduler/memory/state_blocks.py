@@ -21,14 +21,14 @@ class StateBlocks(GroupBlocks):
     def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
         super().__init__(replace(group, window=2), group.state_tokens, max_num_batched_tokens)
         self._ratio = group.state_tokens // block_size
-        self._written: set[Block] = set()  # by the step that is being decided, or made findable since the last one
+        self._written: set[Block] = set()  # by the step that is being decided, or findable since the last one
 
     def start_step(self) -> None:
         self._written.clear()
 
     def find_block(self, block_hash: bytes) -> Block | None:
-        """None also where the present step writes it: requests run side by side, and one of them would read what the
-        other has not written yet. (Keys and values of a layer are all written before any is read.)"""
+        """Returns None also where the present step writes the block: requests run side by side, and one of them would
+        read what the other has not written yet. (Keys and values of a layer are all written before any is read.)"""
         block = super().find_block(block_hash)
         return None if block in self._written else block
 
@@ -47,9 +47,10 @@ class StateBlocks(GroupBlocks):
         self._written.update(held.blocks[i - held.first] for i in range(start, end))
 
     def release(self, blocks: list[Block]) -> None:
-        """The latest is kept longest: the next turn of a conversation goes on from it, without those before."""
+        """Releases blocks; the latest is kept longest: the next turn of a conversation goes on from it, without those
+        before."""
         super().release(blocks[::-1])
 
     def _at_ends(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Of all tokens up to the end of each state's block."""
+        """Returns the hashes of all tokens up to the end of each state's block."""
         return hashes[self._ratio - 1 :: self._ratio]

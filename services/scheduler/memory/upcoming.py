@@ -1,9 +1,10 @@
 """Prefixes in the making: a request waits for a block that another one computes instead of computing it, too.
 
-Most blocks can be found in the step that computes them. Not so the rest of a prompt that takes several steps, a state
-(from the next step on), and the blocks of a prompt with images (once the executor has accepted them). Whoever waits
-has the same next block as a request that runs, so it waits for steps that are taken anyway, and no longer than that one
-runs with blocks of theirs that nobody can find yet: not after it was preempted, aborted or lost.
+Most blocks can be found in the step that computes them. The exceptions are the rest of a prompt that takes several
+steps, a state (found from the next step on), and the blocks of a prompt with images (found once the executor has
+accepted them). A request that waits has the same next block as a running one, so it waits for steps that are taken
+anyway, and only while that one runs and has blocks that cannot be found yet: not after it was preempted, aborted or
+lost.
 """
 
 from bisect import bisect_left
@@ -13,10 +14,10 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class UpcomingBlocks:
-    """Which blocks will be found next in the KV cache of a replica."""
+    """The blocks that will be found next in the KV cache of a replica."""
 
     def __init__(self, block_size: int, num_blocks_at_once: int) -> None:
-        """num_blocks_at_once: a hit ends at a multiple of so many."""
+        """num_blocks_at_once: a hit ends at a multiple of so many blocks."""
         self._block_size = block_size
         self._at_once = num_blocks_at_once
         self._makers: set[RequestBlocks] = set()

@@ -1,4 +1,4 @@
-"""Which waiting requests a replica takes in one decision, and which it leaves to others."""
+"""The choice of one decision: which waiting requests a replica takes, and which it leaves to others."""
 
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.placement.fleet import Fleet
@@ -21,7 +21,7 @@ class Choice:
         return self._fleet.kept_for(request) not in (None, self._replica)
 
     def takes(self, request: Request) -> bool:
-        """Returns whether the replica that decides takes this request, whose turn it is."""
+        """Returns whether the replica that decides takes this request, which has its turn."""
         if len(self._fleet) == 1:
             return True
         verdict = self._verdicts.get(request)

@@ -9,7 +9,8 @@ NONE_DEFERRED: DeferredRequests = {}
 
 
 class Deferrals:
-    """Which replica each request was left to, until that replica decides. Replicas are known by their ids."""
+    """The replica that each deferred request was left to, until that replica decides. Replicas are known by their
+    ids."""
 
     def __init__(self) -> None:
         self.requests: DeferredRequests = {}

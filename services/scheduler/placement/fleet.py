@@ -1,4 +1,4 @@
-"""The replicas in the order of their loads, and which of them a waiting request may be placed on."""
+"""The replicas in the order of their loads, and the candidates among them for a waiting request."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence

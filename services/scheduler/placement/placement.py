@@ -1,4 +1,4 @@
-"""Which replica takes a waiting request: the rules, by the names of --placement.
+"""The rules by which replicas take waiting requests, by the names of --placement.
 
 Requests wait at the scheduler, never at a replica, and are placed when a replica decides a step that has room for them:
 so late that no request waits behind a decision that was wrong. The replica compares a few replicas only: those that

@@ -1,10 +1,11 @@
-"""Which replicas hold which blocks, so that nobody has to be asked who holds the longest prefix of a prompt."""
+"""An index of the blocks of all replicas, so that none has to be asked how long a prefix of a prompt it holds."""
 
 from collections.abc import Collection, Iterable, Sequence
 
 
 class PrefixIndex:
-    """Hashes of blocks -> ids of the replicas that can find them, or will when those that run are computed."""
+    """Maps hashes of blocks to the ids of the replicas that can find them, or will when running requests are
+    computed."""
 
     def __init__(self) -> None:
         # Most blocks are held by one replica: a set for each would take several times the memory.
@@ -30,12 +31,11 @@ class PrefixIndex:
                 (self._holders[block_hash],) = present
 
     def depths(self, hashes: Sequence[bytes], wanted: Collection[int], num_holders: int) -> dict[int, int]:
-        """How many of the first blocks of these hashes replicas hold, those with most first.
+        """Returns how many of the first blocks of these hashes replicas hold, those with most first.
 
-        Blocks in front go last, so whoever holds one is taken to hold those before it, too.
+        Blocks in front are evicted last, so a replica that holds a block is taken to hold those before it, too.
 
-        wanted: replicas to be told of in any case, if they hold any. num_holders: of all others, so many that hold
-        most.
+        wanted: replicas to return in any case, if they hold any. num_holders: of all others, so many that hold most.
         """
         found: dict[int, int] = {}
         missing = set(wanted)
@@ -59,7 +59,7 @@ class PrefixIndex:
         return found
 
     def hashes_of(self, replica_id: int) -> set[bytes]:
-        """To look at; goes through all."""
+        """Returns the hashes of the blocks of a replica; goes through all blocks."""
         return {
             block_hash
             for block_hash, present in self._holders.items()
@@ -71,7 +71,7 @@ class PrefixIndex:
 
 
 class IndexedBlocks:
-    """One replica's part of the index; without an index nothing is done."""
+    """One replica's part of the index."""
 
     __slots__ = ("_index", "_replica_id")
 
@@ -86,7 +86,7 @@ class IndexedBlocks:
         self._index.remove(self._replica_id, block_hash)
 
     def hashes(self) -> set[bytes]:
-        """To look at."""
+        """Returns the hashes of the blocks of the replica."""
         return self._index.hashes_of(self._replica_id)
 
     def remove_all(self, block_hashes: Iterable[bytes]) -> None:

@@ -1,12 +1,12 @@
-"""What a newcomer costs on a replica: the seconds by which all requests together end later if it runs there.
+"""The cost of a request on a replica: the seconds by which all requests together end later if it runs there.
 
     until its first token    what it waits for a row and blocks, what was begun before it, and its own prompt
     until its end            a step for each token of its output, each as long as so many decodes take
-    others                   its prompt delays everybody who runs there, and so does its part of each of these steps
+    others                   its prompt delays all requests that run there, and so does its part of each of these steps
 
-Nothing in it is weighted: how long steps take is what the replica's cost model has learned, how long outputs are what
-ends have shown. So a cached prefix is worth what computing it would take, once for the request and once for everybody
-who would wait for that; and it is worth nothing where those who run there already cost more. Pure.
+Nothing in it is weighted: the cost model has learned how long steps take, and ends have shown how long outputs are. So
+a cached prefix is worth the time to compute it, once for the request and once for each request that would wait for
+that; and it is worth nothing where the requests that run there already cost more. Pure.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pagewire.services.scheduler.costs.cost_model import StepCosts
 
 
 class UnknownCosts(StepCosts):
-    """As long as nothing was measured: seconds are tokens, those of prompts and those of decodes alike."""
+    """Costs as long as nothing was measured: seconds are tokens, those of prompts and those of decodes alike."""
 
     def decode_seconds(self, num_decodes: float) -> float:
         return num_decodes
@@ -27,17 +27,17 @@ class UnknownCosts(StepCosts):
 
 @dataclass(slots=True)
 class Fit:
-    """A waiting request, as one replica sees it."""
+    """The needs of a waiting request on one replica."""
 
     num_tokens: int
-    num_cached: int  # that are found there, or will be when those that run are computed
+    num_cached: int  # found there, or will be when running requests are computed
     num_blocks: int  # that it lacks there
     output_tokens: float  # expected
 
 
 @dataclass(slots=True)
 class Deferred:
-    """Fits that a replica is to take and has not taken yet."""
+    """The sums over the requests that were left to a replica, which has not taken them yet."""
 
     num: int = 0
     num_tokens: float = 0.0  # of their prompts, to be computed
@@ -54,24 +54,24 @@ NOTHING_DEFERRED = Deferred()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who runs on a replica. It holds until its next step."""
+    """The load of a replica. It holds until its next step."""
 
     num_running: int
     num_open_rows: int
     num_free_blocks: int
-    blocks_per_request: float  # of those that run
+    blocks_per_request: float  # of running requests
     backlog_tokens: int  # of their prompts, to be computed
     backlog_pairs: float  # of these with what they attend to
     room: float  # tokens of prompts in a step
 
     def places_missing(self, fit: Fit, before: Deferred) -> float:
-        """How many of those that run have to end until it can begin."""
+        """Returns how many of the running requests have to end until the request can begin."""
         rows = before.num + 1 - self.num_open_rows
         blocks = before.num_blocks + fit.num_blocks - self.num_free_blocks
         return max(0.0, rows, blocks / max(1.0, self.blocks_per_request))
 
     def seconds(self, fit: Fit, before: Deferred, costs: StepCosts) -> float:
-        """By which all requests together end later."""
+        """Returns the seconds by which all requests together end later."""
         missing, output_tokens = fit.num_tokens - fit.num_cached, fit.output_tokens
         num_beside = min(self.num_running + before.num, self.num_running + self.num_open_rows)
         stages = costs.num_stages  # each step has one part of those that decode
@@ -92,15 +92,15 @@ class Load:
         return first_token + output_tokens * stages * with_it + others
 
     def _backlog_seconds(self, costs: StepCosts) -> float:
-        """That it adds to steps: as one prompt of as many tokens and pairs would."""
+        """Returns the seconds that running prompts add to steps: as one prompt of as many tokens and pairs would."""
         num = self.backlog_tokens
         return costs.prompt_seconds(int(self.backlog_pairs / num - num / 2), num) if num else 0.0
 
 
 class OutputLengths:
-    """How long outputs are: of each token, how likely it is to be the last."""
+    """The length of outputs: of each token, how likely it is to be the last."""
 
-    # Ends before which they are not believed, and what the next end leaves of what was learned.
+    # The number of ends before which the mean is used, and the share of what was learned that the next end leaves.
     _MIN_ENDS = 8
     _MEMORY = 0.98
 
@@ -115,7 +115,7 @@ class OutputLengths:
 
     @property
     def mean(self) -> float:
-        """Tokens; infinite as long as nobody knows, so that a request's own limit counts."""
+        """The mean length in tokens; infinite while unknown, so that a request's own limit counts."""
         if self._num_ends < self._MIN_ENDS - 1:
             return inf
         return max(1.0, self._num_tokens / self._num_ends)

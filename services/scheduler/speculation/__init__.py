@@ -1,1 +1,1 @@
-"""How many tokens a step drafts: what drafts are likely to bring, and what they cost."""
+"""Speculation: the number of tokens that a step drafts."""

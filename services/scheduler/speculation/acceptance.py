@@ -1,10 +1,10 @@
-"""How many of its drafts a request accepts: learned from its own steps, and from those of its tenant's other requests
-as long as it has few.
+"""The share of its drafts that a request accepts: learned from its own steps, and from those of its tenant's other
+requests while it has few.
 
-Of each position the share of accepted drafts is known among those whose predecessors were accepted, as the mean of a
-beta distribution with forgotten counts: (accepted + weight * prior) / (tried + weight). The product of the first j is
-the chance that draft j counts. Where an executor drafts only what it finds, that is apart: what is not found costs
-nothing, and says nothing about what is.
+Of each position the share of accepted drafts is known among those that follow accepted ones, as the mean of a beta
+distribution with forgotten counts: (accepted + weight * prior) / (tried + weight). The product of the first j is the
+chance that draft j counts. Where an executor drafts only what it finds, the share that is found is kept apart: a draft
+that is not found costs nothing, and says nothing about those that are.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from pagewire.services.scheduler.values.request import Request
 
-# What is believed of nobody: better than most texts, so that it is tried.
+# Assumed where nothing is known: better than most texts, so that drafts are tried.
 _FIRST_PRIOR = 0.7
 _WEIGHT = 3.0  # of a prior, in observations
 # What is left of an observation after the next one: a text changes within some steps, what a tenant asks for slowly.
@@ -25,12 +25,12 @@ _GRAIN = 64
 
 
 class Acceptance:
-    """Of one request, or of a tenant's."""
+    """The acceptance of one request, or of a tenant's requests."""
 
     __slots__ = ("_accepted", "_asked", "_chances", "_found", "_kept", "_shared", "_shared_seen", "_tried", "num_seen")
 
     def __init__(self, max_drafts: int, shared: "Acceptance | None" = None) -> None:
-        """max_drafts: of a step. shared: that of others, for a request; it learns what the request does."""
+        """max_drafts: of a step. shared: of the tenant, for a request; it learns from the request's steps."""
         self._shared = shared
         self._kept = _KEPT_OF_SHARED if shared is None else _KEPT
         self._accepted = [0.0] * max_drafts  # by position
@@ -41,7 +41,8 @@ class Acceptance:
         self.num_seen = 0  # steps that were learned from
 
     def learn(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
-        """A step wanted so many drafts of it, had so many, and accepted the first so many of these."""
+        """Learns from a step that wanted num_asked drafts, had num_drafted, and accepted the first num_accepted of
+        these."""
         if self._shared is not None:
             self._shared.learn(num_asked, num_drafted, num_accepted)
         kept = self._kept
@@ -63,13 +64,13 @@ class Acceptance:
 
     @property
     def share_found(self) -> float:
-        """Of the drafts that are asked for, those that there are."""
+        """The share of the drafts asked for that there are."""
         prior = 1.0 if self._shared is None else self._shared.share_found
         drafts = _WEIGHT * len(self._tried)
         return (self._found + drafts * prior) / (self._asked + drafts)
 
     def chances(self) -> Sequence[float]:
-        """Falling: [j] = the chance that draft j counts, if there is one."""
+        """Returns falling chances: [j] = the chance that draft j counts, if there is one."""
         shared = self._shared
         is_stale = shared is not None and shared.num_seen - self._shared_seen >= _STALE_AFTER
         if is_stale and self._chances is not None:
@@ -84,7 +85,7 @@ class Acceptance:
         return self._chances
 
     def _shares(self) -> list[float]:
-        """By position, of those tried there."""
+        """Returns the share of accepted drafts by position, of those tried there."""
         shares = list[float]()
         priors = None if self._shared is None else self._shared._shares()
         for i, (accepted, tried) in enumerate(zip(self._accepted, self._tried, strict=True)):

@@ -1,9 +1,9 @@
-"""What drafts cost: how long steps with them take, compared with steps without.
+"""The cost of drafts: how long steps with them take, compared with steps without.
 
-The executor has measured at start how long steps of so many tokens take, and what its proposer takes. In service all
-steps are slower or faster by a factor that changes all the time, as contexts grow and others want the cores. It hits
-steps with drafts and without alike, so only neighbours are compared, of which one has drafts and one has none. What
-they differ by, beyond what was measured, is taken for a cost of each token of the longest draft: the proposer's time,
+The executor has measured at start how long steps of so many tokens take, and how long its proposer takes. In service
+all steps are slower or faster by a factor that changes all the time, as contexts grow and other processes use the
+cores. It affects steps with drafts and without alike, so only neighbours are compared, one with drafts and one without.
+Their difference, beyond what was measured, is taken for a cost of each token of the longest draft: the proposer's time,
 and whatever makes checking dearer than a step of as many requests. Steps with prompts say nothing.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-# Standard deviations. Of the cost of a draft's token, as a share of a plain step: as a part of what was told, and
+# Standard deviations. Of the cost of a draft's token, as a share of a plain step: as a part of what was measured, and
 # beyond that, and its change from one comparison to the next. Of a step's time, as a logarithm.
-_OF_TOLD, _OF_SHARE, _SHARE_DRIFT, _NOISE = 0.5, 0.15, 0.03, 0.17
+_OF_MEASURED, _OF_SHARE, _SHARE_DRIFT, _NOISE = 0.5, 0.15, 0.03, 0.17
 # The most that two steps are believed to differ from what was expected, as a logarithm: one may have met a stall.
 _MOST_SURPRISE = 0.7
 _VAGUE = 0.1
@@ -28,7 +28,7 @@ class _Step(NamedTuple):
 
 
 class DraftCosts:
-    """Of steps without prompts. Seconds are those of the executor at start; only ratios of them hold."""
+    """The costs of steps without prompts. Seconds are those of the executor at start; only ratios of them hold."""
 
     def __init__(self, measured: Sequence[tuple[int, float]], draft_seconds: float) -> None:
         """measured: (tokens, seconds) of steps, rising in tokens, at least one. draft_seconds: of a proposer, for each
@@ -39,15 +39,15 @@ class DraftCosts:
             self._seconds.append(max([seconds, *self._seconds[-1:]]))
         self._last_slope = self._slope(len(measured) - 2) if len(measured) > 1 else 0.0
         self._share = min(draft_seconds / self._seconds[0], 1.0)  # one that is slower than the model is none
-        self._variance = (_OF_TOLD * self._share + _OF_SHARE) ** 2
+        self._variance = (_OF_MEASURED * self._share + _OF_SHARE) ** 2
         self._last: _Step | None = None
 
     def plain(self, num_tokens: float) -> float:
-        """Of a step in which as many requests have one token each."""
+        """Returns the seconds of a step in which as many requests have one token each."""
         return self._curve(num_tokens)
 
     def drafted(self, num_requests: float, num_drafts: float, longest: float) -> float:
-        """Of one in which they also check so many drafts, `longest` of one request."""
+        """Returns the seconds of a step in which they also check so many drafts, `longest` of one request."""
         plain = self._curve(num_requests)
         if not num_drafts:
             return plain
@@ -55,18 +55,18 @@ class DraftCosts:
 
     @property
     def are_vague(self) -> bool:
-        """Whether steps have hardly been compared yet."""
+        """True while steps have hardly been compared."""
         return self._variance > _VAGUE**2
 
     def learn(self, num_requests: int, num_drafts: int, longest: int, seconds: float) -> None:
-        """A step took so long."""
+        """Learns from the duration of a step."""
         last, step = self._last, _Step(num_requests, num_drafts, longest, seconds)
         self._last = step
         if last is not None and bool(last.num_drafts) != bool(num_drafts):
             self._compare(*(step, last) if num_drafts else (last, step))
 
     def forget_last(self) -> None:
-        """A step of another kind was between the last one and the next."""
+        """Forgets the last step, as one of another kind was between it and the next."""
         self._last = None
 
     def _compare(self, drafted: _Step, plain: _Step) -> None:
@@ -81,7 +81,7 @@ class DraftCosts:
         self._variance *= 1 - gain * effect
 
     def _curve(self, num_tokens: float) -> float:
-        """As measured; between sizes and beyond the last on straight lines."""
+        """Returns the seconds as measured; between sizes and beyond the last on straight lines."""
         sizes, seconds = self._sizes, self._seconds
         if num_tokens >= sizes[-1]:
             return seconds[-1] + (num_tokens - sizes[-1]) * self._last_slope

@@ -1,14 +1,14 @@
-"""Decides how many tokens a step drafts, and for whom.
+"""Decides how many tokens a step drafts, for each of its requests.
 
-A step with N requests brings N tokens, and more with drafts, but takes longer. What each draft is likely to bring is
-known from experience (`acceptance.py`), and what it costs from measurements (`draft_costs.py`). Drafts are taken in the
-order of their chances, as long as the whole step yields more tokens per second; the curve of costs has steps, so all
-prefixes of that order are compared, none included.
+A step with N requests brings N tokens, and more with drafts, but takes longer. The likely gain of each draft is learned
+(`acceptance.py`), and its cost is measured (`draft_costs.py`). Drafts are taken in the order of their chances, as long
+as the whole step yields more tokens per second; the curve of costs has steps, so all prefixes of that order are
+compared, none included.
 
-Whatever the estimates say, what drafts may lose is bounded: by an account in units of plain steps, of which a little is
+Whatever the estimates say, the loss by drafts is bounded: by an account in units of plain steps, of which a little is
 earned with each step that decodes, and to which the results of drafts are credited and charged. No step drafts that
-could cost more than is in it. From the same account come probes: drafts for a request that has refused too many of
-late, so that it is noticed when its text changes.
+could cost more than the account holds. From the same account come probes: drafts for a request that has refused too
+many of late, so that a change of its text is noticed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ _MAX_TENANTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many tokens to draft in a step."""
+    """The plan of a step: how many tokens to draft."""
 
     drafts: Mapping[int, int] = field(default_factory=dict)  # by id of the request
     otherwise: int = 0
@@ -49,7 +49,8 @@ NO_DRAFTS = Plan()
 
 
 class Speculation:
-    """On one executor. One that does not say what steps cost is asked for as many drafts as it makes."""
+    """Speculation on one executor. An executor that does not report the costs of steps is asked for as many drafts as
+    it makes."""
 
     def __init__(self, info: ExecutorInfo, acceptances: Acceptances | None = None) -> None:
         """info: of an executor that drafts. acceptances: of requests that ran elsewhere before; more are added."""
@@ -67,7 +68,7 @@ class Speculation:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def plan(self, runners: Sequence[Request]) -> Plan:
-        """For the next step, in which these may run. To be asked for each step, if there can be drafts."""
+        """Plans the next step, in which these may run. Called for each step, if there can be drafts."""
         decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
         most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
         if not most or not decoding:
@@ -85,7 +86,8 @@ class Speculation:
         return plan
 
     def _best(self, costs: DraftCosts, decoding: Sequence[Request], most: int) -> Plan:
-        """The drafts with which the step yields the most tokens per second, if their costs are within the credit."""
+        """Returns the drafts with which the step yields the most tokens per second, if their costs are within the
+        credit."""
         num_requests = len(decoding)
         if not _may_pay(costs, num_requests, num_requests, most):
             return NO_DRAFTS
@@ -115,7 +117,7 @@ class Speculation:
         return Plan(counts)
 
     def _probe(self, costs: DraftCosts, num_requests: int, idle: Sequence[Request], most: int, plan: Plan) -> Plan:
-        """The plan, and a draft for one of the other requests, in turns, if the account allows it."""
+        """Returns the plan, and a draft for one of the other requests, in turns, if the account allows it."""
         loss = costs.drafted(num_requests, 1, 1) / costs.plain(num_requests) - 1
         request = idle[self._num_steps % len(idle)]
         share_found = self._acceptance(request).share_found
@@ -138,14 +140,14 @@ class Speculation:
         return acceptance
 
     def expected(self, step: ScheduledStep) -> float:
-        """How many of the drafts that a step asks for are likely to be found."""
+        """Returns how many of the drafts that a step asks for are likely to be found."""
         return sum(asked * self._acceptance(step.sampled[i]).share_found for i, asked in step.drafts_of.items())
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
-        """Takes in what a step brought. Its work is that of the drafts that there were, from now on. seconds: of the
-        step; 0: they are not known."""
+        """Learns from a step. Its work is that of the drafts that there were, from now on. seconds: of the step; 0:
+        unknown."""
         num_asked = num_drafted = num_accepted = longest = 0
         for i, asked in step.drafts_of.items():
             drafted = result.drafted(i)
@@ -176,7 +178,7 @@ class Speculation:
 
 
 def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> bool:
-    """Whether drafts would make a step yield more if they were all right: one for each, or for one, or all."""
+    """Returns whether drafts would make a step yield more if they were all right: one for each, or for one, or all."""
     plain = num_requests / costs.plain(num_requests)
     return any(
         (num_requests + num_drafts) / costs.drafted(num_requests, num_drafts, longest) > plain
@@ -185,7 +187,8 @@ def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> 
 
 
 def _by_chance(requests: Iterator[Acceptance]) -> Iterator[tuple[float, list[tuple[float, int]]]]:
-    """Drafts by their chances, the best first: (chance, (share of these that are found, place in a request's) ...)."""
+    """Yields drafts by their chances, the best first: (chance, (share of these that are found, place in a request's)
+    ...)."""
     drafts: dict[float, list[tuple[float, int]]] = {}
     for acceptance in requests:
         share_found = acceptance.share_found

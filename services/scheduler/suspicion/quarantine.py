@@ -25,7 +25,7 @@ class SuspectQuarantine:
         return self._suspect is not None
 
     def runners(self, running: list[Request], is_suspect_due: bool, is_idle: bool) -> list[Request]:
-        """While a suspect is due, the others pause, after a step of theirs, until it has entered."""
+        """Lets the others pause while a suspect is due, after a step of theirs, until it has entered."""
         if not self.is_closed:
             if is_suspect_due and not self._is_others_turn:
                 return []

@@ -28,7 +28,7 @@ _TOKENS_IN_FLIGHT = 2
 
 @dataclass(slots=True)
 class Suspicion:
-    """Why a request runs alone."""
+    """The suspicion of one request, which runs alone."""
 
     until: int  # with so many tokens it is cleared
     num_losses: int = 1  # executors lost while it was, or became, a suspect

@@ -1,8 +1,8 @@
-"""What a tenant was served, and how much of it is here."""
+"""The account of a tenant."""
 
 
 class Account:
-    """What a tenant was served, and how much of it is here."""
+    """A tenant's tokens served, and its numbers of requests."""
 
     __slots__ = ("num_running", "num_waiting", "served", "tenant", "weight")
 
@@ -18,5 +18,5 @@ class Account:
         return self.num_running + self.num_waiting > 0
 
 
-# Of requests that nobody has entered into a ledger; never counted.
+# The account of requests that are in no ledger; never counted.
 NO_ACCOUNT = Account("")

@@ -8,16 +8,18 @@ ROOT_HASH = bytes(32)
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"") -> bytes:
-    """sha256 chain: equal hashes mean equal tokens in this block and in all blocks before it.
+    """Returns the next hash of a sha256 chain: equal hashes mean equal tokens in this block and in all blocks before
+    it.
 
-    extra_keys is whatever else the KV depends on, such as images, an adapter or a cache salt.
+    extra_keys: whatever else the KV depends on, such as images, an adapter or a cache salt.
     """
     return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
 
 
 def root_hash(cache_salt: str, owner: str = "") -> bytes:
-    """What the chains of all requests of this owner with this salt begin with; no block's hash can be equal to it."""
-    # A block's hash is of 32 bytes that are a hash, and more: nobody finds some that begin with this text.
+    """Returns the root of the chains of all requests of this owner with this salt; no block's hash can be equal to
+    it."""
+    # A block's hash is of 32 bytes that are a hash, and more: none of these bytes can be found to begin with this text.
     if owner:
         of_owner = hashlib.sha256(owner.encode()).digest()  # of one length: no salt goes on with the name
         return hashlib.sha256(b"pagewire cache owner: " + of_owner + cache_salt.encode()).digest()
@@ -25,5 +27,5 @@ def root_hash(cache_salt: str, owner: str = "") -> bytes:
 
 
 def computed_root(root: bytes, weights_version: str) -> bytes:
-    """What chains with this root begin with where weights of this version compute them."""
+    """Returns the root of the chains of blocks that weights of this version compute."""
     return hashlib.sha256(b"pagewire weights: " + root + weights_version.encode()).digest() if weights_version else root

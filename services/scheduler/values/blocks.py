@@ -2,7 +2,7 @@
 
 
 class Block:
-    """One block; a node of the free queue while nobody holds it."""
+    """One block; a node of the free queue while no request holds it."""
 
     __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
 
@@ -30,8 +30,8 @@ class HeldBlocks:
 
 
 class RequestBlocks:
-    """What a request holds of the KV cache, and under which hashes its blocks are found. Owned by the KVCacheManager of
-    the replica that runs it."""
+    """The blocks of one request, and the hashes under which they are found. Owned by the KVCacheManager of the replica
+    that runs it."""
 
     __slots__ = (
         "awaited",

@@ -1,4 +1,4 @@
-"""What an executor says about itself."""
+"""The facts that an executor reports about itself."""
 
 from dataclasses import dataclass, replace
 
@@ -17,13 +17,13 @@ class KVGroup:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether a request holds blocks for all of its tokens."""
+        """True if a request holds blocks for all of its tokens."""
         return not self.window and not self.is_state
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """As `Weights` of executor.proto."""
+    """The weights of an executor, as `Weights` of executor.proto."""
 
     version: str = ""
     number: int = 0
@@ -34,7 +34,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """Its model and its capacity."""
+    """The model of an executor, and its capacity."""
 
     incarnation: int
     model: str
@@ -61,29 +61,31 @@ class ExecutorInfo:
 
     @property
     def max_num_tokens(self) -> int:
-        """Longest request, prompt plus output, that the model takes and the KV cache can hold. (That windows and states
-        fit, the executor has seen to.)"""
+        """The longest request, prompt plus output, that the model takes and the KV cache can hold. (The executor has
+        made sure that windows and states fit.)"""
         capacities = [group.num_blocks * self.block_size for group in self.kv_groups if group.keeps_all]
         return min([self.max_model_len, *capacities])
 
     @property
     def num_blocks(self) -> int:
-        """Of the group that holds the longest request."""
+        """The blocks of the group that holds the longest request."""
         return max((group.num_blocks for group in self.kv_groups), default=0)
 
     def max_prompt_tokens(self, yields_vector: bool) -> int:
-        """Longest prompt. One that yields no vector leaves room for a token of output."""
+        """Returns the longest prompt. One that yields no vector leaves room for a token of output."""
         return self.max_num_tokens if yields_vector else self.max_num_tokens - 1
 
     def within_steps_of(self, max_num_batched_tokens: int | None) -> "ExecutorInfo":
-        """As clients are to see it where steps have no more tokens: prompts that are read whole are no longer."""
+        """Returns the info for clients where steps have no more tokens: prompts that are read whole are no longer than
+        a step."""
         if max_num_batched_tokens is None or not self.whole_prompts:
             return self
         return replace(self, max_model_len=min(self.max_model_len, max_num_batched_tokens))
 
     def is_interchangeable_with(self, other: "ExecutorInfo") -> bool:
-        """Whether a request that was let in here may go on there: model, limits and block size are the same. How many
-        requests and tokens each takes at once may differ, and weights of which one are to replace the other's."""
+        """Returns whether a request that was taken here may go on there: model, limits and block size are the same. The
+        numbers of requests and tokens that each takes at once may differ, and so may the weights, if the one's are to
+        replace the other's."""
         if self.weights.number == other.weights.number and self.weights.version != other.weights.version:
             return False
         return _of_requests(self) == _of_requests(other)

@@ -1,4 +1,4 @@
-"""What the scheduler knows of the images of a prompt: where they are, and what tells one from another."""
+"""The images of a prompt as the scheduler knows them: where they are, and what tells one from another."""
 
 from collections.abc import Sequence
 
@@ -42,8 +42,8 @@ class PromptImages:
             last = end
 
     def keys(self, first: int, end: int) -> bytes:
-        """What the KV of tokens first to end depends on beside the tokens: each image that has some of them, and which
-        of its tokens these are."""
+        """Returns what the KV of tokens first to end - 1 depends on beside the tokens: each image that has some of
+        them, and which of its tokens these are."""
         return b"".join(
             image.hash + (image.offset - first).to_bytes(8, "little", signed=True)
             for image in self.images
@@ -51,7 +51,8 @@ class PromptImages:
         )
 
     def from_token(self, num_computed_tokens: int) -> list[PromptImage]:
-        """As an executor needs them that has the KV of the first tokens: of images before, their places alone."""
+        """Returns the images for an executor that has the KV of the first tokens: of images before, only their
+        places."""
         return [
             image if num_computed_tokens < image.offset + image.num_tokens else _without_pixels(image)
             for image in self.images

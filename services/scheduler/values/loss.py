@@ -1,4 +1,4 @@
-"""How an executor was lost, and what that says of the requests that it ran."""
+"""The ways in which executors are lost, and what each says of the requests that ran there."""
 
 import enum
 
@@ -22,10 +22,10 @@ class Loss(enum.StrEnum):
 
     @property
     def is_of_step(self) -> bool:
-        """Whether a step was the occasion for certain."""
+        """True if a step was the occasion for certain."""
         return self in (Loss.STEP, Loss.DEVICE, Loss.HANG)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether this scheduler let go of the executor."""
+        """True if this scheduler let go of the executor."""
         return self in (Loss.WEIGHTS, Loss.UNLISTED)

@@ -21,7 +21,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended; the numbers are common.proto's."""
+    """The reasons for which requests end, numbered as in common.proto."""
 
     STOP = 1
     LENGTH = 2
@@ -33,7 +33,7 @@ NO_TEXT = "this model is served for vectors and generates no text; set yields_ve
 
 
 def too_long(num_prompt_tokens: int, info: ExecutorInfo, yields_vector: bool) -> str:
-    """What to say of a prompt of more than info.max_prompt_tokens()."""
+    """Returns the error for a prompt of more than info.max_prompt_tokens() tokens."""
     if num_prompt_tokens + (not yields_vector) > info.max_model_len:
         what_is_left = "" if yields_vector else "; at least one must be left for the output"
         return (
@@ -110,14 +110,14 @@ class Request:
     ) -> None:
         """sampling_params: resolved, and never changed.
 
-        is_resubmitted: an earlier attempt was let in, so that this one is not turned away.
+        is_resubmitted: an earlier attempt was taken, so that this one is not refused.
 
         yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
         texts, where in the prompt the second begins; 0: there is only one.
 
         cache_salt, cache_owner: it shares blocks only with requests of the same.
 
-        weights_version: of the weights that made the tokens it brings along; empty: they are not known.
+        weights_version: of the weights that made the tokens it brings along; empty: unknown.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
@@ -154,7 +154,8 @@ class Request:
 
     @property
     def num_certain_tokens(self) -> int:
-        """How many tokens are known and have KV when the steps in flight are done, whatever becomes of drafts."""
+        """The number of tokens that are known and have KV when the steps in flight are done, whatever becomes of
+        drafts."""
         return min(self.num_computed_tokens, len(self.token_ids))
 
     @property
@@ -167,18 +168,18 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether it runs, and more than its last token has to be computed."""
+        """True if it runs, and more than its last token has to be computed."""
         return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens > 1
 
     @property
     def ends_in_flight(self) -> bool:
-        """Whether the steps in flight bring its last token, if not an earlier one is its last."""
+        """True if the steps in flight bring its last token, unless an earlier one is its last."""
         return len(self.token_ids) + self.num_output_placeholders >= self.max_num_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the executor is to tell log probabilities of its prompt, so that all of it has to be computed. With
-        the first token they have been told."""
+        """True if the executor is to report log probabilities of its prompt, so that all of it has to be computed. They
+        come with the first token."""
         if self.yields_vector or self.num_output_tokens:
             return False
         return self.sampling_params.HasField("prompt_logprobs")
@@ -217,7 +218,7 @@ class Request:
             self.stop_token_ids |= info.eos_token_ids
 
     def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:
-        """Takes in what a step brought that could have brought `most` tokens.
+        """Takes in the tokens of a step that could have brought `most`.
 
         Returns:
             The tokens up to the request's end, and why it ends with the last of them; None: it goes on.
@@ -232,7 +233,7 @@ class Request:
         return token_ids, None
 
     def find_end(self) -> FinishReason | None:
-        """Why the request ends with its last known token, or None if it goes on."""
+        """Returns why the request ends with its last known token, or None if it goes on."""
         num_output_tokens = self.num_output_tokens
         # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
         if num_output_tokens > self.sampling_params.min_tokens or self.has_grammar:

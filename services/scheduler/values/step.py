@@ -10,7 +10,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 
 class InvalidResult(Exception):
-    """The executor answered something that it was not asked."""
+    """Raised when the executor answered something that it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class NewRequest:
     yields_vector: bool = False
     second_text_start: int = 0
     images: PromptImages = NO_IMAGES
-    draft_domain: int = 0  # of those who may find each other's blocks
+    draft_domain: int = 0  # requests of one domain may find each other's blocks
 
     @classmethod
     def of(cls, request: Request) -> "NewRequest":
@@ -55,7 +55,7 @@ class NewRequest:
 
 @dataclass(slots=True)
 class StepWork:
-    """What a step computes."""
+    """The work of a step."""
 
     num_decodes: int = 0  # tokens of requests that need one, drafts included
     num_prompt_tokens: int = 0
@@ -79,35 +79,36 @@ class ScheduledStep:
     num_new_blocks: list[int] = field(default_factory=list)  # [n, G] row by row
     new_block_ids: list[int] = field(default_factory=list)  # [sum(num_new_blocks)]
 
-    # Not sent. Of the images of those that enter.
+    # Not sent. Bytes of the images of requests that enter.
     num_image_bytes: int = 0
-    # Not sent. Who enters, parallel to new_requests.
+    # Not sent. Requests that enter, parallel to new_requests.
     admitted: list[Request] = field(default_factory=list)
-    # Not sent. Who gains tokens, in batch order, with the epoch in which each was scheduled.
+    # Not sent. Requests that gain tokens, in batch order, with the epoch in which each was scheduled.
     sampled: list[Request] = field(default_factory=list)  # [s]
     epochs: list[int] = field(default_factory=list)  # [s]
-    # Index into sampled -> how many of its scheduled tokens are drafts. Who has some is sampled.
+    # Index into sampled -> how many of its scheduled tokens are drafts.
     drafts_of: dict[int, int] = field(default_factory=dict)
-    # Not sent. Who yields a vector, in batch order, with the epoch; the executor answers these after those sampled.
+    # Not sent. Requests that yield a vector, in batch order, with the epoch; they are answered after `sampled`.
     yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
     # Not sent. What it computes.
     work: StepWork = field(default_factory=StepWork)
 
     @property
     def takes_more(self) -> bool:
-        """Whether another request may enter with it: its images are not too large a message yet."""
+        """True if another request may enter with the step: its images are not too large a message yet."""
         return self.num_image_bytes < MAX_STEP_IMAGE_BYTES
 
     @property
     def num_draft_tokens(self) -> list[int]:
-        """[n], or empty: nobody has any."""
+        """The drafts of each request, [n]; empty if there are none."""
         if not self.drafts_of:
             return []
         by_id = {self.sampled[i].request_id: num_drafts for i, num_drafts in self.drafts_of.items()}
         return [by_id.get(request_id, 0) for request_id in self.request_ids]
 
     def check(self, result: "StepResult") -> None:
-        """Raises InvalidResult unless the result is this step's, with no more tokens for anyone than were asked for."""
+        """Raises InvalidResult unless the result is this step's, with no more tokens for any request than were asked
+        for."""
         if result.step_id != self.step_id:
             raise InvalidResult(f"the executor answered step {result.step_id} instead of step {self.step_id}")
         request_ids = [request.request_id for request in self.sampled]
@@ -143,20 +144,21 @@ class StepResult:
     logprobs: Mapping[int, Any] = field(default_factory=dict)
     # Index into request_ids -> the vector that a request yields instead of tokens.
     vectors: Mapping[int, Any] = field(default_factory=dict)
-    # Id of a request that entered with the step -> why it is to end, which the scheduler only passes on.
+    # Id of a request that entered with the step -> the error that it ends with, which the scheduler only passes on.
     errors: Mapping[int, Any] = field(default_factory=dict)
     # Index into request_ids -> log probabilities of its prompt, which the scheduler only passes on.
     prompt_logprobs: Mapping[int, Any] = field(default_factory=dict)
     num_drafted: list[int] = field(default_factory=list)  # [s + v], tokens that were checked of each; empty: none
 
     def drafted(self, index: int) -> int:
-        """How many tokens were drafted for the request of this index; fewer than were asked for, if not found."""
+        """Returns how many tokens were drafted for the request of this index: fewer than were asked for, if not
+        found."""
         return self.num_drafted[index] if self.num_drafted else 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """What the executor measured of one step, seconds."""
+    """The times that the executor measured of one step, in seconds."""
 
     execute_seconds: float  # of the device; in a pipeline, of the slowest stage
     queue_seconds: float  # in the executor's queue
