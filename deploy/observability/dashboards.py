@@ -51,7 +51,7 @@ def _overview(goal: Objectives) -> Dashboard:
         "Traffic": [
             Panel("Requests/s", {"{{status}}": _rate(f"{_REQUESTS}{{$m}}", "status")}, "reqps",
                   "By status; without probes and scrapes."),
-            Panel("Failed requests", {"5xx": _ERRORS}, "percentunit", "Share that was answered with 5xx."),
+            Panel("Failed requests", {"5xx": _ERRORS}, "percentunit", "Share of answers with 5xx."),
             Panel("Tokens/s", {
                 "output": _rate(f"{_TOKENS}{{$m}}"),
                 "prompt, computed": _rate('pagewire:prompt_tokens_by_source_total{$m, source="local_compute"}'),
@@ -85,7 +85,7 @@ def _latency(goal: Objectives) -> Dashboard:
             }, "s"),
             Panel("Forecast error of the first token", {
                 **_quantiles("pagewire:time_to_first_token_forecast_error_seconds"),
-            }, "s", "Deadlines are kept by this forecast: far above 0, requests are let in that come too late."),
+            }, "s", "Admission uses this forecast: far above 0, it admits requests that miss their deadline."),
         ],
         "Where the time goes": [
             Panel("Waiting for a first step", _quantiles("pagewire:request_queue_time_seconds"), "s"),
@@ -122,7 +122,7 @@ def _scheduler(_: Objectives) -> Dashboard:
         ],
         "Steps": [
             Panel("Steps/s", {"steps": steps, "late": _rate("pagewire:late_steps_total{$m}")}, "ops",
-                  "Late ones were decided when the device had nothing left to do."),
+                  "Late steps were decided when the device was already idle."),
             Panel("Tokens per step", _quantiles("pagewire:iteration_tokens")),
             Panel("Time to decide a step", _quantiles("pagewire:schedule_time_seconds"), "s"),
             Panel("Time of a step", _quantiles("pagewire:execute_time_seconds"), "s"),
@@ -145,10 +145,10 @@ def _executors(_: Objectives) -> Dashboard:
             Panel("Steps/s, by kind", {"{{kind}}": _rate("pagewire:executor_steps_total{$m}", "kind")}, "ops"),
             Panel("Device busy", {"busy": _rate("pagewire:executor_step_seconds_sum{$m}")
                                   + " / sum(pagewire:num_executors{$m})"}, "percentunit",
-                  "Share of the time in which a step ran, on average over the executors."),
+                  "Share of the time with a running step, averaged over executors."),
             Panel("Device time of a step", _quantiles("pagewire:executor_step_seconds"), "s"),
             Panel("Launches/s", {"{{mode}}": _rate("pagewire:executor_graph_steps_total{$m}", "mode")}, "ops",
-                  "Replayed steps are the fast ones."),
+                  "Replayed steps are faster than eager ones."),
         ],
         "Failures": [
             Panel("Executors", {"executors": "sum(pagewire:num_executors{$m})",
@@ -180,7 +180,7 @@ def _executors(_: Objectives) -> Dashboard:
 def _tokenizers(_: Objectives) -> Dashboard:
     return Dashboard("pagewire-tokenizers", "Pagewire: gateway and tokenizer pool", {
         "Tokenizer pool": [
-            Panel("Workers", {"there": f"sum({_POOL}_workers{{$m}})", "at work": f"sum({_POOL}_busy_workers{{$m}})"}),
+            Panel("Workers", {"workers": f"sum({_POOL}_workers{{$m}})", "busy": f"sum({_POOL}_busy_workers{{$m}})"}),
             Panel("Busy", {"workers": f"{_rate(f'{_POOL}_busy_seconds_total{{$m}}')} / sum({_POOL}_workers{{$m}})"},
                   "percentunit"),
             Panel("Waiting texts", {"texts": f"sum({_POOL}_queue_length{{$m}})"}),
@@ -208,7 +208,7 @@ def _tokenizers(_: Objectives) -> Dashboard:
 def _tenants(_: Objectives) -> Dashboard:
     tenant = "pagewire:tenant"
     return Dashboard("pagewire-tenants", "Pagewire: tenants", {
-        "The 20 that use most; others together": [
+        "The 20 tenants with the most tokens; all others together": [
             Panel("Output tokens/s", {"{{tenant}}": _rate(f"{tenant}_generation_tokens_total{{$m}}", "tenant")}),
             Panel("Prompt tokens/s", {"{{tenant}}": _rate(f"{tenant}_prompt_tokens_total{{$m}}", "tenant")}),
             Panel("Requests/s", {"{{tenant}}": _rate(f"{tenant}_requests_total{{$m}}", "tenant")}, "reqps"),
@@ -234,7 +234,7 @@ def _budgets(goal: Objectives) -> Dashboard:
     ):
         rows[title] = [
             Panel(f"in {window}", {"{{model_name}}": f"{recorded}:ratio_{window}{{$m}}"}, "percentunit",
-                  f"Above the line, {budget:.2g} of 30 days' requests are spent too fast.", threshold=round(limit, 6))
+                  f"Above the line, the budget of {budget:.2g} is spent too fast.", threshold=round(limit, 6))
             for window, limit in limits.items()
         ]  # fmt: skip
     rows["Alerts"] = [

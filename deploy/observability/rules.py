@@ -1,6 +1,6 @@
 """The recording rules and alerts of Prometheus, as tables. `text` makes the file that it reads.
 
-Each alert has a section in docs/runbook.md that says what happened, how to see why, and what to do.
+Each alert has a section in docs/runbook.md with causes and remedies.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import yaml
 
 from pagewire.telemetry.metrics import LATENCY_BUCKETS
 
-# Windows of burn rates: how often an error budget of 30 days is being spent, as Google's SRE workbook (chapter 5) has
-# it. Within the fast pair 2 % of the budget is gone in an hour, within the slow one 5 % in six.
+# Windows of burn rates of an error budget of 30 days, from Google's SRE workbook (chapter 5). At the rate of the fast
+# pair 2 % of the budget is used up in an hour, at that of the slow pair 5 % in six hours.
 _FAST, _SLOW = (14.4, "5m", "1h"), (6.0, "30m", "6h")
 _WINDOWS = (_FAST[1], _SLOW[1], _FAST[2], _SLOW[2])
 
@@ -20,8 +20,8 @@ class Objectives:
     """The promises to clients. Raises ValueError if it cannot be measured."""
 
     ttft_s: float = 0.5  # seconds to the first token; one of LATENCY_BUCKETS, so that the share of late ones is exact
-    tpot_s: float = 0.05  # seconds per token behind it, of 99 % of requests
-    share: float = 0.99  # of requests that are to be answered, and in time
+    tpot_s: float = 0.05  # seconds per token after it, for 99 % of requests
+    share: float = 0.99  # of requests that are answered, and in time
 
     def __post_init__(self) -> None:
         if self.ttft_s not in LATENCY_BUCKETS:
@@ -35,7 +35,7 @@ class Objectives:
 class Alert:
     name: str
     expr: str
-    hold: str  # how long it has to be so
+    hold: str  # how long the condition must hold
     severity: str  # critical: clients notice now; warning: they will, or some do
     summary: str
 
@@ -54,7 +54,7 @@ def _quantile(q: float, histogram: str, window: str = "5m") -> str:
 
 
 def recordings(goal: Objectives) -> dict[str, str]:
-    """PromQL by the name that it is recorded under, all by model_name."""
+    """Returns PromQL by the name under which it is recorded, all by model_name."""
     ttft = "pagewire:time_to_first_token_seconds"
     recorded = {
         "model:ttft_seconds:p99": _quantile(0.99, ttft),
@@ -67,7 +67,7 @@ def recordings(goal: Objectives) -> dict[str, str]:
         recorded[f"model:prefix_hits:ratio_{window}"] = f"{_rate(hits, window)} / {_rate(queries, window)}"
         requests = "pagewire:http_requests_total"
         failed = requests + '{status=~"5.."}'
-        # What clients did wrong, or were told to send later, must not hide what failed: they may repeat it in a loop.
+        # 4xx do not count: clients may repeat them in a loop, which would hide failures.
         counted = requests + '{status!~"4.."}'
         recorded[f"model:errors:ratio_{window}"] = ratio(_rate(failed, window), _rate(counted, window))
         in_time = f'{ttft}_bucket{{le="{goal.ttft_s}"}}'
@@ -146,7 +146,7 @@ def alerts(goal: Objectives) -> list[Alert]:
         ),
         Alert(
             "PagewirePreemptions", f"{_rate('pagewire:num_preemptions_total', '5m')} > 0.1", "5m", "warning",
-            "{{ $value | humanize }} requests per second lose their KV blocks and are computed again",
+            "{{ $value | humanize }} requests per second are preempted and computed again",
         ),
         Alert(
             "PagewireQueueLong", "model:queue_seconds:p95 > 5", "5m", "warning",
@@ -199,7 +199,7 @@ def alerts(goal: Objectives) -> list[Alert]:
 
 
 def text(goal: Objectives, runbook: str) -> str:
-    """The file of rules. runbook: address of docs/runbook.md."""
+    """Returns the file of rules. runbook: address of docs/runbook.md."""
     recorded = [{"record": name, "expr": expr} for name, expr in recordings(goal).items()]
     raised = [
         {

@@ -15,7 +15,7 @@ from ray.serve import Application
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-# Of one connection, not of the request.
+# The limit of one connection, not of the request.
 _OF_ONE_HOP = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "te", "trailer", "upgrade"}
 
 
