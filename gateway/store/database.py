@@ -154,26 +154,26 @@ class OnDatabase:
         self.database = database
 
 
-def reading(
-    work: Callable[Concatenate[Any, sqlite3.Connection, Params], Result],
-) -> Callable[Concatenate[Any, Params], Coroutine[Any, Any, Result]]:
+Work = Callable[Concatenate[Any, sqlite3.Connection, Params], Result]
+Method = Callable[Concatenate[Any, Params], Coroutine[Any, Any, Result]]
+
+
+def reading(work: Work[Params, Result]) -> Method[Params, Result]:
     """Makes work on a connection a method that is awaited without one, and runs in a transaction of `self.database`."""
-
-    @wraps(work)
-    async def method(self: OnDatabase, *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        return await self.database.read(lambda connection: work(self, connection, *args, **kwargs))
-
-    return method
+    return _method(work, "read")
 
 
-def writing(
-    work: Callable[Concatenate[Any, sqlite3.Connection, Params], Result],
-) -> Callable[Concatenate[Any, Params], Coroutine[Any, Any, Result]]:
+def writing(work: Work[Params, Result]) -> Method[Params, Result]:
     """Does what `reading` does, for work that writes."""
+    return _method(work, "write")
 
+
+def _method(work: Work[Params, Result], kind: str) -> Method[Params, Result]:
     @wraps(work)
     async def method(self: OnDatabase, *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        return await self.database.write(lambda connection: work(self, connection, *args, **kwargs))
+        run = getattr(self.database, kind)
+        result: Result = await run(lambda connection: work(self, connection, *args, **kwargs))
+        return result
 
     return method
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.store.log import LEASE_S, Append, Lease, LeaseLost, Log, Standing
+from pagewire.gateway.store.log import Append, Lease, LeaseLost, Log, Standing
 from pagewire.gateway.store.sqlite_log import SqliteLog
 
 logger = logging.getLogger(__name__)
@@ -18,9 +18,8 @@ POLL_S = 1.0
 class Leases:
     """Leases of the jobs of one log."""
 
-    def __init__(self, log: Log, lease_s: float = LEASE_S) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._lease_s = lease_s
         self._held: dict[str, Lease] = {}  # by id of the job
         self._renewing: asyncio.Task[None] | None = None
         self._unwritten: list[tuple[Append, asyncio.Future[bool]]] = []
@@ -106,7 +105,7 @@ class Leases:
     async def _renew(self) -> None:
         """Runs while this process owns jobs."""
         while True:
-            await asyncio.sleep(self._lease_s / 4)
+            await asyncio.sleep(self._log.lease_s / 4)
             leases = list(self._held.values())
             try:
                 standings = await self._log.renew(leases)
@@ -125,8 +124,8 @@ class Leases:
 class Jobs(Leases):
     """Jobs that processes look for, first come, first served. They are in the data directory."""
 
-    def __init__(self, log: SqliteLog, lease_s: float = LEASE_S, poll_s: float = POLL_S) -> None:
-        super().__init__(log, lease_s)
+    def __init__(self, log: SqliteLog, poll_s: float = POLL_S) -> None:
+        super().__init__(log)
         self.log = log
         self._poll_s = poll_s
         self._added = asyncio.Event()

@@ -78,6 +78,8 @@ class Standing(Enum):
 class Log(Protocol):
     """The jobs of one kind. Every method raises ApiError if the log cannot be reached."""
 
+    lease_s: float  # the duration of a lease
+
     async def begin(self, id: str, about: bytes) -> bytes:
         """Adds a job without entries, unless there is one of this id. Returns the description of the job."""
 

@@ -146,6 +146,7 @@ class RedisLog:
     def __init__(self, url: str, bounds: Bounds, lease_s: float = LEASE_S) -> None:
         """Connects with the first call. Raises ValueError if `url` is not a URL of Redis."""
         self._redis = Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        self.lease_s = lease_s
         self._lease_ms = round(lease_s * 1000)
         self._ttl_ms = round(bounds.ttl_s * 1000)
         self._bounds = (bounds.count, bounds.bytes)

@@ -34,7 +34,7 @@ class SqliteLog(OnDatabase):
         super().__init__(database)
         self._kind = kind
         self._bounds = bounds
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         drops_unfinished = bounds is not None and bounds.drops_unfinished
         self._disposable = "leased_until <= :now" + ("" if drops_unfinished else " AND ended")
 
@@ -121,7 +121,7 @@ class SqliteLog(OnDatabase):
     def _execute(self, connection: sqlite3.Connection, statement: str, **names: object) -> sqlite3.Cursor:
         now = time.time()
         ttl_s = 0.0 if self._bounds is None else self._bounds.ttl_s
-        times = {"now": now, "until": now + self._lease_s, "expired": now - ttl_s}
+        times = {"now": now, "until": now + self.lease_s, "expired": now - ttl_s}
         return connection.execute(statement, {"kind": self._kind, **times, **names})
 
     def _update(self, connection: sqlite3.Connection, changes: str, lease: Lease, **names: object) -> bool:

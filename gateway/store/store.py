@@ -56,7 +56,7 @@ class Store:
     def jobs(
         self, kind: str, bounds: Bounds | None = None, *, lease_s: float = LEASE_S, poll_s: float = POLL_S
     ) -> Jobs:
-        return Jobs(SqliteLog(self._database, kind, bounds, lease_s), lease_s, poll_s)
+        return Jobs(SqliteLog(self._database, kind, bounds, lease_s), poll_s)
 
     async def close(self) -> None:
         await self._database.close()

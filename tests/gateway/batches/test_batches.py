@@ -269,7 +269,7 @@ async def test_a_gateway_that_was_too_slow_leaves_its_batch_to_another(
         batch = await start(ai, [chat(number) for number in range(100)])
         await eventually(lambda: len(fake.received) > 10)
         with closing(sqlite3.connect(tmp_path / "data" / "pagewire.db")) as database, database:
-            database.execute("UPDATE jobs SET owner = 'somebody', leased_until = 0")
+            database.execute("UPDATE jobs SET owner = 'another', leased_until = 0")
         batch = await end(ai, batch.id)
         answers = await content(ai, batch.output_file_id)
     assert "is run by another process" in caplog.text

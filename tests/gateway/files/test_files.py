@@ -97,7 +97,7 @@ async def test_files_have_a_bound(address: str, tmp_path: Path) -> None:
 
 
 async def test_all_files_together_have_a_bound(address: str, tmp_path: Path) -> None:
-    """What is deleted makes room."""
+    """Deleting a file makes room."""
     async with running_gateway(address, file_store_size=1000) as http:
         form = {"purpose": (None, "batch")}
         first = (await http.post("/v1/files", files=form | {"file": bytes(600)})).json()

@@ -59,7 +59,7 @@ def events(text: str) -> list[str]:
 
 
 def timeless(text: str) -> str:
-    """Without the time at which a response was told to its end."""
+    """Returns the text without the time at which a response was completed."""
     return re.sub(r'"completed_at":[0-9.]+', "", text)
 
 
@@ -69,7 +69,7 @@ def id_of(event: str) -> str:
 
 
 def said(text: str) -> str:
-    """By the first choice of a streamed chat."""
+    """Returns the text of the first choice of a streamed chat."""
     data = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]
     choices = [choice for one in data for choice in json.loads(one)["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices if not choice["index"])
@@ -116,13 +116,13 @@ async def test_a_key_is_of_one_request(client: httpx.AsyncClient, fake: FakeToke
     assert len(fake.received) == 2
 
 
-async def test_who_does_not_ask_gets_no_ids(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+async def test_other_streams_have_no_ids(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     assert "id: " not in (await client.post(CHAT, json=BODY)).text
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_any_gateway_goes_on_after_the_last_event(fake: FakeTokenizer, address: str, kind: str) -> None:
-    """What both say together is what one would have said, wherever the first one stopped."""
+    """Both texts together are the undisturbed text, wherever the first gateway stopped."""
     path, body, calls = KINDS[kind]
     body = body if path == "/v1/messages" else body | {"seed": 3}
     fake.script = THINKS_SAYS_CALLS if calls else None
@@ -132,7 +132,7 @@ async def test_any_gateway_goes_on_after_the_last_event(fake: FakeTokenizer, add
         await wait_ready(second)
         whole = (await first.post(path, json=body, headers=KEY)).text
         ids = [id_of(event) for event in events(whole)]
-        assert len(ids) == len(set(ids)) > 5, "a gateway that is slow merges events; of ten more than five"
+        assert len(ids) == len(set(ids)) > 5, "a slow gateway merges events, but keeps more than five of ten"
         for number in range(1, len(ids), 5):
             key = f"{kind} {number}"
             headers = {"Idempotency-Key": key}
@@ -165,7 +165,7 @@ async def test_a_response_with_a_key_is_made_and_stored_once(client: httpx.Async
     assert len(fake.received) == 2
 
 
-async def test_two_who_ask_at_once_share_one_generation(fake: FakeTokenizer, address: str) -> None:
+async def test_requests_at_once_share_one_generation(fake: FakeTokenizer, address: str) -> None:
     fake.steps_left = 5
     async with running_gateway(address) as first, running_gateway(address) as second:
         await wait_ready(first)
@@ -182,7 +182,7 @@ async def test_two_who_ask_at_once_share_one_generation(fake: FakeTokenizer, add
     assert len(fake.received) == 1
 
 
-async def test_nothing_is_generated_for_nobody(fake: FakeTokenizer, client: httpx.AsyncClient) -> None:
+async def test_a_generation_without_clients_rests(fake: FakeTokenizer, client: httpx.AsyncClient) -> None:
     fake.steps_left = 5
     await read_until(client, CHAT, BODY, 2, **KEY)
     await eventually(lambda: fake.aborted)
@@ -198,12 +198,12 @@ async def test_an_error_is_no_answer(client: httpx.AsyncClient, fake: FakeTokeni
     fake.error_at = (5, RpcError(grpc.StatusCode.INTERNAL, "it broke"))
     broken = (await client.post(CHAT, json=BODY, headers=KEY)).text
     assert "it broke" in broken
-    *told, error, _ = events(broken)
+    *before, error, _ = events(broken)
     assert "id: " not in error
     fake.error_at = None
-    rest = await client.post(CHAT, json=BODY, headers={"Last-Event-ID": id_of(told[-1])})
+    rest = await client.post(CHAT, json=BODY, headers={"Last-Event-ID": id_of(before[-1])})
     whole = await client.post(CHAT, json=BODY, headers=KEY)
-    assert "\n\n".join(told) + "\n\n" + rest.text == whole.text
+    assert "\n\n".join(before) + "\n\n" + rest.text == whole.text
 
 
 async def test_ids_that_mean_nothing_are_refused(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -244,7 +244,7 @@ async def test_the_oldest_make_room(fake: FakeTokenizer, address: str, tmp_path:
         assert "--generation-store-size" in response.text
 
 
-async def test_all_streams_may_be_kept(fake: FakeTokenizer, address: str) -> None:
+async def test_all_streams_can_be_kept(fake: FakeTokenizer, address: str) -> None:
     async with running_gateway(address, resumable_streams=True) as client:
         await wait_ready(client)
         begun = await read_until(client, CHAT, BODY, 6)

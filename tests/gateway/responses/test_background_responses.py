@@ -1,4 +1,4 @@
-"""Responses in the background: they need no client, no particular gateway, and are told again from any event on."""
+"""Responses in the background: they need no client and no particular gateway, and their events can be read again."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ PROMPT = "<user>hi<assistant>"
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Where gateways keep what outlives them."""
+    """The data directory of all gateways."""
     return tmp_path / "data"
 
 
@@ -40,11 +40,11 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-def told(events: list[dict[str, Any]]) -> str:
+def text_in(events: list[dict[str, Any]]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
 
 
-async def test_nobody_needs_to_wait(ai: openai.AsyncOpenAI, client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+async def test_no_client_needs_to_wait(ai: openai.AsyncOpenAI, client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     response = await ai.responses.create(model="fake", input="hi", background=True, extra_body={"seed": 3})
     assert (response.status, response.output, response.background) == ("queued", [], True)
     await ended(client, response.id)
@@ -98,7 +98,7 @@ async def test_a_stream_is_taken_up_where_it_broke(
 
 
 async def test_another_gateway_goes_on_where_one_stopped(fake: FakeTokenizer, address: str) -> None:
-    """The one that takes over goes on after the tokens that are there: what was told stays true."""
+    """The second gateway continues after the tokens in the log, which clients may have seen."""
     fake.steps_left = 6
     async with running_gateway(address) as first:
         await wait_ready(first)
@@ -119,7 +119,7 @@ async def test_another_gateway_goes_on_where_one_stopped(fake: FakeTokenizer, ad
         assert fake.submissions[-1].resubmitted
         stream = (await second.get(f"{RESPONSES}/{id}", params={"stream": "true"})).text
         assert stream.startswith("\n".join(before))
-        assert told(events_of(stream)) == expected_text(PROMPT, 3)
+        assert text_in(events_of(stream)) == expected_text(PROMPT, 3)
         usage = response["usage"]
         assert (usage["output_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (24, 3)
 
@@ -161,7 +161,7 @@ async def test_what_is_cancelled_as_it_begins_stays_so(fake: FakeTokenizer, addr
         assert answers == 3 * [await ended(owner, id)]
 
 
-async def test_what_nobody_has_taken_is_cancelled(
+async def test_a_queued_response_is_cancelled(
     fake: FakeTokenizer, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pagewire.gateway.responses.background.MAX_RUNNING", 1)
@@ -189,7 +189,7 @@ async def test_what_is_deleted_ends(client: httpx.AsyncClient, fake: FakeTokeniz
 
 
 async def test_what_is_deleted_does_not_come_back(fake: FakeTokenizer, address: str, data: Path) -> None:
-    """By another gateway, of which its owner learns late: it has more to say by then."""
+    """Another gateway deletes it, and its owner, which has more outputs by then, notices that late."""
     fake.running.clear()
     async with running_gateway(address) as owner:
         await wait_ready(owner)
@@ -207,7 +207,7 @@ async def test_what_is_deleted_does_not_come_back(fake: FakeTokenizer, address: 
 
 @pytest.mark.parametrize("kind", ["response", "batch"])
 async def test_a_gateway_that_takes_no_jobs_ends(address: str, data: Path, monkeypatch: Any, kind: str) -> None:
-    """Its supervisor starts another one; without an end, what clients have left here would wait for ever."""
+    """The supervisor starts another one. If the process stayed, unfinished jobs would wait for ever."""
 
     class Broken(Jobs):
         async def next(self) -> Lease:
@@ -253,7 +253,7 @@ async def test_what_gateways_die_of_is_given_up(fake: FakeTokenizer, address: st
         await eventually(lambda: fake.received)
     store = Store(data)
     jobs = store.jobs("response", lease_s=0.0)
-    for _ in range(4):  # who dies gives nothing back
+    for _ in range(4):  # a process that dies releases nothing
         assert await jobs.log.claim() is not None
     await store.close()
     async with running_gateway(address) as client:
@@ -304,7 +304,7 @@ async def test_a_running_response_cannot_be_continued_from(client: httpx.AsyncCl
     assert (answer.status_code, "is still" in answer.text) == (400, True)
 
 
-async def test_log_probabilities_are_told_again(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+async def test_events_have_log_probabilities(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     body = BODY | {"include": ["message.output_text.logprobs"], "max_output_tokens": 5, "stream": True}
     events = events_of((await client.post(RESPONSES, json=body)).text)
     [part] = events[-1]["response"]["output"][0]["content"]

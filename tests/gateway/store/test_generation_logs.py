@@ -144,7 +144,7 @@ async def test_generations_expire_at_rest(open_one: OpenLog) -> None:
 
 
 async def test_gateways_share_redis(fake: FakeTokenizer, address: str, tmp_path: Path, redis_url: str) -> None:
-    """And nothing else."""
+    """The gateways share no directory."""
     stores = [{"generation_store": redis_url, "data_dir": str(tmp_path / name)} for name in ("one", "two")]
     async with running_gateway(address, **stores[0]) as first, running_gateway(address, **stores[1]) as second:
         await wait_ready(first)

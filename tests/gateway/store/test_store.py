@@ -26,7 +26,7 @@ BOUNDS = Bounds(count=10, bytes=50, ttl_s=60, drops_unfinished=False)
 
 @pytest.fixture
 async def stores(tmp_path: Path) -> AsyncIterator[tuple[Store, Store]]:
-    """Of two processes: nothing of one is in the other's memory."""
+    """Two stores of one directory, like those of two processes."""
     pair = Store(tmp_path / "data"), Store(tmp_path / "data")
     yield pair
     for store in pair:
@@ -196,7 +196,7 @@ async def test_a_bound_makes_room(stores: tuple[Store, Store]) -> None:
     assert await others.total() == (1, 1000)
 
 
-async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, Store]) -> None:
+async def test_a_job_has_one_owner_until_that_one_dies(stores: tuple[Store, Store]) -> None:
     mine, yours = (store.jobs("work", lease_s=LEASE_S, poll_s=0.02) for store in stores)
     waiting = asyncio.create_task(yours.next())
     await mine.log.begin("a", b"")
@@ -205,7 +205,7 @@ async def test_a_job_has_one_owner_until_that_one_vanishes(stores: tuple[Store, 
     assert await mine.log.claim() is None
     assert await stores[0].jobs("play").log.claim() is None
     async with asyncio.timeout(10):
-        second = await mine.next()  # nobody renewed the lease
+        second = await mine.next()  # the lease was not renewed
     assert (second.id, second.lost_leases) == ("a", 1)
     with pytest.raises(LeaseLost):
         await yours.end(first)
@@ -232,7 +232,7 @@ async def test_a_lease_that_is_renewed_stays(stores: tuple[Store, Store]) -> Non
         await asyncio.sleep(2 * LEASE_S)
         assert await yours.log.claim() is None
         assert not lease.is_lost
-    # Given back: the next one need not wait, and nobody vanished.
+    # It was released: the next owner need not wait, and no owner died.
     again = await yours.log.claim()
     assert again is not None and again.lost_leases == 0
 
@@ -271,7 +271,7 @@ async def test_a_cancellation_reaches_the_owner(stores: tuple[Store, Store]) -> 
 
 
 async def test_a_process_may_take_its_own_job_again(stores: tuple[Store, Store]) -> None:
-    """After it slept for longer than its lease."""
+    """A process sleeps for longer than its lease."""
     jobs = stores[0].jobs("work")
     await jobs.log.begin("a", b"")
     first = await jobs.next()
