@@ -23,7 +23,7 @@ from pagewire.gateway.files.bodies import MAX_EXPIRY_S
 from pagewire.gateway.files.files import Files, new_id
 from pagewire.gateway.files.upload import storage_error
 from pagewire.gateway.store import Document, Lease, Store, held
-from pagewire.wire.tenants import NOBODY, Tenant, present
+from pagewire.wire.tenants import NO_TENANT, Tenant, present
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 # Seconds for which a batch is kept after its end.
@@ -38,7 +38,7 @@ class Record(msgspec.Struct, kw_only=True):
     output_file_id: str
     error_file_id: str
     output_expiry: int  # seconds after their creation
-    tenant: Tenant = NOBODY
+    tenant: Tenant = NO_TENANT
     # The status of the batch after its lines have ended.
     ending: str = "completed"
 

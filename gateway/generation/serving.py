@@ -115,7 +115,7 @@ class GenerationResponse(Response):
         answering = generations.begin(tenants.present.get().name, context)
         status = 0
         try:
-            told = tenants.tell(tenants.present.get(), span.trace.tell(common_pb2.RequestContext()))
+            told = tenants.attach(tenants.present.get(), span.trace.attach_to(common_pb2.RequestContext()))
             await self._serve(context, told, receive, send)
         except ClientGone:
             self._failure = "client gone"

@@ -215,7 +215,7 @@ class Background:
             return
 
         def start(earlier: Sequence[Sequence[GenerateResponse]]) -> Source:
-            context = tenants.tell(stored.tenant, RequestContext())
+            context = tenants.attach(stored.tenant, RequestContext())
             return self._link.generate([request], streaming=True, context=context, earlier=earlier)
 
         # The job ends only once the response is stored with its end.

@@ -22,7 +22,7 @@ from pagewire.gateway.responses.bodies.queries import InputItemsQuery
 from pagewire.gateway.responses.bodies.responses import InputItemList, ModelResponse, decode_response
 from pagewire.gateway.responses.conversation import AnyItem
 from pagewire.gateway.store import Bound, Lease, Store, Work, held
-from pagewire.wire.tenants import NOBODY, Tenant, present
+from pagewire.wire.tenants import NO_TENANT, Tenant, present
 
 PREFIX = "resp_"
 # The most responses of one conversation, and bytes of their inputs and outputs.
@@ -41,7 +41,7 @@ class Stored(msgspec.Struct, gc=False):
     previous: str | None = None
     logprobs: bool = False  # text has log probabilities
     num_outputs: int = 0  # of a response in the background that has ended
-    tenant: Tenant = NOBODY  # of a response in the background
+    tenant: Tenant = NO_TENANT  # of a response in the background
 
 
 class Responses:

@@ -128,8 +128,8 @@ def _positional(line: Sequence[Given], words: Sequence[str], positionals: Sequen
 
 
 def _check_names(line: Sequence[Given]) -> None:
-    '""Checks flags that take several words: in `--served-model-name a b` without MODEL, `b` may be meant as the'
-    'model.""'
+    """Checks flags that take several words: in `--served-model-name a b` without MODEL, `b` may be meant as the
+    model."""
     for setting in line:
         for word in str(setting.text).split(",")[1:] if setting.name in _SEVERAL_WORDS else ():
             if "/" in word or word.endswith(".gguf") or word in WHEEL_MODELS or (word and Path(word).exists()):

@@ -42,8 +42,7 @@ class Silence:
         self._seconds = 0.0
 
     def lasts(self, expected: float = 0.0) -> bool:
-        '""Counts a step, and returns whether the silence is too long. expected: seconds of silence to allow in'
-        'addition.""'
+        """Counts a step, and returns whether the silence is too long. expected: further seconds of silence to allow."""
         self._seconds += self.step
         return self._seconds > self.timeout + expected
 
@@ -67,9 +66,7 @@ class Pulse:
 
 
 class Watchdog:
-    '""A thread that ends the process when a pulse has stopped; the supervisor, or that of the container, restarts'
-
-    'it.""'
+    """A thread that ends the process when a pulse has stopped; its supervisor, or its container's, restarts it."""
 
     def __init__(self, hang_timeout: float, end: Callable[[str], None] | None = None) -> None:
         """hang_timeout: seconds of silence beyond the expected time; 0: no watching. end: replaces `end_process`."""

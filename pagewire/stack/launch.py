@@ -23,8 +23,7 @@ def service(command: str, config: ServiceConfig, ready: Callable[[], Awaitable[b
 
 
 def environment(config: ServiceConfig) -> dict[str, str]:
-    '""Returns the environment of a child: that of this process, with secrets instead of the rest of the'
-    'configuration.""'
+    """Returns the environment of a child: that of this process, with secrets in place of other settings."""
     home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     return {**flags.without_configuration(os.environ), **flags.secrets(config), "PYTHONPATH": path}

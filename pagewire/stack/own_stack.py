@@ -64,8 +64,7 @@ class OwnStack:
         return self._process.pid
 
     def await_ready(self) -> None:
-        '""Waits until the stack is ready, and sets the addresses `grpc` and `rest`. Raises StartupError with the'
-        'cause.""'
+        """Waits until the stack is ready, and sets `grpc` and `rest`. Raises StartupError with the cause."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer = json.loads(line) if line else {}

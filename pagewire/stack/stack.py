@@ -112,8 +112,10 @@ async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, 
 
 
 def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
-    '""Returns the configuration with names, files and ports resolved. directory: of the sockets. Raises'
-    'StartupError.""'
+    """Returns the configuration with names, files and ports resolved. Raises StartupError.
+
+    directory: of the sockets.
+    """
     refusals.check(config)
     return replace(
         config,

@@ -38,7 +38,7 @@ class Trace(NamedTuple):
         state, baggage = (",".join(told.get(name, ())) for name in ("tracestate", "baggage"))
         return cls(parent, state if parent and _is_taken(state, _MAX_STATE) else "", _taken(baggage))
 
-    def tell(self, context: RequestContext) -> RequestContext:
+    def attach_to(self, context: RequestContext) -> RequestContext:
         """To the next service."""
         context.traceparent, context.tracestate, context.baggage = self
         return context

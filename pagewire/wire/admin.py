@@ -134,12 +134,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         timeout = _timeout_behind(context)
         behind = await asyncio.gather(*(metrics_behind(one, request, timeout) for one in self._behind()))
         services = [own, *(one for services in behind for one in services)]
-        return admin_pb2.GetMetricsResponse(services=of_tenant(services, tenants.whose_requests()))
+        return admin_pb2.GetMetricsResponse(services=of_tenant(services, tenants.caller_scope()))
 
     async def ExplainRequest(
         self, request: admin_pb2.ExplainRequestRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ExplainRequestResponse:
-        if (tenant := tenants.whose_requests()) is not None:
+        if (tenant := tenants.caller_scope()) is not None:
             request.tenant = tenant
         of_tenant = request.tenant if request.HasField("tenant") else None
         timeout = _timeout_behind(context)

@@ -1,11 +1,11 @@
-"""Asks one service for its health and answers with the exit status: what a container's health check runs.
+"""Checks the health of one service, for health checks of containers; the exit status is the result.
 
     python -m pagewire.wire.health localhost:50053 pagewire.v1.ExecutorService
     python -m pagewire.wire.health http://localhost:8000/readyz
 
-Where PAGEWIRE_SSL_CERTFILE is set, as for the service itself, it is asked with TLS.
+If PAGEWIRE_SSL_CERTFILE is set, as it is for the service itself, the check uses TLS.
 
-Exits 0 if the service is ready, 1 with the reason if it is not, 2 when called wrongly.
+Exits 0 if the service is ready, 1 with the reason if it is not, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TIMEOUT_SECONDS = 4.0
 
 
 def grpc_problem(address: str, service: str = "", files: Files | None = None) -> str | None:
-    """Why `service` (grpc.health.v1; "" is the process as a whole) at `address` is not SERVING; None if it is.
+    """Returns why `service` at `address` is not SERVING by grpc.health.v1; None if it is. "" is the whole process.
 
-    files: those of the service itself, if it is served to other services with TLS. Raises StartupError for wrong ones.
+    files: those of the service itself, if it serves other services with TLS. Raises StartupError for unusable files.
     """
-    # A probe of the gateway runs every few seconds too and has no use for gRPC.
+    # Deferred: probes of the gateway, every few seconds, do not need gRPC.
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -49,7 +49,7 @@ def grpc_problem(address: str, service: str = "", files: Files | None = None) ->
 
 
 def http_problem(url: str) -> str | None:
-    """Why GET `url` does not answer with 2xx; None if it does."""
+    """Returns why GET `url` did not answer with 2xx; None if it did."""
     try:
         with _opener(url).open(url, timeout=TIMEOUT_SECONDS):
             return None
@@ -58,7 +58,7 @@ def http_problem(url: str) -> str | None:
 
 
 def http_answers(url: str) -> bool:
-    """Whether anything that speaks HTTP is there, whatever it says."""
+    """Returns whether an HTTP server answers at the URL, with any status."""
     try:
         with _opener(url).open(url, timeout=TIMEOUT_SECONDS):
             return True
@@ -69,8 +69,8 @@ def http_answers(url: str) -> bool:
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    # No proxy, whatever the environment says: a service is asked where it runs. That is no name of its certificate, and
-    # nothing is told that an impostor could use.
+    # Proxies in the environment are ignored: a service is asked directly. Its certificate is not checked, because it
+    # does not name this address, and the request contains no secret.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if url.startswith("https://"):
         handlers.append(urllib.request.HTTPSHandler(context=client_context(NO_FILES, checks_server=False)))
@@ -82,7 +82,7 @@ def _channel(address: str, files: Files | None) -> grpc.Channel:
 
     if files is None:
         return grpc.insecure_channel(address)
-    # The service's own certificate is shown to it, and its name expected of it.
+    # The check uses the service's own certificate, and expects its name.
     own = Certificates(files).current()
     options = [("grpc.ssl_target_name_override", own.names[0].replace("*", "any"))] if own.names else []
     credentials = grpc.ssl_channel_credentials(own.ca_certs, own.key, own.certificate)

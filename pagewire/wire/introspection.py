@@ -1,4 +1,4 @@
-"""What every server says about itself: health (grpc.health.v1) and reflection (grpc.reflection, v1 and v1alpha)."""
+"""Health (grpc.health.v1) and reflection (grpc.reflection, v1 and v1alpha) of every server."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +15,7 @@ _V1 = "grpc.reflection.v1"
 
 
 class HealthServicer(grpc_health_aio.HealthServicer):
-    """grpcio's, which leaves out List."""
+    """The servicer of grpcio, and List, which that lacks."""
 
     async def List(
         self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext
@@ -25,7 +25,7 @@ class HealthServicer(grpc_health_aio.HealthServicer):
 
 
 def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
-    """names: full names of the services. Clients ask for v1 first, and older ones for v1alpha only."""
+    """Adds reflection of these services by full name. Clients try v1 first; older ones know only v1alpha."""
     v1 = _declare_v1()
     servicer = ReflectionServicer([*names, v1, reflection.SERVICE_NAME])
     handler = grpc.stream_stream_rpc_method_handler(
@@ -39,7 +39,7 @@ def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
 
 @cache
 def _declare_v1() -> str:
-    """The name of v1's service, which the pool knows from now on: v1alpha by another name, which grpcio lacks."""
+    """Declares reflection v1, which grpcio lacks, as a copy of v1alpha, and returns the name of its service."""
     file = descriptor_pb2.FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
     file.name, file.package = file.name.replace("v1alpha", "v1"), _V1
     file.ClearField("options")

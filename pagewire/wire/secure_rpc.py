@@ -60,7 +60,7 @@ class ServiceTls:
             channel: grpc.aio.Channel = RenewedChannel(address, self.certificates, host)
         else:
             channel = rpc.channel(address)
-        telling = asyncio.create_task(tell_of_refusals(channel, address))
+        telling = asyncio.create_task(log_refusals(channel, address))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
         return channel
@@ -92,7 +92,7 @@ def channel_credentials(loaded: Loaded) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(loaded.ca_certs, loaded.key, loaded.certificate)
 
 
-async def tell_of_refusals(channel: grpc.aio.Channel, address: str, interval: float = 5.0) -> None:
+async def log_refusals(channel: grpc.aio.Channel, address: str, interval: float = 5.0) -> None:
     """Logs what is wrong with TLS while no connection to a service comes about, once for each reason: calls just wait
     for one. Runs until the channel is closed. interval: seconds."""
     health, told, last = health_pb2_grpc.HealthStub(channel), "", ""

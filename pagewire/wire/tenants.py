@@ -29,8 +29,8 @@ class Tenant(NamedTuple):
     tokens_per_minute: int = 0  # 0 = any number
 
 
-NOBODY = Tenant()
-present: ContextVar[Tenant] = ContextVar("tenant", default=NOBODY)
+NO_TENANT = Tenant()
+present: ContextVar[Tenant] = ContextVar("tenant", default=NO_TENANT)
 
 
 def check_header(header: str | None) -> None:
@@ -50,13 +50,13 @@ def of_client(header: str | None, values: Sequence[str]) -> Tenant:
     if (key := caller.get()) is not None and key.name:
         return Tenant(key.name, key.weight, key.tokens_per_minute)
     if header is None or not values:
-        return NOBODY
+        return NO_TENANT
     if len(values) > 1 or not _NAMES.fullmatch(values[0]):
         raise ValueError(f"{header} names a tenant: give it once, with 1 to 128 printable ASCII characters")
     return Tenant(values[0])
 
 
-def whose_requests() -> str | None:
+def caller_scope() -> str | None:
     """The tenant whose requests the present caller may end; None: all, as one who may change the service or where there
     are no tenants."""
     if (key := caller.get()) is not None:
@@ -64,7 +64,7 @@ def whose_requests() -> str | None:
     return present.get().name or None
 
 
-def tell(tenant: Tenant, context: RequestContext) -> RequestContext:
+def attach(tenant: Tenant, context: RequestContext) -> RequestContext:
     """Whose request it is, to the next service."""
     context.tenant, context.tenant_weight, context.tokens_per_minute = tenant
     return context

@@ -1,6 +1,6 @@
-"""Certificates: what their files must have, when they are read again, and what plain sockets do with them.
+"""Certificates: the contents of their files, reading them again after a change, and TLS of plain sockets.
 
-What gRPC makes of them is in `secure_rpc.py`; who shows and checks which ones is said in docs/security.md.
+`secure_rpc.py` has TLS for gRPC; docs/security.md says which side sends and which side checks a certificate.
 """
 
 import logging
@@ -18,17 +18,17 @@ from pagewire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-GRPC_WITH_TLS = "grpcs://"  # how an address says that
+GRPC_WITH_TLS = "grpcs://"  # begins an address with TLS
 CHECK_INTERVAL_S = 1.0
 _CONNECT_TIMEOUT_S = 4.0
-# What OpenSSL and BoringSSL say -> what that means where it is said.
+# Words in errors of OpenSSL and BoringSSL -> the cause and the remedy.
 _FAILURES = {
-    "WRONG_VERSION_NUMBER": "it speaks no TLS",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of a CA that is trusted here, or has expired: name its CA with"
-    " --ssl-ca-certs",
-    "ostname": "its certificate is for another name: use the name that it is for, or have it issued for this one",
-    "CERTIFICATE_REQUIRED": "it wants a certificate: show one of its CA with --ssl-certfile and --ssl-keyfile",
-    "UNKNOWN_CA": "it takes no certificates of the CA of this one",
+    "WRONG_VERSION_NUMBER": "it does not use TLS",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate has expired, or its CA is not trusted here: set --ssl-ca-certs to"
+    " its CA",
+    "ostname": "its certificate is for another name: use that name, or get a certificate for this name",
+    "CERTIFICATE_REQUIRED": "it requires a certificate of its CA: set --ssl-certfile and --ssl-keyfile",
+    "UNKNOWN_CA": "it does not trust the CA of this certificate",
 }
 _Version = tuple[tuple[int, int, int] | None, ...]
 
@@ -51,8 +51,10 @@ NO_FILES = Files()
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What the files had at one time; None: no such file is named. context: for a server that does not know its
-    clients. names: that the certificate is for. ends: until when it is valid."""
+    """The contents of the files at one time; None for a file that is not configured.
+
+    context: for a server without client certificates. names: of the certificate. ends: the end of its validity.
+    """
 
     certificate: bytes | None = None
     key: bytes | None = None
@@ -63,7 +65,7 @@ class Loaded:
 
 
 class Certificates:
-    """A certificate with its key, and CAs; read again when a file changes. For any thread."""
+    """A certificate with its key, and CAs, which are read again when a file changes. Any thread may use it."""
 
     def __init__(
         self,
@@ -74,9 +76,11 @@ class Certificates:
         cert_reqs: int = 0,
         check_interval: float | None = None,
     ) -> None:
-        """is_client: the certificate is shown to servers only. between_services: to servers as well, and has to be one
-        of the CAs. cert_reqs: of the context. check_interval: seconds (default: CHECK_INTERVAL_S). Raises StartupError
-        for files that do not do."""
+        """is_client: the certificate is sent to servers only. between_services: it is also sent to servers, and must be
+        one of the CAs. cert_reqs: for the context. check_interval: seconds (default: CHECK_INTERVAL_S).
+
+        Raises StartupError for files that cannot be used.
+        """
         self.files = files
         self._is_client = is_client
         self._between_services = between_services
@@ -91,7 +95,7 @@ class Certificates:
         self._checked = time.monotonic()
 
     def current(self) -> Loaded:
-        """The same object as long as nothing changes. Files that do not do change nothing: the log says so, once."""
+        """Returns the current contents: the same object while nothing changes. Unusable files are logged once."""
         with self._lock:
             now = time.monotonic()
             if now - self._checked >= self._check_interval:
@@ -105,16 +109,16 @@ class Certificates:
             return
         try:
             self._loaded = self._load()
-            logger.info("certificates were read again: %s, valid until %s", self.files.certfile, self._loaded.ends)
+            logger.info("certificates read again: %s, valid until %s", self.files.certfile, self._loaded.ends)
         except ValueError as error:
-            logger.error("%s; the certificates of before stay until that is mended", error)
+            logger.error("%s; the previous certificates remain in use until this is fixed", error)
 
     def _find_version(self) -> _Version:
         paths = dict.fromkeys(filter(None, (self.files.certfile, self.files.key, self.files.ca_certs)))
         return tuple(map(_version, paths))
 
     def _load(self) -> Loaded:
-        """Raises ValueError saying what is wrong with which file."""
+        """Reads the files. Raises ValueError naming the file and the cause."""
         files = self.files
         ca_certs = _read(files.ca_certs, b"CERTIFICATE-----", "--ssl-ca-certs", "certificate")
         if files.certfile is None:
@@ -138,14 +142,14 @@ class Certificates:
         context = _context(ssl.PROTOCOL_TLS_SERVER, self.files)
         context.set_alpn_protocols(["http/1.1"])
         if self._cert_reqs:
-            # Who shows none is refused by the gateway, which answers probes: those cannot show any.
+            # The gateway refuses clients without a certificate itself, so that it can answer probes, which have none.
             context.verify_mode = ssl.CERT_OPTIONAL
             _trust(context, self.files.ca_certs)
         return context
 
 
 def certificates_of(config: TlsConfig, *, between_services: bool = False) -> Certificates | None:
-    """Those that a service shows; None: it serves without TLS. Raises StartupError."""
+    """Returns the certificates of a service; None if it serves without TLS. Raises StartupError."""
     if config.ssl_certfile is None:
         for flag, value in (
             ("--ssl-keyfile", config.ssl_keyfile),
@@ -153,16 +157,16 @@ def certificates_of(config: TlsConfig, *, between_services: bool = False) -> Cer
             ("--ssl-cert-reqs", config.ssl_cert_reqs),
         ):
             if value:
-                raise StartupError(f"{flag} needs the certificate that is shown: give --ssl-certfile, too")
+                raise StartupError(f"{flag} needs --ssl-certfile: set both")
         return None
     if config.ssl_cert_reqs and config.ssl_ca_certs is None:
-        raise StartupError("--ssl-cert-reqs needs the CAs of clients' certificates: give --ssl-ca-certs, too")
+        raise StartupError("--ssl-cert-reqs needs the CAs of clients' certificates: set --ssl-ca-certs, too")
     files = Files(certfile=config.ssl_certfile, keyfile=config.ssl_keyfile, ca_certs=config.ssl_ca_certs)
     return Certificates(files, between_services=between_services, cert_reqs=config.ssl_cert_reqs)
 
 
 def client_context(files: Files, *, checks_server: bool = True) -> ssl.SSLContext:
-    """For who connects. Without ca_certs, the system's CAs count. Raises StartupError for files that do not do."""
+    """Returns a context for clients. Without ca_certs, it trusts the CAs of the system. Raises StartupError."""
     try:
         _read(files.ca_certs, b"CERTIFICATE-----", "--ssl-ca-certs", "certificate")
         context = _context(ssl.PROTOCOL_TLS_CLIENT, files)
@@ -179,7 +183,7 @@ def client_context(files: Files, *, checks_server: bool = True) -> ssl.SSLContex
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether who listens there does, whatever his certificate is."""
+    """Returns whether the server at this address uses TLS, with any certificate."""
     context = client_context(NO_FILES, checks_server=False)
     try:
         with (
@@ -188,24 +192,24 @@ def speaks_tls(host: str, port: int) -> bool:
         ):
             return True
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # he wants to see a certificate, say
+        return "ALERT" in (error.reason or "")  # for instance because the server requires a certificate
     except (OSError, ValueError):
         return False
 
 
 def failed_handshake(message: str) -> str:
-    """What a failed call's message, of gRPC or OpenSSL, says of TLS, with what to do; "" if nothing."""
+    """Returns the cause and the remedy for a message of gRPC or OpenSSL about TLS; "" for other messages."""
     return next((cause for mark, cause in _FAILURES.items() if mark in message), "")
 
 
 def why_unavailable(address: str, message: str) -> str:
-    """What is wrong with TLS at "host:port", of which a call has said that it is unavailable; "" if it is not that."""
+    """Returns what is wrong with TLS after a call to "host:port" was UNAVAILABLE; "" if TLS is not the cause."""
     host, _, port = address.rpartition(":")
     if cause := failed_handshake(message):
         return cause
     if port.isdecimal() and speaks_tls(host.strip("[]"), int(port)):
         return (
-            "it speaks TLS and ends the connection: it may want a certificate of its own CA (--ssl-certfile,"
+            "it uses TLS and ends the connection: it may require a certificate of its own CA (--ssl-certfile,"
             " --ssl-keyfile and --ssl-ca-certs)"
         )
     return ""
@@ -220,13 +224,13 @@ def _read(path: str | None, mark: bytes, flag: str, what: str) -> bytes | None:
         raise ValueError(f"{flag} {path} cannot be read: {error.strerror or error}") from error
     if mark not in content:
         raise ValueError(
-            f"{flag} {path} has no {what} in PEM (-----BEGIN ...): convert it with openssl, or name another"
+            f"{flag} {path} has no {what} in PEM (-----BEGIN ...): convert it with openssl, or use another file"
         )
     return content
 
 
 def _version(path: str) -> tuple[int, int, int] | None:
-    """None: there is no such file."""
+    """Returns None if there is no such file."""
     try:
         status = Path(path).stat()
     except OSError:
@@ -235,21 +239,23 @@ def _version(path: str) -> tuple[int, int, int] | None:
 
 
 def _context(protocol: int, files: Files) -> ssl.SSLContext:
-    """Raises ValueError for a key that is not the certificate's."""
+    """Returns a context with the certificate. Raises ValueError for a key of another certificate."""
     context = ssl.SSLContext(protocol)
     if files.certfile is None:
         return context
 
     def no_password() -> str:
-        raise ValueError(f"--ssl-keyfile {files.key} is encrypted: write it without a password by `openssl pkey`")
+        raise ValueError(f"--ssl-keyfile {files.key} is encrypted: remove the password with `openssl pkey`")
 
     try:
         context.load_cert_chain(files.certfile, files.key, no_password)
     except ssl.SSLError as error:
         pair = f"--ssl-certfile {files.certfile} and --ssl-keyfile {files.key}"
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise ValueError(f"{pair}: the key is another certificate's; name the two that belong together") from error
-        raise ValueError(f"{pair} cannot be used ({error.reason or 'damaged'}): make them anew") from error
+            raise ValueError(
+                f"{pair}: the key belongs to another certificate; use the key of this certificate"
+            ) from error
+        raise ValueError(f"{pair} cannot be used ({error.reason or 'damaged'}): create them again") from error
     except OSError as error:
         raise ValueError(f"--ssl-certfile {files.certfile} cannot be read: {error.strerror or error}") from error
     return context
@@ -263,15 +269,15 @@ def _trust(context: ssl.SSLContext, ca_certs: str | None) -> None:
 
 
 def _check_own(files: Files, trusted: str | None, *, as_server: bool, as_client: bool) -> dict[str, Any]:
-    """Shakes hands with itself, in memory: the sides that show the certificate meet one that trusts `trusted`.
+    """Checks the certificate by a handshake in memory with a side that trusts `trusted`.
 
-    Returns the certificate as ssl.SSLSocket.getpeercert() does. Raises ValueError, as for one that is expired.
+    Returns the certificate like ssl.SSLSocket.getpeercert(). Raises ValueError, for instance if it has expired.
     """
     server, client = _context(ssl.PROTOCOL_TLS_SERVER, files), _context(ssl.PROTOCOL_TLS_CLIENT, files)
     client.check_hostname = False
     for context, checks in ((client, as_server), (server, as_client)):
         context.verify_mode = ssl.CERT_REQUIRED if checks else ssl.CERT_NONE
-        # A certificate may be trusted for itself, whoever has signed it.
+        # A certificate may be trusted itself, without its issuer.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _trust(context, trusted)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -284,7 +290,6 @@ def _check_own(files: Files, trusted: str | None, *, as_server: bool, as_client:
     except ssl.SSLCertVerificationError as error:
         by = "" if trusted == files.certfile else f" for --ssl-ca-certs {trusted}"
         raise ValueError(
-            f"--ssl-certfile {files.certfile} does not do{by}: {error.verify_message}; have it issued anew, or name"
-            " another"
+            f"--ssl-certfile {files.certfile} is not valid{by}: {error.verify_message}; renew it, or use another"
         ) from error
     return (asking if as_server else asked).getpeercert() or {}

@@ -1,4 +1,4 @@
-"""Unix sockets, as servers make them."""
+"""Unix sockets of servers."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def private() -> Iterator[None]:
-    """Unix sockets that are made within are for this user alone."""
+    """Makes unix sockets that are created in the context accessible to this user alone."""
     before = os.umask(0o177)
     try:
         yield
@@ -17,13 +17,13 @@ def private() -> Iterator[None]:
 
 
 def is_served(path: str) -> bool:
-    """Whether a process listens on a unix socket: gRPC would take the path from it, and leave it without callers."""
+    """Returns whether a process listens on a unix socket, from which gRPC would silently take the path."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
         try:
             caller.connect(path)
         except BlockingIOError:
-            return True  # it listens, and takes nobody at the moment
+            return True  # it listens, with a full queue
         except OSError:
             return False
         return True

@@ -17,7 +17,7 @@ async def get_metrics(request: Request) -> Response:
     """Prometheus metrics of all services, as OpenMetrics where the header Accept names it. Of what is counted by tenant
     a tenant gets its own."""
     accept = request.headers.get("accept", "")
-    exposition = await METRICS.of(request).exposition(accept, tenants.whose_requests())
+    exposition = await METRICS.of(request).exposition(accept, tenants.caller_scope())
     return Response(exposition.content, media_type=exposition.content_type)
 
 

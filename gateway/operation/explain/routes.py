@@ -30,7 +30,7 @@ async def explain_request(request: Request, request_id: str) -> Response:
     """Where the time of a generation goes, or went, if it has ended lately; by the id of its answer or by X-Request-Id;
     as text where the header Accept says text/plain. A tenant's own, or with a key that may change the service, or where
     there are no tenants, anybody's."""
-    name, whose = _PREFIX.sub("", request_id, count=1), tenants.whose_requests()
+    name, whose = _PREFIX.sub("", request_id, count=1), tenants.caller_scope()
     wanted = ExplainRequestRequest(request_id=name, tenant=whose)
     behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in TOKENIZER.of(request).neighbours()))
     # Behind them, so that of a request that goes on the gateway's time is not less than theirs.

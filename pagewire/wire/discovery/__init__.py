@@ -1,7 +1,7 @@
-"""Where services find those behind them: the addresses as they are given, what a file, DNS or Kubernetes says.
+"""Discovery of the services behind a service: fixed addresses, a file, DNS or Kubernetes.
 
-A `Discovery` yields the whole list, again whenever it is another one. Who follows it uses a newcomer at once, and gives
-one that has left the list nothing new.
+A `Discovery` yields the whole list, and again whenever it changes. A new service gets requests at once, and a service
+that has left the list gets no new ones.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ def _static(flag: str, addresses: tuple[str, ...]) -> Discovery:
 
 def _file(flag: str, addresses: tuple[str, ...]) -> Discovery:
     if len(addresses) > 1:
-        raise StartupError(f"{flag} {','.join(addresses)}: name one file, which has one address a line")
+        raise StartupError(f"{flag} {','.join(addresses)}: use one file, with one address a line")
     return AddressesInFile(Path(addresses[0]))
 
 
 def _kubernetes(flag: str, addresses: tuple[str, ...]) -> Discovery:
-    # Nobody else needs an HTTP client for it.
+    # Deferred: only Kubernetes needs an HTTP client.
     from pagewire.wire.discovery.kubernetes import Kubernetes
     from pagewire.wire.discovery.kubernetes_api import Api
 
@@ -40,5 +40,8 @@ KINDS = tuple(_MAKERS)
 
 
 def discover(kind: str, flag: str, value: str) -> Discovery:
-    """kind: one of KINDS. flag, value: what says where, comma separated. Raises StartupError."""
+    """Returns a discovery of one of KINDS. Raises StartupError.
+
+    flag, value: of the addresses, separated by commas.
+    """
     return _MAKERS[kind](flag, split_addresses(flag, value))

@@ -1,4 +1,4 @@
-"""A file that somebody keeps: one address a line."""
+"""A file of addresses, one a line, which another program updates."""
 
 import asyncio
 import logging
@@ -9,22 +9,23 @@ from pagewire.wire.discovery.listed import Listed
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.2
+_CHECK_INTERVAL_S = 0.2
 
 
 class AddressesInFile:
-    """`ADDRESS`, or `ADDRESS NAME` where the certificate there is of another name; `#` begins a comment.
+    """The services in a file. A line is `ADDRESS`, or `ADDRESS NAME` if its certificate has another name; `#` begins a
+    comment.
 
-    A file that is not there lists nobody; one that cannot be read is as it was. Whoever changes it replaces it (writes
-    another and renames it), so that no half of it is read.
+    A missing file lists no service; while a file cannot be read, its last content counts. Replace the file by renaming
+    a new one, so that no partial content is read.
     """
 
-    def __init__(self, path: Path, interval: float = _LOOK_EVERY_S) -> None:
-        """interval: seconds between looks at it."""
+    def __init__(self, path: Path, interval: float = _CHECK_INTERVAL_S) -> None:
+        """interval: seconds between checks."""
         self._path = path
         self._interval = interval
         self._seen: tuple[int, ...] | None = None
-        self._told = ""
+        self._logged = ""
 
     async def lists(self) -> AsyncIterator[Sequence[Listed]]:
         last: list[Listed] | None = None
@@ -36,7 +37,7 @@ class AddressesInFile:
             await asyncio.sleep(self._interval)
 
     def _read(self) -> list[Listed] | None:
-        """None if it is the same file as last time, or cannot be read."""
+        """Returns None for an unchanged file, or one that cannot be read."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -47,15 +48,15 @@ class AddressesInFile:
             self._seen = None
             return []
         except (OSError, UnicodeDecodeError) as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                logger.error("%s cannot be read (%s): the executors are those that it had last", self._path, error)
+            if str(error) != self._logged:
+                self._logged = str(error)
+                logger.error("%s cannot be read (%s); its last executors stay in use", self._path, error)
             return None
-        self._seen, self._told = seen, ""
+        self._seen, self._logged = seen, ""
         words = [line.partition("#")[0].split() for line in lines]
         return list(dict.fromkeys(Listed(*entry[:2]) for entry in words if entry))
 
 
 def has_addresses(path: Path) -> bool:
-    """Whether anybody is listed."""
+    """Returns whether any service is listed."""
     return path.exists() and bool(path.read_text().strip())

@@ -1,7 +1,7 @@
-"""The ready pods of Kubernetes services, as the API server tells of them: by watching EndpointSlices.
+"""The ready pods of Kubernetes services, from a watch of EndpointSlices at the API server.
 
-`NAME[.NAMESPACE]:PORT` is a service, `LABEL=VALUE[&LABEL=VALUE]:PORT` all services of the pod's namespace that have
-these labels. PORT is that of the pods, or the name that it has in the service.
+`NAME[.NAMESPACE]:PORT` is a service, `LABEL=VALUE[&LABEL=VALUE]:PORT` all services in the pod's namespace with these
+labels. PORT is the port of the pods, or its name in the service.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import httpx
 
 from pagewire.errors import StartupError
 from pagewire.wire.discovery.kubernetes_api import Api, Gone, Refused
-from pagewire.wire.discovery.listed import Listed, told_of, with_port
+from pagewire.wire.discovery.listed import Listed, changes, with_port
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
 class Kubernetes:
+    """The ready pods of some services."""
+
     def __init__(self, flag: str, addresses: Sequence[str], api: Api) -> None:
         """Raises StartupError."""
         self._api = api
@@ -33,7 +35,7 @@ class Kubernetes:
 
     async def lists(self) -> AsyncIterator[Sequence[Listed]]:
         try:
-            async for listed in told_of(self._changed, self._list, [one.follow() for one in self._services]):
+            async for listed in changes(self._changed, self._list, [one.follow() for one in self._services]):
                 yield listed
         finally:
             await self._api.close()
@@ -48,7 +50,7 @@ class _Slices:
     """The EndpointSlices that a selector chooses."""
 
     def __init__(self, api: Api, changed: asyncio.Event, namespace: str, selector: str, port: str) -> None:
-        """changed: to be set when the list may be another one."""
+        """changed: is set when the list may have changed."""
         self._api = api
         self._changed = changed
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
@@ -62,7 +64,7 @@ class _Slices:
         return f"{self._selector} in namespace {self._namespace}"
 
     def listed(self) -> list[Listed]:
-        """Of each ready pod one address, sorted; IPv4 where it has both."""
+        """Returns one address of each ready pod, sorted; IPv4 if the pod has both."""
         by_pod: dict[str, Listed] = {}
         ipv4_first = sorted(self._slices.values(), key=lambda one: (one["addressType"], one["metadata"]["name"]))
         for one in ipv4_first:
@@ -83,24 +85,24 @@ class _Slices:
         return next((port["port"] for port in one.get("ports") or () if port.get("name") == self._port), None)
 
     async def follow(self) -> None:
-        """Until cancelled. What was last known stays while the server cannot be asked."""
-        backoff, told = FIRST_BACKOFF_S, ""
+        """Follows the services until cancelled. While the server does not answer, the last list counts."""
+        backoff, logged = FIRST_BACKOFF_S, ""
         while True:
             try:
                 version = await self._list()
-                if told:
-                    logger.info("Kubernetes tells of %s again", self)
-                backoff, told = FIRST_BACKOFF_S, ""
+                if logged:
+                    logger.info("Kubernetes lists %s again", self)
+                backoff, logged = FIRST_BACKOFF_S, ""
                 while True:
                     version = await self._watch(version)
                     await asyncio.sleep(RENEWAL_S)
-            except Gone as gone:  # it was away for long, or the server has lost its memory
-                logger.debug("%s is listed anew: %s", self, gone)
+            except Gone as gone:  # this process was away for long, or the server has lost its history
+                logger.debug("%s is listed again: %s", self, gone)
             except (httpx.HTTPError, Refused, OSError, ValueError, KeyError) as error:
                 reason = str(error) or type(error).__name__
-                if not told:
-                    logger.warning("Kubernetes does not tell of %s (%s): what it said last stays", self, reason)
-                told = reason
+                if not logged:
+                    logger.warning("Kubernetes does not list %s (%s); its last pods stay in use", self, reason)
+                logged = reason
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             backoff = min(backoff * 2, MAX_BACKOFF_S)
 
@@ -112,7 +114,7 @@ class _Slices:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Returns the version that it ended with."""
+        """Watches for changes, and returns the last resource version."""
         async with aclosing(self._api.watch(self._path, self._selector, version)) as events:
             async for kind, one in events:
                 version = one["metadata"]["resourceVersion"]
@@ -128,11 +130,12 @@ class _Slices:
 
 
 def _parse(flag: str, address: str, own_namespace: str) -> tuple[str, str, str]:
-    """Namespace, label selector, port. Raises StartupError."""
+    """Returns namespace, label selector and port. Raises StartupError."""
     what, _, port = address.rpartition(":")
     if not what or not port or ":" in what or "/" in what:
         raise StartupError(
-            f"{flag}: {address!r} is no service of Kubernetes; write NAME:PORT, NAME.NAMESPACE:PORT or LABEL=VALUE:PORT"
+            f"{flag}: {address!r} is not a service of Kubernetes; write NAME:PORT, NAME.NAMESPACE:PORT or "
+            "LABEL=VALUE:PORT"
         )
     if "=" in what:
         return own_namespace, ",".join(what.split("&")), port

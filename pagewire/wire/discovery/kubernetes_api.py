@@ -1,4 +1,4 @@
-"""As much of Kubernetes' API as it takes to follow a list of objects: plain HTTPS, with the pod's service account."""
+"""The part of Kubernetes' API that follows a list of objects, over HTTPS with the pod's service account."""
 
 import json
 import os
@@ -13,16 +13,16 @@ import httpx
 from pagewire.errors import StartupError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# How long one watch lasts before it is renewed: what a connection that is gone without a word costs at most.
+# A watch is renewed after this time, so that a dead connection is noticed.
 WATCH_S = 30
 
 
 class Gone(Exception):
-    """The server does not know any more what came after this resource version (410): the list is to be read anew."""
+    """The server no longer knows the changes after this resource version (410); read the list again."""
 
 
 class Refused(Exception):
-    """The server's answer is an error."""
+    """The server answered with an error."""
 
 
 class Api:
@@ -38,7 +38,7 @@ class Api:
             (account / "token").read_text()
         except OSError as error:
             raise StartupError(
-                f"the pod's service account cannot be read ({error}); Kubernetes mounts it unless "
+                f"the service account of the pod cannot be read ({error}); Kubernetes mounts it unless "
                 "automountServiceAccountToken is false"
             ) from error
         timeout = httpx.Timeout(5.0, read=watch_seconds + 5.0)
@@ -46,24 +46,28 @@ class Api:
 
     @classmethod
     def of_pod(cls, flag: str) -> "Api":
-        """Raises StartupError outside of a pod."""
+        """Returns the API server of this pod. Raises StartupError outside of a pod."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise StartupError(
-                f"{flag} is looked up at Kubernetes, but this process is in no pod: KUBERNETES_SERVICE_HOST is not set"
+                f"{flag} needs Kubernetes, but this process is not in a pod: KUBERNETES_SERVICE_HOST is not set"
             )
         return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", ACCOUNT)
 
     async def list(self, path: str, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """All objects that the label selector chooses, and the version of this list. Raises Refused, Gone and
-        httpx.HTTPError."""
+        """Returns all objects with these labels, and the version of the list.
+
+        Raises Refused, Gone and httpx.HTTPError.
+        """
         async with self._get(path, {"labelSelector": selector}) as response:
             found = json.loads(await response.aread())
         return found["items"], found["metadata"]["resourceVersion"]
 
     async def watch(self, path: str, selector: str, version: str) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """What happens after this version: ADDED, MODIFIED, DELETED or BOOKMARK with the object. Ends now and then.
-        Raises as `list`."""
+        """Yields the changes after this version: ADDED, MODIFIED, DELETED or BOOKMARK with the object.
+
+        It ends from time to time. Raises the errors of `list`.
+        """
         query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(self._watch_seconds)}
         query |= {"labelSelector": selector, "resourceVersion": version}
         async with self._get(path, query) as response:
@@ -95,5 +99,5 @@ def _error(code: int, message: str) -> Exception:
         pass
     hint = ""
     if code == httpx.codes.FORBIDDEN:
-        hint = "; its service account needs a role that may list and watch endpointslices of discovery.k8s.io"
+        hint = "; give its service account a role that may list and watch endpointslices of discovery.k8s.io"
     return Refused(f"{code}: {message}{hint}")

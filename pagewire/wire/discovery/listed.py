@@ -1,4 +1,4 @@
-"""A list of services, and one that stays as it is."""
+"""The list of services of a discovery, and the fixed list."""
 
 import asyncio
 import ipaddress
@@ -9,20 +9,24 @@ from pagewire.errors import StartupError
 
 
 class Listed(NamedTuple):
-    """One service that is there, or is about to be."""
+    """One listed service."""
 
     address: str  # "unix:/path" or "host:port"
-    host: str = ""  # whose certificate it shows, where that is not the address's
+    host: str = ""  # the name in its certificate, if it is not that of the address
 
 
 class Discovery(Protocol):
+    """A source of the services behind a service."""
+
     def lists(self) -> AsyncIterator[Sequence[Listed]]:
-        """The list, and again whenever it is another one; it may end if it never will be. What cannot be found out for
-        a while is as it was: the list is only what somebody has said."""
+        """Yields the list, and again whenever it changes; ends if it never can.
+
+        While a source does not answer, its last list counts.
+        """
 
 
 class Static:
-    """As it was given."""
+    """A fixed list of addresses."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._listed = [Listed(address) for address in addresses]
@@ -31,22 +35,22 @@ class Static:
         yield self._listed
 
 
-async def told_of(
+async def changes(
     changed: asyncio.Event, current: Callable[[], list[Listed] | None], sources: Sequence[Coroutine[Any, Any, None]]
 ) -> AsyncIterator[list[Listed]]:
-    """The current list whenever it is another one, while the sources run, which set `changed`.
+    """Yields the current list whenever it differs, while the sources run, which set `changed`.
 
-    current: None as long as nothing is known. What a source raises is raised.
+    current: returns None as long as nothing is known. Raises the errors of sources.
     """
     tasks = [asyncio.create_task(source) for source in sources]
     for task in tasks:
         task.add_done_callback(lambda _: changed.set())
-    told: list[Listed] | None = None
+    last: list[Listed] | None = None
     try:
         while True:
-            if (listed := current()) is not None and listed != told:
+            if (listed := current()) is not None and listed != last:
                 yield listed
-                told = listed
+                last = listed
             await changed.wait()
             changed.clear()
             for task in tasks:
@@ -59,17 +63,17 @@ async def told_of(
 
 
 def split_addresses(flag: str, value: str) -> tuple[str, ...]:
-    """Raises StartupError unless each is there and there once."""
+    """Splits addresses at commas. Raises StartupError for an empty or repeated address."""
     addresses = tuple(address.strip() for address in value.split(","))
     if "" in addresses or len(set(addresses)) < len(addresses):
         raise StartupError(
-            f"{flag} {value!r}: an address is empty or stands there twice; name each once, separated by commas"
+            f"{flag} {value!r}: an address is empty or occurs twice; list each once, separated by commas"
         )
     return addresses
 
 
 def with_port(host: str, port: int) -> str:
-    """host: a name or an IP address."""
+    """Returns "host:port" for a name or an IP address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

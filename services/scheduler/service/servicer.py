@@ -20,7 +20,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        told = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
+        told = tenants.attach(tenants.present.get(), rpc.trace_of(context).attach_to(RequestContext()))
         rpc.set_timeout(told, context)
         submission = TokenSubmission(request=request.request, context=told)
         outbox = new_outbox()
@@ -46,7 +46,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Abort(
         self, request: scheduler_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.AbortResponse:
-        num_aborted = self._engine.abort_external(set(request.external_ids), tenants.whose_requests())
+        num_aborted = self._engine.abort_external(set(request.external_ids), tenants.caller_scope())
         return scheduler_pb2.AbortResponse(num_aborted=num_aborted)
 
     async def GetLoad(

@@ -114,7 +114,7 @@ def token_submission(
         images=prompt.images,
         weights_version=received.weights_version,
     )
-    trace.tell(message.context)
+    trace.attach_to(message.context)
     request = message.request  # filled in place: a message given to a constructor is copied
     request.prompt_token_ids.extend(prompt.token_ids)
     request.sampling_params.CopyFrom(params)

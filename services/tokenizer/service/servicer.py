@@ -54,7 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        request_context = tenants.tell(tenants.present.get(), rpc.trace_of(context).tell(RequestContext()))
+        request_context = tenants.attach(tenants.present.get(), rpc.trace_of(context).attach_to(RequestContext()))
         rpc.set_timeout(request_context, context)
         has_begun = False
         async with aclosing(self._generate(Received.of_call(request, request_context))) as responses:
@@ -108,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.AbortRequestsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.AbortRequestsResponse:
         ids = None if request.all else frozenset(request.request_ids)
-        num_aborted = self._generator.live.end_early(ids, tenants.whose_requests())
+        num_aborted = self._generator.live.end_early(ids, tenants.caller_scope())
         return inference_pb2.AbortRequestsResponse(num_aborted=num_aborted)
 
     async def CountRequests(

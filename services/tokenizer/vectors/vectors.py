@@ -183,7 +183,7 @@ class Vectors:
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:
         """In order. If one fails, or nobody waits any more, all end."""
         span = Span(call.rpc_method, call.trace, serves=True)
-        context = tenants.tell(tenants.present.get(), span.trace.tell(common_pb2.RequestContext()))
+        context = tenants.attach(tenants.present.get(), span.trace.attach_to(common_pb2.RequestContext()))
         messages = [
             TokenSubmission(
                 request=TokenRequest(

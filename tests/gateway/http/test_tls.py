@@ -88,7 +88,7 @@ async def test_commands_take_https_and_say_what_is_missing(fake: FakeTokenizer, 
         url = str(plain.base_url).replace("http://", "https://")
         with (
             contextlib.closing(HttpServer(url, None, issued.files)) as server,
-            pytest.raises(StartupError, match="it speaks no TLS"),
+            pytest.raises(StartupError, match="it does not use TLS"),
         ):
             await server.models()
 

@@ -82,7 +82,7 @@ def test_what_clients_send_travels_if_it_is_valid() -> None:
     headers = [(b"traceparent", TRACEPARENT.encode()), (b"tracestate", b"a=1"), (b"tracestate", b"b=2")]
     trace = Trace.of_client([*headers, (b"baggage", b"user=me"), (b"host", b"x")])
     assert trace == (TRACEPARENT, "a=1,b=2", "user=me")
-    assert Trace.of(trace.tell(RequestContext())) == trace
+    assert Trace.of(trace.attach_to(RequestContext())) == trace
     assert Trace.of_client(trace.metadata) == trace
     assert (trace.trace_id, trace.span_id) == ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
     assert Trace.of_client([("traceparent", "nonsense"), ("tracestate", "a=1")]) == ("", "", "")

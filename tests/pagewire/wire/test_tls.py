@@ -20,7 +20,7 @@ from pagewire.stack.address import unanswered
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire.wire import health, rpc, secure_rpc, tls
 from pagewire.wire.rpc import RpcError
-from pagewire.wire.secure_rpc import RenewedChannel, ServiceTls, tell_of_refusals
+from pagewire.wire.secure_rpc import RenewedChannel, ServiceTls, log_refusals
 from pagewire.wire.tls import Certificates, Files
 from tests.certificates import Authority, Issued, openssl
 
@@ -145,12 +145,12 @@ def test_a_certificate_that_other_services_would_not_take_is_refused_at_the_star
     "flags", [{"ssl_keyfile": "k"}, {"ssl_ca_certs": "c"}, {"ssl_cert_reqs": 2}], ids=lambda flags: next(iter(flags))
 )
 def test_flags_that_mean_nothing_alone_are_refused(flags: dict[str, str | int]):
-    with pytest.raises(StartupError, match="give --ssl-certfile, too"):
+    with pytest.raises(StartupError, match="needs --ssl-certfile: set both"):
         ServiceTls(TlsConfig(**flags))  # type: ignore[arg-type]
 
 
 def test_certificates_of_clients_need_cas(issued: Issued):
-    with pytest.raises(StartupError, match="give --ssl-ca-certs, too"):
+    with pytest.raises(StartupError, match="set --ssl-ca-certs, too"):
         ServiceTls(TlsConfig(ssl_certfile=str(issued.certfile), ssl_keyfile=str(issued.keyfile), ssl_cert_reqs=2))
 
 
@@ -170,7 +170,7 @@ async def test_clients_check_the_server(issued: Issued, stranger: Issued):
                 await asked(f"grpcs://{address}", **files)
             assert caught.value.code is grpc.StatusCode.UNAVAILABLE
             told = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
-            assert "not of a CA that is trusted here" in told
+            assert "its CA is not trusted here" in told
 
 
 async def test_clients_find_their_files_in_the_environment(issued: Issued, monkeypatch: pytest.MonkeyPatch):
@@ -218,13 +218,13 @@ async def test_a_service_that_is_refused_says_why_once(
     ):
         await connected.channel_ready()
         channels = {refused: refusing, unanswered: plain, without_tls: refusing, connected: plain}
-        telling = [asyncio.create_task(tell_of_refusals(*pair, 0.05)) for pair in channels.items()]
+        telling = [asyncio.create_task(log_refusals(*pair, 0.05)) for pair in channels.items()]
         async with asyncio.timeout(10):
             while len(caplog.messages) < 3:  # noqa: ASYNC110 - what is logged
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
-    assert caplog.text.count(f"no connection to {refusing}: it speaks TLS and ends the connection") == 2
-    assert caplog.text.count(f"no connection to {plain}: it speaks no TLS") == 1
+    assert caplog.text.count(f"no connection to {refusing}: it uses TLS and ends the connection") == 2
+    assert caplog.text.count(f"no connection to {plain}: it does not use TLS") == 1
     async with asyncio.timeout(10):
         await asyncio.gather(*telling)  # as the channels are closed
 
@@ -240,7 +240,7 @@ async def test_a_client_that_speaks_something_else_is_told(issued: Issued):
         with pytest.raises(RpcError) as caught:
             await asked(f"grpcs://{address}", ssl_ca_certs=str(issued.ca_certs))
         told = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
-        assert f"grpcs://{address}: it speaks no TLS" in told
+        assert f"grpcs://{address}: it does not use TLS" in told
 
 
 async def test_the_health_command_shows_the_certificate_of_its_service(
@@ -295,7 +295,7 @@ async def test_files_that_do_not_do_change_nothing_and_the_log_says_so_once(
         for _ in range(3):
             assert await serial(address) == first
         assert caplog.text.count("the key is another certificate's") == 1
-        assert "the certificates of before stay until that is mended" in caplog.text
+        assert "the previous certificates remain in use until this is fixed" in caplog.text
         files.keyfile.unlink()
         assert await serial(address) == first
         renew(files, stranger)

@@ -95,7 +95,7 @@ async def test_who_is_there_by_two_names_counts_once(caplog: pytest.LogCaptureFi
     async with followed(found_by(resolver, "one:1", "other:1")) as told:
         await told.until("10.0.0.1:1", "10.0.0.2:1")
         await resolver.until_asked_again()
-        assert caplog.text.count("10.0.0.1:1 is there by two names") == 1
+        assert caplog.text.count("10.0.0.1:1 has two names") == 1
 
 
 async def test_the_system_resolves() -> None:

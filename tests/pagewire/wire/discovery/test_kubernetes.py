@@ -1,4 +1,4 @@
-"""Services that Kubernetes tells of, whatever becomes of the API server meanwhile."""
+"""Services that Kubernetes lists, while the API server fails and recovers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -115,10 +115,10 @@ async def test_what_was_known_stays_while_the_server_is_away(
         await server.stop()
         server.delete("b")
         server.forget()
-        await until(lambda: "Kubernetes does not tell of" in caplog.text)
+        await until(lambda: "Kubernetes does not list" in caplog.text)
         await asyncio.sleep(0.2)
         assert len(told.lists) == 1
-        assert caplog.text.count("Kubernetes does not tell of") == 1, "said once"
+        assert caplog.text.count("Kubernetes does not list") == 1, "said once"
         await server.start()
         await told.until("10.0.0.1:7")
 

@@ -171,7 +171,7 @@ def test_who_expects_tls_of_a_leader_without_it_is_told(tls: dict[str, Any]) -> 
         connecting = pool.submit(links.connect, leaders.leader, threading.Event(), secured)
         sock, _ = listening.accept()
         Link(sock).send(RankChallenge(nonce=b"n"))
-        with pytest.raises(StartupError, match="it speaks no TLS"):
+        with pytest.raises(StartupError, match="it does not use TLS"):
             connecting.result(10)
         sock.close()
 
