@@ -63,7 +63,8 @@ class DraftCosts:
         last, step = self._last, _Step(num_requests, num_drafts, longest, seconds)
         self._last = step
         if last is not None and bool(last.num_drafts) != bool(num_drafts):
-            self._compare(*(step, last) if num_drafts else (last, step))
+            drafted, plain = (step, last) if num_drafts else (last, step)
+            self._compare(drafted, plain)
 
     def forget_last(self) -> None:
         """Forgets the last step, as one of another kind was between it and the next."""

@@ -93,7 +93,15 @@ class ExecutorInfo:
 
 def _of_requests(info: ExecutorInfo) -> tuple[object, ...]:
     return (
-        *(info.model, info.vocab_size, info.eos_token_ids, info.max_logprobs),
-        *(info.max_model_len, info.max_num_tokens, info.block_size),
-        *(info.kind, info.labels, info.vector_size, info.whole_prompts),
+        info.model,
+        info.vocab_size,
+        info.eos_token_ids,
+        info.max_logprobs,
+        info.max_model_len,
+        info.max_num_tokens,
+        info.block_size,
+        info.kind,
+        info.labels,
+        info.vector_size,
+        info.whole_prompts,
     )

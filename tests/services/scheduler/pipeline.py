@@ -28,7 +28,7 @@ class Pipeline:
         self._results: deque[tuple[float, float, float]] = deque()  # when each arrives, seconds of a stage, idle ones
 
     def run(self, until: float = float("inf")) -> None:
-        """Until nobody is left, or so long."""
+        """Runs until no request is left, or for so long."""
         pacer = self.line.replica.pacer
         while self.now < until:
             hold = pacer.hold(self.now)
@@ -60,7 +60,7 @@ class Pipeline:
         self.step_ends.append(ready)
 
     def idle_shares(self, run: Callable[[], None]) -> Sequence[float]:
-        """Of each stage, the part of the time that a run takes in which it has nothing to do."""
+        """Returns the share of time in which each stage has nothing to do."""
         start, before = self.now, list(self.busy)
         run()
         passed = self.now - start

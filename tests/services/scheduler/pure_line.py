@@ -95,7 +95,7 @@ class PureLine:
         return self.fleet.is_suspect(request)
 
     def max_num_tokens(self) -> int:
-        """Of the longest request; the same wherever it runs, as the model decides."""
+        """Returns the length of the longest request; the same wherever it runs, as the model decides."""
         return min(info_of(executor, self.max_model_len).max_num_tokens for executor in self.executors)
 
     def attach(self, index: int = 0, predecessor_failed: bool = False) -> None:
@@ -194,7 +194,7 @@ class PureLine:
         return step
 
     def receive(self, index: int = 0, seconds: float = 0.0) -> Outputs:
-        """seconds: that the step is said to have taken; 0: it is not known."""
+        """Takes in the result of the oldest step. seconds: reported for the step; 0: unknown."""
         outputs = self.scheduler.update(self.scheduler.replicas[index], self._results[index].popleft(), seconds)
         self._in_flight[index].popleft()
         self._check_integrity()
@@ -215,19 +215,19 @@ class PureLine:
         return outputs
 
     def oldest_in_flight(self, index: int = 0) -> ScheduledStep:
-        """The step whose result arrives next."""
+        """Returns the step that is answered next."""
         return self._in_flight[index][0]
 
     def num_in_flight(self, index: int = 0) -> int:
         return len(self._results[index])
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Runs until everybody has ended, as many steps in flight as the scheduler gives."""
+        """Runs until all requests have ended, as many steps in flight as the scheduler gives."""
         for _ in range(max_steps):
             for index in range(len(self.executors)):
                 while self.schedule(index) is not None:
                     pass
-            # Who has decided may have somebody left to it by one that decides after it, and decides again.
+            # A replica to which another leaves a request after it has decided decides again.
             wanted = self.scheduler.placement.take_wanted()
             busy = [index for index in range(len(self.executors)) if self.num_in_flight(index)]
             if not busy and not wanted:

@@ -20,8 +20,8 @@ from tests.fakes import FakeExecutorServicer, serve_fake_executor
 
 
 class ServiceLine:
-    """scheduler -> fake executors, one per replica; each can be killed and started again. What takes an index means the
-    first by default."""
+    """A scheduler and fake executors, one per replica; each can be killed and started again. An index of 0 is the
+    default where a method takes one."""
 
     def __init__(self, directory: Path, *executors: FakeExecutorServicer, name: str = "s", **config: Any) -> None:
         """name: of the scheduler, where several share the directory and its executors."""
@@ -48,7 +48,7 @@ class ServiceLine:
         self._executor_servers[index] = await serve_fake_executor(address, self.executors[index])
 
     async def drain_executor(self, drained: Callable[[], Awaitable[object]], index: int = 0) -> None:
-        """It is told to end, and does when `drained` returns."""
+        """Ends as after a signal, when `drained` returns."""
         server = self._executor_servers[index]
         server.shutdown_timeout = 20
         await server.stop(drained)
@@ -59,7 +59,7 @@ class ServiceLine:
 
     @contextlib.asynccontextmanager
     async def running(self, *, with_executor: bool = True) -> AsyncIterator["ServiceLine"]:
-        """with_executor: start the executors, too."""
+        """Starts the line. with_executor: and the executors."""
         if with_executor:
             for index in range(len(self.executors)):
                 await self.start_executor(index=index)
@@ -83,7 +83,7 @@ class ServiceLine:
                     await self.kill_executor(index)
 
     async def wait_for_executors(self, count: int) -> None:
-        """Until the scheduler has so many executors."""
+        """Waits until the scheduler has so many executors."""
         async with asyncio.timeout(10):
             while True:
                 if (await self.load()).num_executors == count:
@@ -91,7 +91,7 @@ class ServiceLine:
                 await asyncio.sleep(0.01)
 
     async def wait_for_executor(self, present: bool) -> None:
-        """Until the scheduler has an executor, or has noticed that it has none."""
+        """Waits until the scheduler has an executor, or has noticed that it has none."""
         async with asyncio.timeout(10):
             while True:
                 if (self.engine.scheduler.info is not None) == present:
@@ -99,7 +99,7 @@ class ServiceLine:
                 await asyncio.sleep(0.01)
 
     async def wait_for_waiting(self, count: int) -> None:
-        """Until so many requests wait."""
+        """Waits until so many requests wait."""
         async with asyncio.timeout(10):
             while True:
                 if (await self.load()).num_waiting >= count:
@@ -110,7 +110,7 @@ class ServiceLine:
         return await self.stub.GetLoad(scheduler_pb2.GetLoadRequest())
 
     async def wait_until_free(self) -> scheduler_pb2.GetLoadResponse:
-        """Until nothing runs or waits and all blocks are free."""
+        """Waits until nothing runs or waits and all blocks are free."""
         async with asyncio.timeout(10):
             while True:
                 load = await self.load()
@@ -143,7 +143,7 @@ def generate_request(*args: Any, **kwargs: Any) -> scheduler_pb2.SchedulerServic
 
 
 class Collected:
-    """What a Connect stream said, request by request."""
+    """The responses of a Connect stream, request by request."""
 
     def __init__(self) -> None:
         self.hellos: list[common_pb2.ModelInfo] = []

@@ -41,7 +41,7 @@ class Arrival:
 
 
 class Simulation:
-    """Admission in front of one scheduler. Those who are refused come back after the stated delay, if `retries`."""
+    """Admission in front of one scheduler. Refused requests come back after the stated delay, if `retries`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Simulation:
         self._live: dict[int, Arrival] = {}
 
     def run(self, arrivals: Iterable[Arrival], until: float = 1e9) -> None:
-        """Until then, or until nobody is left."""
+        """Runs until then, or until no request is left."""
         for arrival in arrivals:
             self._come(arrival.time, arrival)
         while self.now < until and (self._coming or self._live):

@@ -83,7 +83,8 @@ def executors(
     windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
     states: st.SearchStrategy[int] = NO_STATES,
 ) -> FakeExecutor:
-    """states: blocks whose tokens one of states is for; 0: there are no states, negative: there is nothing else."""
+    """Draws an executor. states: the number of blocks of tokens that one state is for; 0: there are no states,
+    negative: there is nothing else."""
     min_blocks = -(-30 // block_size)  # the longest prompt and one token fit
     ratio = draw(states)
     state_tokens = abs(ratio) * block_size
@@ -163,7 +164,7 @@ def add(
 
 
 def expected_prompt_logprobs(request: Request) -> list[Logprobs]:
-    """Those of the whole prompt, once; they were told before with whatever an arrival brings along."""
+    """Returns the log probabilities of the whole prompt, which come once; an arrival with output had them before."""
     params, prompt = request.sampling_params, request.token_ids[: request.num_prompt_tokens]
     if not params.HasField("prompt_logprobs") or request.num_output_tokens:
         return []

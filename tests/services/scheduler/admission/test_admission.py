@@ -1,4 +1,5 @@
-"""Admission by forecast, in simulated time: who is refused, what those let in see, and when to come back."""
+"""Admission by forecast, in simulated time: which requests are refused, how long the others wait, and when to come
+back."""
 
 import random
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def test_nobody_is_refused_where_there_is_room() -> None:
+def test_no_request_is_refused_where_there_is_room() -> None:
     simulation, light = Simulation(max_wait=MAX_WAIT), arrivals(CAPACITY / 2, 60)
     simulation.run(light)
     assert not sum(one.num_refusals for one in light)
@@ -72,7 +73,7 @@ def test_forecasts_are_right_on_the_whole() -> None:
 
 
 @pytest.mark.parametrize("num_arrivals", [60, 120])
-def test_who_comes_back_when_told_to_is_let_in(num_arrivals: int) -> None:
+def test_a_request_that_comes_back_in_time_is_taken(num_arrivals: int) -> None:
     simulation = Simulation(max_wait=MAX_WAIT, retries=True)
     known, burst = arrivals(CAPACITY / 2, 20), [Arrival(30 + i / 1000, 200, 100) for i in range(num_arrivals)]
     simulation.run(known + burst)
@@ -84,7 +85,7 @@ def test_who_comes_back_when_told_to_is_let_in(num_arrivals: int) -> None:
     assert len({round(one.retry_delay or 0, 2) for one in refused}) > len(refused) / 2
 
 
-def test_nobody_is_let_in_whose_deadline_passes_before_its_turn() -> None:
+def test_no_request_is_taken_that_would_miss_its_deadline() -> None:
     simulation, requests = Simulation(max_wait=0), arrivals(3 * CAPACITY, 40)
     for one in requests:
         one.timeout = 2.0
@@ -94,13 +95,13 @@ def test_nobody_is_let_in_whose_deadline_passes_before_its_turn() -> None:
     assert len(late) < 0.1 * len(requests)
 
 
-def test_a_cold_start_refuses_nobody() -> None:
+def test_a_cold_start_refuses_none() -> None:
     requests = [Arrival(0.0, 200, 100) for _ in range(200)]
     Simulation(max_wait=0.001).run(requests, until=0.001)
     assert not any(one.num_refusals for one in requests)
 
 
-def test_who_waits_for_nobody_is_let_in_however_long_its_prompt_takes() -> None:
+def test_a_request_that_would_not_wait_is_taken_however_long_its_prompt_takes() -> None:
     simulation = Simulation(max_wait=0.1)
     known = arrivals(1.0, 20)
     alone = Arrival(1000.0, 20_000, 1, timeout=0.5)
@@ -140,8 +141,9 @@ def test_long_prompts_are_forecast_to_be_overtaken() -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 300), st.integers(0, 2)), max_size=30),
     st.tuples(st.sampled_from("abcd"), st.integers(1, 300), st.integers(0, 2)),
 )
-def test_who_is_before_whom(waiting: list[tuple[str, int, int]], newcomer: tuple[str, int, int]) -> None:
-    """Of its own tenant by policy, to the token where that is all of them; of each other tenant as many at most."""
+def test_the_requests_before_another(waiting: list[tuple[str, int, int]], newcomer: tuple[str, int, int]) -> None:
+    """Counts requests of its own tenant by policy, to the token where that is all of them; of each other tenant as many
+    at most."""
     line = PureLine(FakeExecutor(max_num_batched_tokens=512), scheduling_policy="priority")
     for tenant, num_tokens, priority in waiting:
         line.add([1] * num_tokens, tenant=tenant, priority=priority)

@@ -63,7 +63,7 @@ async def test_a_resubmitted_request_is_let_in(tmp_path: Path) -> None:
 
 
 async def test_a_failure_is_no_reason_to_forecast_longer_waits(tmp_path: Path) -> None:
-    """Or an idle line would refuse whoever comes after it."""
+    """Otherwise an idle line would refuse the next request."""
     async with make_line(tmp_path).running() as line:
         await learn(line)
         calls = [line.stub.Generate(generate_request([i, 3], max_tokens=8)) for i in range(12)]
@@ -86,7 +86,7 @@ async def test_a_failure_is_no_reason_to_forecast_longer_waits(tmp_path: Path) -
 
 @pytest.mark.parametrize("rows_taken", [0, 2])
 async def test_pages_are_free_when_the_time_is_up(tmp_path: Path, rows_taken: int) -> None:
-    """Of a request that runs, and of one that waits; with the next one nothing of it is scheduled."""
+    """Checks a request that runs, and one that waits; with the next step nothing of it is scheduled."""
     async with make_line(tmp_path).running() as line:
         others = [line.stub.Generate(generate_request([i, 3], max_tokens=2000)) for i in range(rows_taken)]
         await asyncio.gather(*(call.read() for call in others))
@@ -130,7 +130,7 @@ async def test_a_call_that_is_cancelled_or_late_frees_its_pages(tmp_path: Path) 
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 100), st.booleans()), max_size=200))
-def test_deadlines_are_told_in_order_and_once(requests: list[tuple[int, int, bool]]) -> None:
+def test_deadlines_are_reported_in_order_and_once(requests: list[tuple[int, int, bool]]) -> None:
     deadlines, told, expected = Deadlines(), [], {}
     for number, (time, _, is_removed) in enumerate(requests):
         deadlines.add(number, time)

@@ -110,7 +110,7 @@ def test_a_limit_may_change_and_go(clock: Clock) -> None:
     clock.ask(60)
 
 
-async def test_clients_are_told_when_to_come_back(tmp_path: Path) -> None:
+async def test_clients_learn_when_to_come_back(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     few = add(keys, KeysAddConfig(name="few", tokens_per_minute=30))
     config = {"public_listen": f"unix:{tmp_path}/public.sock", "api_key_file": str(keys)}

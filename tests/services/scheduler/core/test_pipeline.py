@@ -1,4 +1,4 @@
-"""Executors whose layers are stages of a pipeline: all stages have something to do, whoever comes and goes."""
+"""Executors with layers in stages of a pipeline: all stages have something to do, whichever requests come and go."""
 
 from itertools import pairwise
 
@@ -42,7 +42,7 @@ def test_a_few_more_than_stages_are_no_fewer_cohorts() -> None:
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
-def test_cohorts_are_of_equal_size_whoever_comes_and_goes(num_stages: int) -> None:
+def test_cohorts_are_of_equal_size_whichever_requests_come_and_go(num_stages: int) -> None:
     pipeline = Pipeline(num_stages, seconds_of)
     plain(pipeline, 5)
     pipeline.run(until=0.5)
@@ -57,7 +57,7 @@ def test_cohorts_are_of_equal_size_whoever_comes_and_goes(num_stages: int) -> No
     per_request = [
         sum(request.request_id in step.request_ids for step in last) for request in pipeline.line.replica.running
     ]
-    assert max(per_request) - min(per_request) <= 1, "somebody is passed over"
+    assert max(per_request) - min(per_request) <= 1, "a request is passed over"
 
 
 @pytest.mark.parametrize("num_stages", [2, 4])
@@ -107,8 +107,8 @@ def test_the_target_between_two_tokens_is_that_of_all_stages(num_stages: int) ->
 
 
 def test_a_prompt_with_an_image_keeps_what_it_has_until_the_executor_has_looked_at_that() -> None:
-    """Its last chunk may be decided before the first one is done, and lack a block that lies behind the window then: to
-    give up for that would begin the same again, for ever."""
+    """The last chunk of a prompt may be decided before the first one is done, and lack a block that lies behind the
+    window then: giving up for that would begin the same again, for ever."""
     executor = FakeExecutor(
         num_blocks=8, windows={1: 3}, block_size=4, max_num_seqs=1, max_num_batched_tokens=4, pipeline_stages=4
     )

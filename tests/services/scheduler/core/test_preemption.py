@@ -1,4 +1,4 @@
-"""Whom several tenants take blocks from."""
+"""Preemption among several tenants."""
 
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
@@ -6,9 +6,9 @@ from tests.services.scheduler.pure_line import PureLine
 BLOCK_SIZE = 4
 
 
-def test_nobody_is_preempted_who_would_come_back_at_once() -> None:
-    """A tenant of which nobody runs takes from one that runs several only if that one was served more: if less, it has
-    the next turn, and with it what was freed."""
+def test_no_request_is_preempted_that_would_come_back_at_once() -> None:
+    """A tenant without running requests takes from one that has several only if that one was served more: if less, it
+    has the next turn, and with it the freed blocks."""
     executor = FakeExecutor(num_blocks=10, block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=64)
     line = PureLine(executor, enable_prefix_caching=False)
     first = line.add(range(4), max_tokens=24, tenant="modest")
@@ -28,8 +28,8 @@ def test_nobody_is_preempted_who_would_come_back_at_once() -> None:
     assert first.is_finished and waits.is_finished
 
 
-def test_nobody_is_preempted_for_one_that_waits_for_long_prompts() -> None:
-    """It would not enter, and whoever left for it would be back with the next step."""
+def test_no_request_is_preempted_for_one_that_waits_for_long_prompts() -> None:
+    """The waiting request would not enter, and the preempted one would be back with the next step."""
     executor = FakeExecutor(num_blocks=18, block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=64)
     line = PureLine(executor, enable_prefix_caching=False, long_prefill_token_threshold=2, target_itl_ms=0)
     line.add(range(40), max_tokens=1, tenant="busy")

@@ -1,4 +1,5 @@
-"""Whatever arrives in whatever order on however small a pool: everybody ends once, with exactly the right tokens."""
+"""Properties: whatever arrives in whatever order on however small a pool, each request ends once, with exactly the
+right tokens."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -62,7 +63,8 @@ class Story:
                 self.aborted.add(request.request_id)
 
     def finish(self) -> None:
-        """Everybody arrives, every executor is back, and all run to their end, which must be the right one."""
+        """Lets all requests arrive, starts every executor, and runs all requests to their end, which must be the right
+        one."""
         line = self.line
         self.play([("arrive", 0)] * len(self.to_come))
         self.play([("return", index) for index in range(len(line.executors))])

@@ -85,7 +85,7 @@ def test_who_finds_no_room_on_one_replica_runs_on_the_other() -> None:
         assert line.outputs[number + 1] == expected_output(prompt_of(number, 60), 5, vocab_size=VOCAB_SIZE)
 
 
-def test_a_replica_that_computes_a_long_prompt_leaves_newcomers_to_others() -> None:
+def test_a_replica_that_computes_a_long_prompt_leaves_new_requests_to_others() -> None:
     line = PureLine(*(FakeExecutor(max_num_batched_tokens=64) for _ in range(2)))
     line.add(prompt_of(1, 3000), max_tokens=2)
     line.schedule(0)
@@ -212,7 +212,7 @@ async def test_requests_of_a_lost_replica_move_to_the_others_at_once(tmp_path: P
         assert_complete(collected, 6, 5)
 
 
-async def test_replicas_die_and_return_in_turn_and_nobody_notices(tmp_path: Path) -> None:
+async def test_replicas_die_and_return_in_turn_without_notice(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, *executors(3, step_seconds=0.005)).running() as line:
         await line.wait_for_executors(3)
         call, collected = await submit(line, 9, 80)
@@ -294,7 +294,7 @@ async def test_each_executor_is_named_once() -> None:
 
 
 async def test_others_take_over_from_an_executor_that_hangs(tmp_path: Path) -> None:
-    """And it is one of them again when it goes on."""
+    """The replica takes requests again when it goes on."""
     line = ServiceLine(tmp_path, *executors(2), hang_timeout=1)
     hangs = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.e2e.fake_executor", line.executor_addresses[0], "0", "0.01"),
@@ -320,8 +320,8 @@ async def test_others_take_over_from_an_executor_that_hangs(tmp_path: Path) -> N
         await hangs.wait()
 
 
-async def test_an_executor_that_is_told_to_end_gets_no_new_requests(tmp_path: Path) -> None:
-    """Those that run there may end; what is left when it goes is the others', and nobody is charged with its end."""
+async def test_an_executor_that_is_about_to_end_gets_no_new_requests(tmp_path: Path) -> None:
+    """Requests that run there may end; the others go on elsewhere when it goes, and none becomes a suspect."""
     line = ServiceLine(tmp_path, *executors(2, step_seconds=0.005), hang_timeout=0.4)
     async with line.running():
         await line.wait_for_executors(2)
@@ -361,7 +361,7 @@ async def test_the_last_executor_works_until_it_ends(tmp_path: Path) -> None:
         await draining
 
 
-async def test_nobody_is_suspected_because_executors_are_replaced(tmp_path: Path) -> None:
+async def test_no_request_is_suspected_because_executors_are_replaced(tmp_path: Path) -> None:
     line = ServiceLine(tmp_path, *executors(1, step_seconds=600), hang_timeout=0.4)
     async with line.running():
         await line.wait_for_executors(1)

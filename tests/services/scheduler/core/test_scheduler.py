@@ -270,7 +270,7 @@ def test_priority_takes_blocks_only_when_they_are_missing() -> None:
     line.run()
 
 
-def test_nobody_is_preempted_in_vain() -> None:
+def test_no_request_is_preempted_in_vain() -> None:
     line = make_line(num_blocks=8, pipeline_depth=1, scheduling_policy="priority", enable_prefix_caching=False)
     line.add(prompt_of(1, 20), priority=0, max_tokens=3)
     low = line.add(prompt_of(2, 4), priority=5, max_tokens=3)
@@ -303,13 +303,13 @@ def test_the_queue_is_bounded_beyond_free_rows() -> None:
     with pytest.raises(QueueFull):
         line.add(prompt_of(6), [1])
     resubmitted = line.add(prompt_of(6), max_tokens=2, is_resubmitted=True)
-    assert resubmitted.status is RequestStatus.WAITING, "who was let in before is not turned away"
+    assert resubmitted.status is RequestStatus.WAITING, "a request that was taken before is not refused"
     line.run()
     line.add(prompt_of(7), max_tokens=2)
 
 
 def fill(line: PureLine, tenant: str, weight: float = 0.0) -> int:
-    """As many requests of a tenant as are let in."""
+    """Adds as many requests of a tenant as are taken."""
     for number in range(1000):
         try:
             line.add(prompt_of(number), max_tokens=5, tenant=tenant, tenant_weight=weight)
@@ -324,7 +324,7 @@ def test_a_tenant_that_fills_the_queue_keeps_no_other_out() -> None:
     line.schedule()
     assert [fill(line, "flood"), fill(line, "other"), fill(line, "third")] == [8, 4, 3]
     assert [fill(line, "flood"), fill(line, "other")] == [0, 0], "what the others were let in for is not theirs"
-    assert fill(line, "fourth") == 1, "twice the bound wait by now, whoever asks"
+    assert fill(line, "fourth") == 1, "twice the bound wait by now"
     assert fill(line, "fifth") == 0
 
 

@@ -1,5 +1,5 @@
-"""Who waits for whom when steps take time: decodes beside prompts, short prompts beside long ones, tenants beside each
-other. The clock is the simulation's."""
+"""Requests that wait for each other when steps take time: decodes beside prompts, short prompts beside long ones,
+tenants beside each other. The clock is the simulation's."""
 
 import itertools
 import math
@@ -66,7 +66,7 @@ def test_another_tenants_flood_costs_half_at_most_where_steps_with_prompts_cost_
 
 
 @pytest.mark.parametrize(("slowness", "seed"), [(1.0, 3), (2.2, 1), (2.2, 2)])
-def test_nobody_is_held_up_on_a_busy_host(slowness: float, seed: int) -> None:
+def test_no_step_is_held_up_on_a_busy_host(slowness: float, seed: int) -> None:
     """Twice, with a minute of decoding in between: what is known then is of another time. Where a step has hardly room
     for a piece, a chat still overtakes the flood."""
     simulation = Simulation(step_seconds=BusyHost(slowness, seed))
@@ -103,7 +103,7 @@ def test_steps_with_decodes_keep_to_the_target(target_itl_ms: float) -> None:
 
 
 def test_a_burst_of_short_prompts_is_admitted_in_longer_steps() -> None:
-    """As long as more of them wait than decode, unless a target was set."""
+    """Steps are longer while more short prompts wait than requests decode, unless a target was set."""
 
     def mixed_steps(**options: Any) -> list[float]:
         simulation = Simulation(**options)
@@ -143,7 +143,7 @@ def test_a_request_that_is_alone_gets_whole_steps() -> None:
 
 
 def test_a_long_prompt_goes_on_however_many_short_ones_come() -> None:
-    """It keeps a quarter of every step: four times as long as alone, and somewhat more."""
+    """A long prompt keeps a quarter of every step: it takes four times as long as alone, and somewhat more."""
     alone = Simulation()
     long_alone = alone.add(warm(alone), 4000, 1)
     alone.run()
@@ -180,10 +180,10 @@ def test_as_many_prompts_are_computed_at_once_as_may_be() -> None:
     ),
     st.sampled_from([None, 0.0, 1.0, 30.0]),
 )
-def test_everybody_is_served_however_long_steps_seem_to_take(
+def test_all_are_served_however_long_steps_seem_to_take(
     seconds: list[float], requests: list[tuple[int, int, str]], target: float | None
 ) -> None:
-    """Also where the costs that are learned from them make no sense, and every second request comes later."""
+    """All are served even where the costs that are learned make no sense, and every second request comes later."""
     draw = itertools.cycle(seconds)
     simulation = Simulation(step_seconds=lambda work: next(draw), max_num_seqs=4, num_blocks=64, target_itl_ms=target)
     for i, (num_prompt_tokens, max_tokens, tenant) in enumerate(requests):
@@ -242,7 +242,7 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
     assert jain(gained) > 0.95
 
 
-def test_a_tenant_whose_rows_others_have_gets_one() -> None:
+def test_a_tenant_gets_a_row_that_others_have() -> None:
     """A tenant's streams have all rows for a minute; another's chat takes one of them."""
     simulation = Simulation(max_num_seqs=8)
     start = warm(simulation)

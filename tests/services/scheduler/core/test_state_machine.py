@@ -1,7 +1,8 @@
-"""Whatever happens to the scheduler, in whatever order: everybody ends once, with the oracle's tokens, in bounded time.
+"""Whatever happens to the scheduler, in whatever order: each request ends once, with the oracle's tokens, in bounded
+time.
 
 Beyond what `test_properties.py` plays: schedulers die and their requests are submitted again, clients leave and come
-back for the rest, deadlines pass, prompts kill executors or are refused, steps take time, newcomers are turned away.
+back for the rest, deadlines pass, prompts kill executors or are refused, steps take time, new requests are refused.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass
 class Generation:
-    """What a client asked for, over all its submissions."""
+    """The submissions of one client's request."""
 
     arrival: Arrival
     request: Request  # of the present submission, to `line`
@@ -49,7 +50,7 @@ class Generation:
 
     @property
     def may_return(self) -> bool:
-        """Whether its client has left."""
+        """True after its client has left."""
         return self.cause is FinishReason.ABORT
 
     @property
@@ -80,7 +81,7 @@ class WatchedLine(PureLine):
         if step is not None:
             running = {request.request_id for request in self.scheduler.replicas[index].running}
             assert running.issuperset(step.request_ids), "a request runs that has ended"
-            assert running == self.executors[index].rows.keys(), "who has ended has a row after the next step"
+            assert running == self.executors[index].rows.keys(), "a request that ended has a row after the next step"
         return step
 
 
@@ -96,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         token_seconds=st.sampled_from([0.0, 0.0001, 0.01, 1.0]),
     )
     def start(self, line: PureLine, token_seconds: float) -> None:
-        """token_seconds: that a step takes for each of its tokens."""
+        """Starts with no request. token_seconds: that a step takes for each of its tokens."""
         self.token_seconds = token_seconds
         self.executors = line.executors
         for executor in self.executors:
@@ -135,7 +136,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         timeout=st.sampled_from([None, None, 0.5, 3.0]),
     )
     def arrive(self, arrival: Arrival, first: int | None, n: int, timeout: float | None) -> None:
-        """first: what the prompt begins with; None: any. n: with so many outputs. timeout: seconds."""
+        """Submits a request. first: what the prompt begins with; None: any. n: with so many outputs. timeout:
+        seconds."""
         if first is not None:
             own_tokens = (first, *arrival.own_tokens[1:])
             arrival = Arrival(**{**vars(arrival), "num_prefix_tokens": 0, "own_tokens": own_tokens, "num_resumed": 0})
@@ -157,14 +159,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 2.0]))
     def wait(self, seconds: float) -> None:
-        """Ends whoever's time is up."""
+        """Ends requests after their deadlines."""
         self.now += seconds
         for index in self.deadlines.take_due(self.now):
             if not self.generations[index].request.is_finished:
                 self.end(self.generations[index], FinishReason.ERROR)
 
     def end(self, generation: Generation, reason: FinishReason) -> None:
-        """Its pages are free at once, whatever is in flight, and its row with the next step."""
+        """Aborts a request: its blocks are free at once, whatever is in flight, and its row with the next step."""
         self.line.abort(generation.request, reason)
         generation.cause = reason
         assert not generation.request.blocks.held
@@ -192,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1), stall=st.sampled_from([0.0, 0.0, 0.0, 5.0]))
     def receive(self, number: int, stall: float) -> None:
-        """stall: seconds that the step took beyond what it should."""
+        """Takes in a result. stall: seconds that the step took beyond what it should."""
         index = self.index_of(number)
         if self.line.num_in_flight(index):
             self.take_in(index, stall)
@@ -201,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.line.receive(index, self.seconds_of_step(index) + stall)
 
     def seconds_of_step(self, index: int) -> float:
-        """Of the oldest in flight: a little for being there, the rest by what it computes."""
+        """Returns the seconds of the oldest step in flight: a little for any step, the rest by its work."""
         work = self.line.oldest_in_flight(index).work
         return 0.001 + self.token_seconds * (work.num_decodes + work.num_prompt_tokens)
 
@@ -242,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(attached_first=st.booleans())
     def scheduler_dies(self, attached_first: bool) -> None:
-        """Another one gets all requests with the tokens that clients have; nobody is turned away."""
+        """Starts another scheduler with all requests and the tokens that clients have; none is refused."""
         live = self.live
         self.line = self.new_line()
         if attached_first:
@@ -264,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.line.scheduler.check_integrity()
         requests = list(self.line.scheduler.requests())
         live = [generation.request for generation in self.live]
-        assert sorted(map(id, requests)) == sorted(map(id, live)), "somebody is lost, or ended and still here"
+        assert sorted(map(id, requests)) == sorted(map(id, live)), "a request is lost, or ended and still here"
         for account in {request.account for request in requests}:
             assert_counted(account, [request for request in requests if request.account is account])
 
@@ -283,7 +285,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """From any state on everybody ends, soon and rightly, and everything is free again."""
+        """Runs from any state until all requests have ended, soon and rightly, and everything is free again."""
         if not hasattr(self, "generations"):
             return
         self.run_out()
@@ -294,15 +296,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not executor.rows, "a row leaks"
 
     def run_out(self) -> None:
-        """No round is idle, each computes a token at least, and none is computed again but of who was preempted, which
-        only who gains a token does. So nobody starves."""
+        """Runs until all have ended. No round is idle, each computes a token at least, and none is computed again
+        except after a preemption, which only makes room for a request that gains a token. So none starves."""
         live, before = self.live, [generation.request.num_preemptions for generation in self.live]
         num_rounds = num_deaths = 0
         while self.live:
             self.attach_all()
             is_busy = self.run_round()
             has_died = self.line.num_deadly_steps > num_deaths
-            assert is_busy or has_died or not self.live, "nobody runs, though somebody waits"
+            assert is_busy or has_died or not self.live, "nothing runs, though a request waits"
             num_deaths = self.line.num_deadly_steps
             num_rounds += 1
             assert num_rounds <= most_rounds(live, before), "requests starve"
@@ -311,13 +313,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.attach_all()
 
     def check_end(self, generation: Generation) -> None:
-        """That it ended as it had to."""
+        """Checks that a request ended as it had to."""
         (reason,) = generation.ends
         request, line = generation.request, generation.line
         if generation.cause is not None:
             assert reason is generation.cause
         elif request in line.crashers:
-            assert generation.is_deadly or self.num_losses, "nobody died of it"
+            assert generation.is_deadly or self.num_losses, "no executor died of it"
         elif reason is FinishReason.ERROR:
             assert generation.arrival.prompt[0] == REFUSED and not generation.delivered
         else:
@@ -327,8 +329,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def most_rounds(generations: Sequence[Generation], preempted_before: Sequence[int]) -> int:
-    """In which these end if each round computes one token: those of each, and up to two that were in flight at its end,
-    once and whenever it lost its blocks since."""
+    """Returns the rounds in which these end if each round computes one token: those of each, and up to two that were in
+    flight at its end, once and whenever it lost its blocks since."""
     num_tokens = 0
     for generation, before in zip(generations, preempted_before, strict=True):
         length = len(generation.arrival.prompt) + len(generation.arrival.expected(generation.line.max_num_tokens()))
@@ -337,7 +339,7 @@ def most_rounds(generations: Sequence[Generation], preempted_before: Sequence[in
 
 
 def assert_counted(account: Account, requests: Sequence[Request]) -> None:
-    """That a tenant's account knows how many of its requests run and wait."""
+    """Checks that a tenant's account knows how many of its requests run and wait."""
     num_running = sum(request.replica_id is not None for request in requests)
     assert (account.num_running, account.num_waiting) == (num_running, len(requests) - num_running)
 

@@ -1,4 +1,4 @@
-"""Whom an arrival, a result or an end wakes, with few replicas and with many."""
+"""The replicas that an arrival, a result or an end wakes, with few replicas and with many."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 
 class Idle:
-    """So many replicas, all of which have found that there is nobody."""
+    """A number of replicas, all of which have found that no request waits."""
 
     def __init__(self, num_replicas: int) -> None:
         self.scheduler = make_scheduler(SchedulerConfig(), num_replicas)
@@ -52,7 +52,7 @@ def test_of_many_that_rest_one_is_asked_and_takes_it() -> None:
     assert idle.scheduler.num_waiting == 0 and idle.scheduler.num_running == 5
 
 
-def test_a_result_is_for_its_replica_first_and_an_end_for_whose_row_it_was() -> None:
+def test_a_result_wakes_its_replica_first_and_an_end_the_one_that_ran_it() -> None:
     idle = Idle(20)
     request = idle.add(1)
     (named,) = idle.wakes.after_arrival(request)
@@ -65,7 +65,7 @@ def test_a_result_is_for_its_replica_first_and_an_end_for_whose_row_it_was() -> 
 
 
 @pytest.mark.parametrize("placement", ["cache_aware", "least_load", "round_robin"])
-def test_nobody_is_forgotten_among_many_replicas(placement: str) -> None:
+def test_no_request_is_forgotten_among_many_replicas(placement: str) -> None:
     """`Fleet` raises AssertionError if a request is."""
     case = Case(16, 100, device="cpu", num_blocks=512, rate=20.0, num_deaths=4, config={"placement": placement})
     report = Fleet(case).run()
@@ -73,14 +73,14 @@ def test_nobody_is_forgotten_among_many_replicas(placement: str) -> None:
 
 
 def _decides(idle: Idle, replica: Replica) -> bool:
-    """Whether it runs somebody."""
+    """Returns whether a replica runs a request."""
     step = idle.scheduler.schedule(replica)
     idle.wakes.after_decision(replica, step)
     return step is not None
 
 
 def test_a_request_is_looked_at_as_often_among_many_replicas_as_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is left to one, others pass it over until that has decided."""
+    """Other replicas pass a request over that was left to one, until that has decided."""
     looks: list[Request] = []
     candidates = CacheAware.candidates
 

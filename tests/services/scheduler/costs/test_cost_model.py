@@ -1,4 +1,4 @@
-"""What steps cost, learned from steps whose cost a formula knows."""
+"""The cost model learns from steps with costs by a known formula."""
 
 import random
 
@@ -14,7 +14,7 @@ coefficients = st.tuples(st.floats(1e-3, 0.05), st.floats(1e-5, 2e-3), st.floats
 
 
 def learned(truth: tuple[float, ...], noise: float = 0.0, hiccups: float = 0.0) -> StepCosts:
-    """From 200 steps, some with prompts; hiccups: how many of them take 50 ms longer."""
+    """Learns from 200 steps, some with prompts. hiccups: how many of them take 50 ms longer."""
     costs, draw = StepCosts(), random.Random(7)
     for _ in range(200):
         work = StepWork(draw.choice([0, 1, 8, 32]))
@@ -48,7 +48,7 @@ def test_noise_and_hiccups_do_not_mislead() -> None:
 
 
 def test_results_that_come_in_pairs_do_not_make_steps_look_short() -> None:
-    """Where the scheduler waits for a core, one step seems to take long and the next one nearly nothing."""
+    """One step seems to take long and the next one nearly nothing where the scheduler waits for a core."""
     costs = StepCosts()
     for i in range(200):
         costs.learn(StepWork(8), 0.030 if i % 2 else 0.010)
@@ -67,7 +67,7 @@ def test_the_first_prompts_are_believed_at_once() -> None:
 
 
 def test_pieces_that_take_the_same_time_do_not_blur_what_tokens_and_pairs_cost() -> None:
-    """Of one long prompt each step computes what fits into 50 ms: fewer tokens, the further it is."""
+    """Each step computes as much of one long prompt as fits into 50 ms: fewer tokens, the further it is."""
     truth = (0.003, 0.0005, 0.0004, 1e-7)
     costs, draw, start = learned(truth), random.Random(5), 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Pacing, against a simulated device whose clock is the test's."""
+"""Pacing, against a simulated device with the clock of the test."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ LATENCY = 0.002  # of a message, seconds
 
 @dataclass
 class Run:
-    """What a device saw of some steps, one entry per step, seconds."""
+    """The times of some steps on a device, one entry per step, seconds."""
 
     waited: list[float] = field(default_factory=list)  # from its decision until the device took it
     idle: list[float] = field(default_factory=list)  # of the device, before it

@@ -1,4 +1,4 @@
-"""Requests with a grammar before a fake executor: it is asked first, and nobody waits for the answer but they."""
+"""Requests with a grammar before a fake executor: it compiles first, and no other request waits for its answer."""
 
 import asyncio
 from pathlib import Path
@@ -62,7 +62,7 @@ async def test_a_request_ends_while_its_grammar_is_compiled(tmp_path: Path) -> N
 
 
 async def test_end_tokens_are_the_executors_to_allow(tmp_path: Path) -> None:
-    """It samples one under ignore_eos or min_tokens only where the grammar ends."""
+    """The executor samples an end token under ignore_eos or min_tokens only where the grammar ends."""
     output = expected_output(prompt_of(1), 12, vocab_size=1000)
     executor = FakeExecutorServicer(lambda: FakeExecutor(eos_token_ids=[output[4]]))
     async with ServiceLine(tmp_path, executor).running() as line:

@@ -1,4 +1,4 @@
-"""Who is evicted first, who can be found again, and what the integrity check notices."""
+"""Blocks: which are evicted first, which can be found again, and what the integrity check notices."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_hash_depends_on_everything_before() -> None:
 def test_chains_with_a_salt_are_others() -> None:
     roots = {salt: root_hash(salt) for salt in ("", "a", "b")}
     assert roots[""] == ROOT_HASH and len({*roots.values()}) == 3
-    # "aaaa" has the bytes of token 0x61616161: who asks for it as a salt is not behind it as a token.
+    # "aaaa" has the bytes of token 0x61616161: a request with it as a salt is not behind it as a token.
     assert root_hash("aaaa") != hash_block(ROOT_HASH, [0x61616161])
 
 

@@ -1,4 +1,4 @@
-"""Groups of states: where prefixes end, who reads what, and how few blocks a request holds."""
+"""Groups of states: where prefixes end, which blocks are read, and how few a request holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_line(num_blocks: int = 0, *, num_states: int = 20, enable_prefix_cachin
 
 
 def run(line: PureLine, prompt: list[int], max_tokens: int = 4) -> int:
-    """How many of its tokens were found."""
+    """Returns how many tokens of a request were found."""
     request = line.add(prompt, max_tokens=max_tokens)
     line.run()
     assert line.outputs[request.request_id] == expected_output(prompt, max_tokens, vocab_size=VOCAB_SIZE)
@@ -40,7 +40,7 @@ def test_only_the_last_state_of_a_prefix_has_to_be_there() -> None:
     """Four blocks are in the pool, and a prompt of 24 tokens has written three."""
     line = make_line(num_states=4)
     assert run(line, PROMPT[:25], max_tokens=1) == 0
-    run(line, [9] * 9, max_tokens=1)  # takes the block that nobody finds and the first prefix's
+    run(line, [9] * 9, max_tokens=1)  # takes the block that cannot be found and the first prefix's
     assert run(line, PROMPT[:25], max_tokens=1) == 24
 
 
@@ -51,7 +51,7 @@ def test_beside_attention_a_prefix_ends_where_both_can_go_on() -> None:
 
 
 def test_an_equal_prompt_waits_a_step_for_the_state_of_the_first() -> None:
-    """It could not go on from what the same step is writing."""
+    """A request cannot go on from a state that the same step writes."""
     line = make_line()
     for _ in range(2):
         line.add(PROMPT[:20], max_tokens=3)

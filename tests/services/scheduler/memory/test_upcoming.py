@@ -69,7 +69,7 @@ def test_who_shares_less_than_a_block_does_not_wait_and_overtakes() -> None:
     assert other.num_output_tokens == 1
 
 
-def test_nobody_waits_beyond_what_is_shared() -> None:
+def test_no_request_waits_beyond_what_is_shared() -> None:
     """The second has 17 tokens of the first: found are 16, in the step that computes them."""
     line = make_line()
     add(line, 1)
@@ -78,8 +78,8 @@ def test_nobody_waits_beyond_what_is_shared() -> None:
     assert step_once(line) == {1: 8, 2: 2}
 
 
-def test_nobody_waits_for_a_block_that_could_not_be_used() -> None:
-    """Of a prompt that ends with a block, the last token has to be computed, and so the whole block."""
+def test_no_request_waits_for_a_block_that_could_not_be_used() -> None:
+    """The last token of a prompt has to be computed, and so the whole block that it ends."""
     line = make_line()
     add(line, 1)
     add(line, common=12)
@@ -136,7 +136,7 @@ def test_requests_of_different_salts_do_not_wait_for_each_other(salts: tuple[str
     assert step_once(line) == {1: 8, 2: 8}
 
 
-def test_without_prefix_caching_nobody_waits() -> None:
+def test_without_prefix_caching_none_waits() -> None:
     line = make_line(enable_prefix_caching=False)
     for own in range(2):
         add(line, own)
@@ -150,7 +150,7 @@ def test_each_replica_computes_the_prompt_once() -> None:
     assert sorted(request.num_cached_tokens or 0 for request in requests) == [0, 0, 40, 40]
 
 
-def test_who_waits_for_a_prompt_keeps_nobody_out_of_the_free_rows() -> None:
+def test_a_request_that_waits_for_a_prompt_keeps_none_out_of_the_free_rows() -> None:
     line = make_line(num_rows=4, max_waiting_requests=0)
     for own in range(3):
         add(line, own)
@@ -160,7 +160,7 @@ def test_who_waits_for_a_prompt_keeps_nobody_out_of_the_free_rows() -> None:
         line.add(range(600, 604), max_tokens=3)
 
 
-def test_who_comes_later_does_not_take_the_rows_of_those_who_wait() -> None:
+def test_a_later_request_does_not_take_the_rows_of_waiting_ones() -> None:
     line = make_line(num_rows=3)
     requests = [add(line, own) for own in range(3)]
     later = line.add(range(500, 504), max_tokens=3)

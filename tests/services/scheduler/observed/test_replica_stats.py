@@ -1,4 +1,4 @@
-"""What operators see of each replica: metrics, load, status, a line in the log."""
+"""The numbers of each replica that operators see: metrics, load, status, a line in the log."""
 
 import asyncio
 import logging

@@ -27,7 +27,7 @@ def test_the_first_have_series_and_the_rest_one() -> None:
     assert told["t0"] == 10 and told["other"] == 51
 
 
-def test_who_uses_most_takes_the_place_of_who_uses_least() -> None:
+def test_the_tenant_that_uses_most_takes_the_series_of_the_one_that_uses_least() -> None:
     clock = Clock()
     stats = TenantStats(clock)
     for number in range(MAX_NAMED):
@@ -44,7 +44,7 @@ def test_who_uses_most_takes_the_place_of_who_uses_least() -> None:
     assert all(after[name] >= before[name] for name in before.keys() & after.keys())
 
 
-def test_nobody_loses_its_series_while_there_is_room() -> None:
+def test_no_tenant_loses_its_series_while_there_is_room() -> None:
     clock = Clock()
     stats = TenantStats(clock)
     stats.on_end("a", 1)
@@ -55,7 +55,7 @@ def test_nobody_loses_its_series_while_there_is_room() -> None:
     assert generated(stats) == {"a": 1, "b": 2, "other": 0}
 
 
-def test_requests_that_name_no_tenant_are_told_by_a_name() -> None:
+def test_requests_that_name_no_tenant_have_a_label() -> None:
     stats = TenantStats()
     stats.on_end("", 3)
     [family] = [one for one in stats.collect() if one.name == "pagewire:tenant_generation_tokens"]

@@ -1,4 +1,4 @@
-"""Where requests' time goes: phases that add up, and the spans of them."""
+"""The phases of requests, which add up to their time, and the spans of them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which replica takes a request: the one with its prefix, unless waiting there costs more than computing it anew."""
+"""Placement: a request goes to the replica with its prefix, unless waiting there costs more than computing it anew."""
 
 from copy import deepcopy
 from typing import Any
@@ -73,7 +73,7 @@ def test_tenants_do_not_follow_the_prefixes_of_others() -> None:
 
 
 def test_a_prefix_that_all_share_spreads_to_those_that_are_idle() -> None:
-    """Once each has it, load alone decides."""
+    """Load alone decides when each replica has the prefix."""
     line = line_of(3)
     turn(line, SYSTEM)
     for number in range(30):
@@ -130,7 +130,7 @@ def test_a_long_queue_counts_more_than_a_short_prefix() -> None:
     line.run()
 
 
-def test_nobody_waits_for_a_row_where_nothing_more_is_cached() -> None:
+def test_no_request_waits_for_a_row_where_nothing_more_is_cached() -> None:
     line = line_of(2, executor={"max_num_seqs": 2})
     for number in range(4):
         line.add(prompt_of(number), max_tokens=200)
@@ -146,7 +146,7 @@ def test_the_other_rules_know_nothing_of_prefixes(rule: str) -> None:
     assert homes == ["executor-0", "executor-1"] * 2
 
 
-def test_round_robin_passes_over_who_has_no_row() -> None:
+def test_round_robin_passes_over_replicas_without_a_row() -> None:
     line = PureLine(FakeExecutor(max_num_seqs=1), FakeExecutor(), placement="round_robin")
     for number in range(6):
         line.add(prompt_of(number), max_tokens=30)
@@ -212,7 +212,7 @@ def test_after_a_death_its_prefixes_are_looked_for_elsewhere() -> None:
 def test_a_trace_finds_more_at_the_balance_of_round_robin() -> None:
     requests, fleet = trace.Trace(num_requests=240, num_turns=3), trace.Fleet(num_blocks=1024)
     robin, aware = (trace.run(rule, requests, fleet) for rule in ("round_robin", "cache_aware"))
-    assert len(robin.ttft) == len(aware.ttft) == 240, "everybody was served"
+    assert len(robin.ttft) == len(aware.ttft) == 240, "all requests were served"
     assert aware.hit_rate > 1.3 * robin.hit_rate
     assert aware.balance > 0.95
     assert sum(aware.busy) < sum(robin.busy)
@@ -250,7 +250,7 @@ def test_the_index_is_a_relation(changes: list[tuple[bool, int, int]], most: int
 
 
 class ChangingMachine(SchedulerMachine):
-    """As the machine that it is made of, with replicas that join and leave for good."""
+    """The state machine of the scheduler, with replicas that join and leave for good."""
 
     @precondition(lambda self: len(self.executors) < 4)
     @rule()
@@ -269,7 +269,7 @@ class ChangingMachine(SchedulerMachine):
 
     @rule(number=st.integers(0, 3), is_leaving=st.booleans())
     def announce(self, number: int, is_leaving: bool) -> None:
-        """That it is about to end, or that it is not."""
+        """Announces that an executor is about to end, or that it is not."""
         self.line.scheduler.replicas[self.index_of(number)].is_leaving = is_leaving
 
 

@@ -1,4 +1,4 @@
-"""Executors that join and leave while requests run: whoever comes is used, whoever goes costs nobody a token."""
+"""Executors that join and leave while requests run: each that comes is used, and none that goes costs a token."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +39,7 @@ class Told:
 
 
 def told_line(directory: Path, num: int, *first: int, step_seconds: float = 0.005, **config: Any) -> ServiceLine:
-    """Of so many executors, of which those with these numbers are listed at first."""
+    """Yields a line of so many executors, of which those with these numbers are listed at first."""
     line = ServiceLine(directory, *executors(num, step_seconds=step_seconds), **config)
     line.discovery = Told(*(line.executor_addresses[index] for index in first))
     return line
@@ -130,7 +130,7 @@ async def test_one_that_is_listed_again_while_it_drains_stays(tmp_path: Path) ->
         assert len(line.engine.scheduler.replicas) == 2
 
 
-async def test_what_is_lost_with_one_that_left_goes_on_elsewhere_and_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_what_is_lost_with_one_that_left_goes_on_elsewhere_at_once(tmp_path: Path) -> None:
     line = told_line(tmp_path, 2, 0, 1)
     before = stats.PREFIX_QUERIES._value.get()
     async with line.running():
@@ -165,7 +165,7 @@ async def test_the_only_one_works_until_it_is_idle_or_another_comes(tmp_path: Pa
         await line.wait_for_executors(1)
 
 
-async def test_all_come_and_go_in_turn_and_nobody_notices(tmp_path: Path) -> None:
+async def test_all_come_and_go_in_turn_without_notice(tmp_path: Path) -> None:
     line = told_line(tmp_path, 3, 0)
     async with line.running():
         await line.wait_for_executors(1)

@@ -51,7 +51,7 @@ async def collect(line: ServiceLine, request: scheduler_pb2.SchedulerServiceGene
 
 
 async def rest_of(call: grpc.aio.UnaryStreamCall) -> list:
-    """What a call still says, after its first responses were taken with read()."""
+    """Returns the rest of a call, after its first responses were taken with read()."""
     responses = []
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)
@@ -116,8 +116,8 @@ async def test_prompt_logprobs_come_once_and_with_the_first_token(tmp_path: Path
         await line.wait_until_free()
 
 
-async def test_prompt_logprobs_are_told_once_whoever_dies(tmp_path: Path) -> None:
-    """In mid-prompt, and behind the first token."""
+async def test_prompt_logprobs_come_once_whichever_executor_dies(tmp_path: Path) -> None:
+    """Aborts in mid-prompt, and behind the first token."""
     executor = FakeExecutorServicer(lambda: FakeExecutor(max_num_batched_tokens=8), step_seconds=0.002)
     async with ServiceLine(tmp_path, executor).running() as line:
         line.executor.fail_after(3)
@@ -296,7 +296,7 @@ async def test_a_vanished_neighbour_leaves_nothing_behind(tmp_path: Path) -> Non
         assert not line.engine._delivery.live
 
 
-async def test_a_neighbour_that_does_not_read_delays_nobody(tmp_path: Path) -> None:
+async def test_a_neighbour_that_does_not_read_delays_no_other(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         silent, reading = line.link.Connect(), line.link.Connect()
         for number in range(4):
@@ -323,7 +323,7 @@ async def test_much_output_comes_in_several_messages(tmp_path: Path, monkeypatch
         assert collected.num_responses > line.executor.num_steps
 
 
-async def test_a_request_whose_output_nobody_takes_is_cut_off(tmp_path: Path) -> None:
+async def test_a_request_with_output_that_is_not_read_is_ended(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         outbox = new_outbox()
         line.engine.submit(token_submission(0, prompt_of(1), max_tokens=2000), outbox, 5, max_unread=20)
@@ -350,7 +350,7 @@ async def test_log_probabilities_count_as_unread(tmp_path: Path) -> None:
 
 
 async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_path: Path, monkeypatch) -> None:
-    """Whoever adds to it then is cut off; others of other streams go on."""
+    """The request that adds to it then is ended; others of other streams go on."""
     monkeypatch.setattr("pagewire.services.scheduler.service.delivery.MAX_UNREAD_OF_STREAM", 60)
     async with make_line(tmp_path).running() as line:
         stalled, other = new_outbox(), new_outbox()
@@ -391,7 +391,7 @@ async def test_abort_by_external_id(tmp_path: Path) -> None:
 
 
 async def test_an_end_from_outside_takes_no_token_away(tmp_path: Path) -> None:
-    """Each time a result has arrived and nobody was told yet, all requests end: what is counted was delivered."""
+    """Ends all requests whenever a result has arrived and was not delivered: what is counted was delivered."""
     async with make_line(tmp_path, step_seconds=0.002).running() as line:
         update = line.engine.scheduler.update
         num_left = 0
@@ -440,7 +440,7 @@ async def test_get_load(tmp_path: Path) -> None:
 
 
 async def test_who_arrives_during_a_long_step_is_in_the_next_one(tmp_path: Path) -> None:
-    """With two steps in flight: the second is decided when the first is about to end."""
+    """The second of two steps in flight is decided when the first is about to end."""
     async with make_line(tmp_path, step_seconds=0.1, pipeline_depth=2).running() as line:
         running = line.stub.Generate(generate_request(prompt_of(0), max_tokens=500))
         for _ in range(5):
@@ -464,7 +464,7 @@ async def test_steps_that_come_too_late_are_counted(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             while REGISTRY.get_sample_value("pagewire:late_steps_total") == before:
                 await call.read()
-                line.executor.step_seconds = 0.36 - line.executor.step_seconds  # long and short, which nobody foresees
+                line.executor.step_seconds = 0.36 - line.executor.step_seconds  # long and short, in turns
 
 
 async def test_a_full_queue_refuses(tmp_path: Path) -> None:

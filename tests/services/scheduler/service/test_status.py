@@ -1,4 +1,4 @@
-"""What GetStatus says of the scheduler, its replicas and their KV blocks."""
+"""GetStatus: the scheduler, its replicas and their KV blocks."""
 
 import asyncio
 from itertools import chain, repeat

@@ -1,4 +1,4 @@
-"""How many tokens steps draft, by what texts accept and what steps cost, where both are stated."""
+"""Speculation: how many tokens steps draft, by what texts accept and what steps cost, where both are stated."""
 
 import itertools
 import random
@@ -150,7 +150,7 @@ def test_it_never_costs_much(chance: float, num_streams: int, jump: float, per_t
 
 @pytest.mark.parametrize("told", [0.0, 0.002, 0.03])
 def test_what_a_proposer_takes_is_learned(told: float) -> None:
-    """Also where something else ran on the machine while it was measured."""
+    """Other work ran on the machine while the costs were measured."""
     measure = partial(rate, memory_bound, any_text(0.9), 1, drafting=0.002, told=told)
     assert measure() >= 0.93 * max(measure(constant=number) for number in range(MOST + 1))
 
@@ -164,7 +164,7 @@ def off_by(factor: float, curve: Curve) -> Curve:
 @pytest.mark.parametrize("chance", [0.0, 0.5, 0.95])
 @pytest.mark.parametrize("off", [0.5, 2.0])
 def test_costs_may_be_twice_or_half_what_was_measured(off: float, chance: float, num_streams: int) -> None:
-    """At the worst it is as fast as without drafts, and never far from the best number of them."""
+    """Steps are at the worst as fast as without drafts, and never far from the best number of them."""
     curve = partial(off_by, off)
     measure = partial(rate, memory_bound, any_text(chance), num_streams, drafting=0.002, noise=0.3)
     decided = measure(measured=curve(memory_bound), told=0.002 * off)
@@ -293,4 +293,4 @@ def test_chances_are_found(chance: float) -> None:
         right = itertools.takewhile(lambda _: draw.random() < chance, range(MOST))
         shared.learn(MOST, MOST, sum(1 for _ in right))
     assert shared.chances()[0] == pytest.approx(chance, abs=0.1)
-    assert Acceptance(MOST, shared).chances() == shared.chances()  # of one of whom nothing is known
+    assert Acceptance(MOST, shared).chances() == shared.chances()  # of an unknown one

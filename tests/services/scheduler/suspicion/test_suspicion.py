@@ -32,7 +32,8 @@ def make_line(num_replicas: int = 1, deadly_from: int = 0, **config: Any) -> Pur
 
 
 def run(line: PureLine, loss: Loss = Loss.DEVICE) -> int:
-    """Until everybody has ended, with a new executor for each that dies, in this way; returns how many died."""
+    """Runs until all requests have ended, with a new executor for each that dies, in this way. Returns how many
+    died."""
     num_deaths, indices = 0, range(len(line.executors))
     while line.scheduler.num_running or line.scheduler.num_waiting or any(map(line.num_in_flight, indices)):
         assert num_deaths < 50, "executors die for ever"
@@ -66,7 +67,8 @@ def run(line: PureLine, loss: Loss = Loss.DEVICE) -> int:
 def test_only_the_poisonous_end_with_an_error(
     kinds: list[str], num_replicas: int, deadly_from: int, num_steps_before: int, loss: Loss, **config: Any
 ) -> None:
-    """After as many tokens as they are harmless for; each costs two executors, or three that say nothing."""
+    """Requests are found after as many tokens as they are harmless for; each costs two executors, or three that
+    vanish."""
     line = make_line(num_replicas, deadly_from, **config)
     line.add(prompt_of(0), max_tokens=12)
     for _ in range(num_steps_before):
@@ -124,12 +126,12 @@ def test_a_successor_that_knows_how_the_process_ended_spares_a_third_one(is_expl
     assert run(line) == 0 and good.finish_reason is FinishReason.LENGTH
 
 
-def test_a_successor_explains_nothing_to_who_was_cleared_or_not_alone() -> None:
+def test_a_successor_ends_no_request_that_was_cleared_or_not_alone() -> None:
     line = make_line()
     requests = [line.add(prompt_of(number), max_tokens=12) for number in range(2)]
     line.schedule()
     line.lose()
-    line.attach(predecessor_failed=True)  # of two, nobody knows which
+    line.attach(predecessor_failed=True)  # of two, it is unknown which
     line.schedule()
     line.receive()
     line.schedule()
@@ -140,7 +142,7 @@ def test_a_successor_explains_nothing_to_who_was_cleared_or_not_alone() -> None:
 
 
 @pytest.mark.parametrize("loss", [Loss.WEIGHTS, Loss.UNLISTED, Loss.LEFT_TO_OTHERS, Loss.MODEL])
-def test_a_loss_that_is_nobodys_fault_makes_no_suspects(loss: Loss) -> None:
+def test_a_loss_that_is_no_requests_fault_makes_no_suspects(loss: Loss) -> None:
     line = make_line()
     requests = [line.add(prompt_of(number), max_tokens=12) for number in range(3)]
     line.schedule()
@@ -150,7 +152,7 @@ def test_a_loss_that_is_nobodys_fault_makes_no_suspects(loss: Loss) -> None:
     line.run()
 
 
-def test_the_end_of_an_executor_that_was_told_to_end_is_a_requests_fault_if_it_says_so() -> None:
+def test_the_end_of_a_leaving_executor_is_a_requests_fault_if_it_reports_so() -> None:
     for loss, num_suspects in ((Loss.SILENT, 0), (Loss.STEP, 3)):
         line = make_line()
         requests = [line.add(prompt_of(number), max_tokens=12) for number in range(3)]
@@ -163,7 +165,7 @@ def test_the_end_of_an_executor_that_was_told_to_end_is_a_requests_fault_if_it_s
 
 
 def test_others_run_on_while_a_long_suspect_is_computed() -> None:
-    """In turns with it, whose prompt takes ten steps."""
+    """Other requests run in turns with the suspect, which has a prompt of ten steps."""
     line = make_line(pipeline_depth=2)
     suspect = line.add(prompt_of(1, 190), max_tokens=5)
     line.schedule()
@@ -192,7 +194,7 @@ def test_kv_of_what_has_no_numbers_is_not_found_again() -> None:
 
 
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
-def test_deaths_with_progress_in_between_are_nobodys_fault(pipeline_depth: int) -> None:
+def test_deaths_with_progress_in_between_are_no_requests_fault(pipeline_depth: int) -> None:
     line = make_line(pipeline_depth=pipeline_depth)
     requests = [line.add(prompt_of(number), max_tokens=56) for number in range(4)]
     for _ in range(6):
@@ -233,5 +235,5 @@ def test_a_cleared_suspect_runs_beside_others_again() -> None:
         assert step is not None
         batches.append(step.request_ids)
         line.receive()
-    assert batches == [[1], [1], [2], [1, 2], [3], [1, 2, 3]]  # who is cleared has a step between two suspects
+    assert batches == [[1], [1], [2], [1, 2], [3], [1, 2, 3]]  # a cleared request has a step between two suspects
     assert run(line) == 0

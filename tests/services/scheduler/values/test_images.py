@@ -28,7 +28,7 @@ def image(name: int, offset: int, num_tokens: int, num_bytes: int = 8) -> common
 
 
 def hashes(num_tokens: int, *images: common_pb2.PromptImage) -> list[bytes]:
-    """Of a prompt in which every token is the placeholder."""
+    """Returns a prompt in which every token is the placeholder."""
     request = Request(1, [7] * num_tokens, common_pb2.SamplingParams(), images=PromptImages(images, num_tokens))
     kv = KVCacheManager([KVGroup(64)], BLOCK_SIZE, True, 64)
     kv.get_computed_blocks(request)

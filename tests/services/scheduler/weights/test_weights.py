@@ -1,4 +1,4 @@
-"""Weights are replaced while requests run: who gets which, what becomes of these, and of executors that die."""
+"""Weights are replaced while requests run: the weights that each gets, and executors that die meanwhile."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def output_of(number: int, max_tokens: int, version: str) -> list[int]:
 
 
 def executor(*, step_seconds: float = 0.002) -> FakeExecutorServicer:
-    """It starts with the weights "old" of "a", and may load those of "b" and "c"."""
+    """An executor that starts with the weights "old" of "a", and may load those of "b" and "c"."""
     return FakeExecutorServicer(
         FakeExecutor, model="a", step_seconds=step_seconds, weights_version="old", checkpoints=dict(FILES)
     )
@@ -37,7 +37,7 @@ def executor(*, step_seconds: float = 0.002) -> FakeExecutorServicer:
 
 @pytest.fixture(autouse=True)
 def _tokenizers_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to be waited for."""
+    """No request has to be waited for."""
     monkeypatch.setattr(rollout, "RESUBMITTED_S", 0.0)
 
 
@@ -49,7 +49,7 @@ class Clients:
         self.collected = Collected()
 
     async def submit(self, numbers: Sequence[int], max_tokens: int, grammar: str = "", **submission: object) -> None:
-        """grammar: a regex."""
+        """Submits a request. grammar: a regex."""
         requests = [token_submission(n, prompt_of(n), max_tokens=max_tokens) for n in numbers]
         for request in requests:
             request.MergeFrom(TokenSubmission(**submission))  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ class Clients:
         await self.call.write(SchedulerLinkServiceConnectRequest(requests=requests))
 
     async def until(self, number: int, num_tokens: int) -> None:
-        """Until the request has so many tokens."""
+        """Waits until the request has so many tokens."""
         async with asyncio.timeout(10):
             while len(self.collected.token_ids.get(number, [])) < num_tokens:
                 self.collected.add(await self.call.read())
@@ -100,7 +100,7 @@ async def until_draining(line: ServiceLine) -> None:
     await until(lambda: line.engine.scheduler.replicas[0].is_draining)
 
 
-async def test_who_runs_ends_on_the_old_weights_and_who_comes_gets_the_new(tmp_path: Path) -> None:
+async def test_running_requests_end_on_the_old_weights_and_later_ones_get_the_new(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, executor()).running() as line:
         await line.wait_for_executors(1)
         clients = Clients(line)
@@ -119,7 +119,7 @@ async def test_who_runs_ends_on_the_old_weights_and_who_comes_gets_the_new(tmp_p
 
 
 async def test_a_stream_of_requests_loses_none(tmp_path: Path) -> None:
-    """Two executors, one after the other: while one goes over, the other takes who comes."""
+    """Two executors get other weights one after the other: the other one takes requests meanwhile."""
     async with ServiceLine(tmp_path, executor(), executor()).running() as line:
         await line.wait_for_executors(2)
         clients = Clients(line)
@@ -251,7 +251,7 @@ async def test_who_takes_too_long_ends_with_a_reason(tmp_path: Path) -> None:
         assert "max_wait_seconds" in clients.collected.errors[1].message
 
 
-async def test_a_death_meanwhile_gives_nobody_more_time(tmp_path: Path) -> None:
+async def test_a_death_meanwhile_gives_no_request_more_time(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, executor()).running() as line:
         await line.wait_for_executors(1)
         clients = Clients(line)
@@ -267,7 +267,9 @@ async def test_a_death_meanwhile_gives_nobody_more_time(tmp_path: Path) -> None:
         assert "max_wait_seconds" in clients.collected.errors[1].message
 
 
-async def test_a_request_whose_weights_go_while_its_grammar_is_compiled_is_told(tmp_path: Path) -> None:
+async def test_a_request_that_loses_its_weights_while_its_grammar_is_compiled_ends_with_an_error(
+    tmp_path: Path,
+) -> None:
     async with ServiceLine(tmp_path, executor(), recovery_timeout=1.0).running() as line:
         await line.wait_for_executors(1)
         clients = Clients(line)
@@ -374,7 +376,7 @@ async def test_requests_of_a_tokenizer_service_that_dies_find_their_weights(
         assert (await replaced).version == "new"
 
 
-async def test_a_request_whose_weights_are_gone_is_told(tmp_path: Path) -> None:
+async def test_a_request_without_its_weights_ends_with_an_error(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, executor()).running() as line:
         await line.wait_for_executors(1)
         clients = Clients(line)
@@ -389,11 +391,11 @@ async def test_executors_that_start_with_different_weights_are_not_mixed(tmp_pat
     line.executors[1].weights.version = line.executors[1].weights.digest = "damaged"
     async with line.running():
         await line.wait_for_executors(1)
-        await until(lambda: max(one.num_descriptions for one in line.executors) >= 2)  # whoever came second
+        await until(lambda: max(one.num_descriptions for one in line.executors) >= 2)  # the second one
         assert (await line.load()).num_executors == 1
 
 
-async def test_status_says_who_has_which_weights(tmp_path: Path) -> None:
+async def test_status_reports_the_weights_of_each_executor(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, executor(), executor()).running() as line:
         await line.wait_for_executors(2)
         clients = Clients(line)
@@ -409,7 +411,7 @@ async def test_status_says_who_has_which_weights(tmp_path: Path) -> None:
 
 
 async def test_those_of_several_schedulers_are_replaced_by_one_call(tmp_path: Path) -> None:
-    """As a tokenizer service does it, which has several."""
+    """Submits requests as a tokenizer service does, which has several."""
     (tmp_path / "1").mkdir()
     (tmp_path / "2").mkdir()
     first, second = (ServiceLine(tmp_path / name, executor()) for name in ("1", "2"))

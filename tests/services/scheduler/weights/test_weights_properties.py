@@ -24,7 +24,7 @@ def weights(number: int) -> Weights:
 
 @dataclass
 class Rollout:
-    """What `rollout.py` does, without anything that takes time."""
+    """The decisions of `rollout.py`, without anything that takes time."""
 
     line: PureLine
     plan: WeightsPlan = field(default_factory=WeightsPlan)
@@ -49,7 +49,7 @@ class Rollout:
             self.plan.replace(weights(self.plan.next_number))
 
     def die(self, index: int) -> None:
-        # Its requests are suspects. Who has lost two executors is the cause of the third loss.
+        # Its requests are suspects. One that has lost two executors is the cause of the third loss.
         if self.num_deaths < 2:
             self.num_deaths += 1
             self.line.lose(index, Loss.SILENT)
@@ -119,7 +119,7 @@ def test_tokens_are_of_one_version_and_none_is_lost(
         if rollout.is_over:
             break
         rollout.turn(round_ % num_replicas)
-    assert rollout.is_over, "somebody waits for ever"
+    assert rollout.is_over, "a request waits for ever"
     for request, max_tokens in rollout.requests:
         assert line.ends[request.request_id] == [FinishReason.LENGTH]
         prompt, version = request.token_ids[: request.num_prompt_tokens], request.weights_version
