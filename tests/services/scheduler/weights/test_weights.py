@@ -267,7 +267,7 @@ async def test_a_death_meanwhile_gives_no_request_more_time(tmp_path: Path) -> N
         assert "max_wait_seconds" in clients.collected.errors[1].message
 
 
-async def test_a_request_that_loses_its_weights_while_its_grammar_is_compiled_ends_with_an_error(
+async def test_a_request_that_loses_its_weights_while_its_grammar_is_compiled_fails(
     tmp_path: Path,
 ) -> None:
     async with ServiceLine(tmp_path, executor(), recovery_timeout=1.0).running() as line:
