@@ -8,6 +8,11 @@ import pytest
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
+from tests.sweep import deselect_all_but_pairs
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    deselect_all_but_pairs(config, items)
 
 
 @pytest.fixture(scope="session", autouse=True)

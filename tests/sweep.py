@@ -1,10 +1,58 @@
 """The quick suite and the full sweep: `make test` and `make test-all`."""
 
+from __future__ import annotations
+
 import os
+from collections import defaultdict
+from itertools import combinations
+from typing import Any
+
+import pytest
 
 IS_FULL = os.environ.get("PAGEWIRE_TEST_ALL") == "1"
+
+# A parameter's name and the id of its value, twice.
+Pair = tuple[tuple[str, str], ...]
 
 
 def examples(full: int) -> int:
     """Returns how many examples a property draws: `full` in the full sweep, a quarter of them in the quick suite."""
     return full if IS_FULL else max(full // 4, 20)
+
+
+def deselect_all_but_pairs(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects cases of tests that are marked with `pairs`, so that each pair of parameter values stays in one case.
+
+    The full sweep keeps every case. A covering of pairs finds what depends on one value or on two together, with a
+    fraction of the cases of the product.
+    """
+    if IS_FULL:
+        return
+    functions: dict[Any, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("pairs") is not None and hasattr(item, "callspec"):
+            functions[item.nodeid.partition("[")[0]].append(item)
+    kept = {item for cases in functions.values() for item in covering(cases)}
+    left_out = [item for cases in functions.values() for item in cases if item not in kept]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        out = set(left_out)
+        items[:] = [item for item in items if item not in out]
+
+
+def covering(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns cases in which each pair of parameter values of `cases` occurs: greedily, those that add most first."""
+    pairs = {case: pairs_of(case) for case in cases}
+    missing = set[Pair]().union(*pairs.values())
+    chosen = []
+    while missing:
+        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        chosen.append(best)
+        missing -= pairs[best]
+    return chosen
+
+
+def pairs_of(case: Any) -> set[Pair]:
+    """Returns the pairs of parameter values of a case; of a single parameter, its value."""
+    values = sorted((name, repr(value)) for name, value in case.callspec.params.items())
+    return set(combinations(values, min(2, len(values))))

@@ -14,6 +14,8 @@ from pagewire.kernels import reference
 from tests.kernels.batches import GARBAGE_BLOCK_ID, Batch, far_into_a_group, make_batch, one_layer_of_a_group
 from tests.kernels.implementations import fallback, native
 
+pytestmark = pytest.mark.pairs
+
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -13,6 +13,8 @@ from pagewire.kernels import reference
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.implementations import native
 
+pytestmark = pytest.mark.pairs
+
 TOLERANCE = 2e-2  # of bf16
 # Decoding, the verification of drafted tokens, the longest query of few rows, prompts and chunks of them: most lengths
 # are no multiple of any tile's.

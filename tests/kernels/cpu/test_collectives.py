@@ -21,6 +21,8 @@ from pagewire.kernels.cpu.recording import Memory, record
 from tests.kernels.implementations import fallback, native
 from tests.kernels.routes import Routes
 
+pytestmark = pytest.mark.pairs
+
 implementations = pytest.mark.parametrize("cpu", [native, fallback], ids=["native", "fallback"])
 SLOT_ELEMENTS = 2**18  # of fp32
 

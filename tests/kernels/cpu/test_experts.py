@@ -16,6 +16,8 @@ from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
 from tests.kernels.implementations import fallback, native
 
+pytestmark = pytest.mark.pairs
+
 cpu = pytest.mark.parametrize("cpu", [native, fallback], ids=["cpp", "torch"])
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 

@@ -21,6 +21,8 @@ from tests.kernels.implementations import fallback, native
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 from tests.sweep import examples
 
+pytestmark = pytest.mark.pairs
+
 # Relative to the sum of |x * w|: rounding of sums in fp32, of a result, of x and w on their way to bf16.
 FP32_ROUNDING = 1e-6
 RESULT_ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}

@@ -13,6 +13,8 @@ from pagewire.kernels import reference
 from tests.kernels.batches import LAYER, far_into_a_group, make_heads, one_layer_of_a_group
 from tests.kernels.implementations import fallback, native
 
+pytestmark = pytest.mark.pairs
+
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 

@@ -14,6 +14,8 @@ from pagewire.kernels import reference
 from tests.kernels.batches import LatentBatch, make_latent_batch, make_latents
 from tests.kernels.implementations import fallback, native
 
+pytestmark = pytest.mark.pairs
+
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCES)
 

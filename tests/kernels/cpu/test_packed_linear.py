@@ -17,6 +17,8 @@ from pagewire.kernels.cpu.products.packed_linear import in_fixed_point
 from tests.kernels.implementations import fallback, native
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
 
+pytestmark = pytest.mark.pairs
+
 # Relative to the sum of |x * w|: rounding of sums in fp32, and of a result.
 FP32_ROUNDING = 2e-6
 RESULT_ROUNDING = 2**-8

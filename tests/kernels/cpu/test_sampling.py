@@ -36,6 +36,8 @@ from tests.kernels.sampling_batches import (
 )
 from tests.sweep import examples
 
+pytestmark = pytest.mark.pairs
+
 # 0.999 quantiles of the chi-square distribution, by degrees of freedom
 CHI_SQUARE = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5}
 
