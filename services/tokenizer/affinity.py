@@ -1,8 +1,9 @@
-"""Which requests had better be at the same scheduler, as one finds what was computed for the other there.
+"""Affinity: hashes of requests that should go to the same scheduler, where they find each other's prefix in the cache.
 
-Chats begin alike if all is the same before the first message of the user, as with a system prompt; up to and with that,
-they are the same conversation. One that begins with the user is like no other. What is no chat goes by how its prompt
-begins. Every tokenizer service comes to the same hashes.
+Two chats have the same beginning if all messages before the first one of the user are equal, as with a shared system
+prompt; they are the same conversation if that first message is equal too. A chat that begins with the user's message
+has no beginning of its own. A request without a chat is hashed by the beginning of its prompt. Every tokenizer service
+computes the same hashes.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Errors of a request that is at fault itself."""
+"""Errors of requests that are not valid."""
 
 import grpc
 
@@ -7,10 +7,11 @@ from pagewire.wire.rpc import RpcError
 
 
 def invalid(message: str, field: str = "") -> RpcError:
-    """message: cause and remedy, for a person. field: path in the client's request of what is wrong, "" = several."""
+    """Returns an INVALID_ARGUMENT. message: cause and remedy. field: path of the wrong field in the request; "" =
+    several."""
     return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, [(field, message)] if field else ())
 
 
 def invalid_request(error: InvalidRequest) -> RpcError:
-    """What a check found."""
+    """Returns an INVALID_ARGUMENT with all violations that a check found."""
     return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.violations)

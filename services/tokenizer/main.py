@@ -41,7 +41,7 @@ _LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkServic
 
 
 async def serve(config: TokenizerConfig) -> None:
-    """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
+    """Serves until a signal ends it. Becomes ready with the scheduler; after SIGTERM, requests in flight may end."""
     schedulers = discover(config.scheduler_discovery, "--scheduler-address", config.scheduler_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.scheduler_address.split(",")])
     serve_metrics(config)
@@ -64,21 +64,21 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, schedulers: Disco
     servers = make_servers(config, generator, tls)
     await rpc.start(servers)
     tasks = [
-        told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
+        signal := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
         asyncio.create_task(link.run(), name="scheduler"),
         asyncio.create_task(report_availability(link, *servers), name="availability"),
     ]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
-        task.result()  # a defect ends the process, loudly; its supervisor starts it again
+        task.result()  # an error ends the process; its supervisor starts it again
     generator.draining.begin()
-    drained = generator.live.drained if told.result() else None
+    drained = generator.live.drained if signal.result() else None
     await asyncio.gather(*(server.stop(drained) for server in servers))
     await rpc.cancel(tasks)
 
 
 def load_pool(config: TokenizerConfig) -> TokenizerPool:
-    """Raises StartupError naming the flag or the file that is wrong."""
+    """Loads the tokenizer. Raises StartupError naming the flag or the file that is wrong."""
     started = time.monotonic()
     path = _tokenizer_path(config)
     try:
@@ -100,7 +100,7 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
 def _tokenizer_path(config: TokenizerConfig) -> Path:
     """Raises StartupError. --tokenizer may name a directory that holds a tokenizer and no model."""
     if config.tokenizer_revision is not None and not config.tokenizer:
-        raise StartupError("--tokenizer-revision is that of --tokenizer, which is not given; --revision is the model's")
+        raise StartupError("--tokenizer-revision needs --tokenizer; --revision selects the revision of the model")
     if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():
         return Path(config.tokenizer).expanduser()
     if config.tokenizer:
@@ -109,14 +109,14 @@ def _tokenizer_path(config: TokenizerConfig) -> Path:
 
 
 def _model_path(config: TokenizerConfig, tokenizer_path: Path) -> Path:
-    """Where config.json, generation_config.json and the image processor's settings are: with the model, or else with
-    the tokenizer."""
+    """Returns the directory of config.json, generation_config.json and the image processor's settings: the model's, or
+    else the tokenizer's."""
     path = Path(config.model).expanduser()
     return path if config.tokenizer and path.is_dir() else tokenizer_path
 
 
 def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink) -> TextGenerator:
-    """Raises StartupError."""
+    """Composes the path of requests for text from its parts. Raises StartupError."""
     defaults = read_generation_defaults(config, _model_path(config, pool.codec.path))
     try:
         return TextGenerator(pool, link, served_names(config), ParsedReading(make_parsers(config, pool)), defaults)
@@ -125,6 +125,7 @@ def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: Scheduler
 
 
 def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
+    """Returns the parsers of tool calls and reasoning."""
     codec = pool.codec
     parsers = OutputParsers(
         config.tool_call_parser,
@@ -138,8 +139,8 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
 
 
 def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: ServiceTls = NO_TLS) -> list[rpc.Server]:
-    """The gRPC server for gateways and, if there is to be one, that for clients, which differ in the link; they ask the
-    schedulers, too, for metrics and status."""
+    """Returns the gRPC server for gateways, which has the link, and the one for clients if there is one. Both ask the
+    schedulers for metrics and status as well."""
     servicer = InferenceServicer(
         generator,
         partial(generate, generator),
@@ -175,7 +176,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
 
 
 def served_names(config: TokenizerConfig) -> tuple[str, ...]:
-    """Raises StartupError if --served-model-name names nothing."""
+    """Returns the names of the model. Raises StartupError if --served-model-name names nothing."""
     if config.served_model_name is None:
         return (default_served_name(config.model),)
     names = tuple(dict.fromkeys(name for name in re.split(r"[,\s]+", config.served_model_name) if name))
@@ -185,7 +186,7 @@ def served_names(config: TokenizerConfig) -> tuple[str, ...]:
 
 
 async def report_availability(link: SchedulerLink, *servers: rpc.Server) -> None:
-    """Ready while the scheduler is there and ready. Until it is back, requests wait."""
+    """Keeps the health status: ready while a scheduler is ready. Without one, requests wait."""
     while True:
         changed = link.changed
         for server in servers:

@@ -1,4 +1,4 @@
-"""One generation as others are told of it: its span, its metrics, and where its time went."""
+"""The observation of one generation: its span, its metrics, and where its time went."""
 
 import time
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ ACCOUNTS = Accounts(lambda: list(_unended))
 
 
 class Record:
-    """From a request's arrival, now, to its end."""
+    """Observes a request from its arrival, which is now, to its end."""
 
     def __init__(self, received: Received, served_model_names: Sequence[str]) -> None:
         self.arrived = time.monotonic()
         request = received.request
         self._operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
-        # A name that is not served would be a series of its own for each that clients can think of.
+        # Clients may send any name; each that is not served would be a time series of its own.
         self._model = request.model if request.model in served_model_names else served_model_names[0]
         self.span = Span(f"{self._operation} {self._model}", Trace.of(received.context), serves=True)
         self._request_id, self._tenant = request.request_id, received.context.tenant
@@ -38,11 +38,11 @@ class Record:
         _unended.add(self)
 
     def on_submitted(self) -> None:
-        """The scheduler has it."""
+        """Notes that the request goes to the scheduler."""
         self._submitted = time.monotonic()
 
     def on_tokens(self) -> float:
-        """Some are about to become text; the time."""
+        """Notes that tokens have arrived; returns the time, for `on_text`."""
         now = time.monotonic()
         if self._last_output:
             stats.INTER_TOKEN_LATENCY.observe(now - self._last_output)
@@ -57,7 +57,7 @@ class Record:
         return now
 
     def on_text(self, began: float) -> None:
-        """They have become text since."""
+        """Notes that tokens that arrived at `began` have become text."""
         self._detokenized += time.monotonic() - began
 
     @property
@@ -75,12 +75,12 @@ class Record:
         self._close(now, "OK", None, _name(finish_reason), usage)
 
     def on_error(self, error: BaseException) -> None:
-        """It was refused, or failed."""
+        """Ends it: the request was refused, or failed."""
         code = error.code if isinstance(error, RpcError) else grpc.StatusCode.INTERNAL
         self._close(time.monotonic(), code.name, str(error) or type(error).__name__, "error", None)
 
     def on_cancelled(self) -> None:
-        """Nobody wants the rest."""
+        """Ends it: the client does not want the rest."""
         self._close(time.monotonic(), "CANCELLED", None, "abort", None)
 
     def _close(
@@ -124,7 +124,7 @@ class Record:
         return self._tenant, self._request_id
 
     def account(self) -> RequestAccount:
-        """Of what goes on. Its tokens are the scheduler's to tell."""
+        """Returns the account of a request that has not ended. The scheduler adds the tokens."""
         account = self._account(time.monotonic(), "", common_pb2.Usage())
         account.is_running = True
         return account
@@ -148,7 +148,7 @@ class Record:
 
 
 class Unrecorded(Record):
-    """Of one of several outputs that are told of together."""
+    """Observes nothing: for one of several outputs that are observed together."""
 
     def __init__(self) -> None:
         pass

@@ -36,7 +36,7 @@ _OpenCall = OpenCall[SchedulerLinkServiceConnectRequest, SchedulerLinkServiceCon
 
 
 class TokenListener(Protocol):
-    """Who made a request and hears of its tokens. Called from the stream's task."""
+    """Receives the outputs of one request. Called from the stream's task."""
 
     def on_tokens(
         self,
@@ -46,19 +46,19 @@ class TokenListener(Protocol):
         stop_token_id: int | None,
         logprobs: Logprobs | None,
     ) -> None:
-        """New tokens, possibly none. Nothing follows a set finish_reason."""
+        """Takes new tokens, possibly none. Nothing follows a set finish_reason."""
 
     def on_weights(self, version: str) -> None:
-        """The version of the weights that make all of its tokens, or its vector; that follows at once."""
+        """Takes the version of the weights that compute all of its tokens, or its vector. The first output follows."""
 
     def on_prompt_logprobs(self, logprobs: Logprobs) -> None:
-        """Of the prompt's tokens from the second on; the first output follows at once."""
+        """Takes those of the prompt's tokens from the second on. The first output follows."""
 
     def on_vector(self, vector: Vector) -> None:
-        """What a request with yields_vector ends with, in place of tokens."""
+        """Takes the vector that ends a request with yields_vector."""
 
     def on_error(self, error: RpcError) -> None:
-        """The request failed. Nothing follows."""
+        """Takes the error that ends the request."""
 
 
 class SubmittedRequest(LinkedRequest):
@@ -100,7 +100,7 @@ class SubmittedRequest(LinkedRequest):
 class SchedulerLink(
     ResubmittingLink[SubmittedRequest, SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
 ):
-    """Submits requests and hands out their tokens; `run()` keeps the stream up."""
+    """Submits requests and hands out their outputs; `run()` keeps the streams up."""
 
     def __init__(
         self,
@@ -111,16 +111,16 @@ class SchedulerLink(
         hang_timeout: float = 0.0,
     ) -> None:
         """recovery_timeout: seconds without a scheduler after which requests end with UNAVAILABLE. hang_timeout:
-        seconds without a sign of life after which one is taken to hang; 0 = never."""
+        seconds without progress after which a scheduler counts as hung; 0 = never."""
         super().__init__("scheduler", discovery, connect, recovery_timeout)
         self._hang_timeout = hang_timeout
         self._model_info: ModelInfo | None = None
-        self._differs: set[str] = set()  # addresses of those that were said to serve something else
+        self._differs: set[str] = set()  # addresses that a warning was logged for
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)
 
     @property
     def model_info(self) -> ModelInfo | None:
-        """The model behind the scheduler; None until it said so once, which it does before it is available."""
+        """The model behind the schedulers; None until one has reported it, which it does before it is available."""
         return self._model_info
 
     def open(self, channel: grpc.aio.Channel) -> tuple[_OpenCall, Pings]:
@@ -129,26 +129,29 @@ class SchedulerLink(
     def check_greeting(
         self, peer: Peer[Any, SchedulerLinkServiceConnectResponse], message: SchedulerLinkServiceConnectResponse
     ) -> None:
-        """Schedulers are interchangeable: one that serves something else than others do waits until they are gone."""
+        """Refuses a scheduler that serves another model than the others, as they are interchangeable."""
         if message.hello == self._model_info or not self.is_up:
             self._differs.discard(peer.address)
             return
         if peer.address not in self._differs:
             self._differs.add(peer.address)
             logger.warning(
-                "the scheduler at %s is not used: it serves %s with requests of up to %d tokens, while others serve %s "
-                "with %d; give all schedulers executors of the same model and --max-model-len",
-                *(peer.address, message.hello.model, message.hello.max_model_len),
-                *(self._model_info.model, self._model_info.max_model_len) if self._model_info else ("", 0),
+                "the scheduler at %s is not used: it serves %s with requests of up to %d tokens, while others serve "
+                "%s with %d; give all schedulers executors of the same model and --max-model-len",
+                peer.address,
+                message.hello.model,
+                message.hello.max_model_len,
+                self._model_info.model if self._model_info else "",
+                self._model_info.max_model_len if self._model_info else 0,
             )
-        raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "it serves something else than others do")
+        raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "the scheduler serves another model than the others")
 
     def affinity_of(self, received: Received) -> Affinity | None:
         """Returns the affinity of a request; None where there is one scheduler."""
         return affinity_of(received) if len(self.peers) > 1 else None
 
     async def wait_for_model(self) -> ModelInfo:
-        """The model, as soon as a scheduler has said which. Raises RpcError (UNAVAILABLE)."""
+        """Returns the model as soon as a scheduler has reported it. Raises RpcError (UNAVAILABLE)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_TIMEOUT_S):
                 while self._model_info is None:
@@ -195,7 +198,7 @@ class SchedulerLink(
                     request.listener.on_prompt_logprobs(message.prompt_logprobs[index])
                 request.listener.on_tokens(new, finish_reason, cached_tokens, stop_token_id, logprobs)
             except Exception as error:
-                # One request's defect must not break the stream of all, which would bring it back again and again.
+                # An error in one request must not break the stream of all.
                 logger.exception("a request's tokens could not be handled")
                 self.abort(request)
                 request.fail(RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"))

@@ -9,7 +9,9 @@ from pagewire.telemetry.recent import Latencies
 _P = "pagewire:"
 
 
-EXPIRED = Counter(_P + "tokenizer_prompts_expired", "Requests whose deadline passed while their prompt was prepared")
+EXPIRED = Counter(
+    _P + "tokenizer_prompts_expired", "Requests with a deadline that passed before their prompt was ready"
+)
 POOL_WORKERS = Gauge(_P + "tokenizer_pool_workers", "Tokenizer workers")
 POOL_BUSY_WORKERS = Gauge(_P + "tokenizer_pool_busy_workers", "Tokenizer workers at work")
 POOL_BUSY_SECONDS = Counter(
@@ -36,7 +38,7 @@ IMAGE_TIME = Histogram(
     buckets=LATENCY_BUCKETS,
 )
 
-REQUESTS_IN_FLIGHT = Gauge(_P + "tokenizer_requests_in_flight", "Requests that the scheduler works on for us")
+REQUESTS_IN_FLIGHT = Gauge(_P + "tokenizer_requests_in_flight", "Requests of this service at the scheduler")
 DETOKENIZED_TOKENS = Counter(_P + "detokenized_tokens", "Output tokens turned into text")
 STOP_STRING_HITS = Counter(_P + "stop_string_hits", "Requests ended by a stop string")
 RESUBMISSIONS = Counter(_P + "tokenizer_resubmissions", "Requests sent again after the stream to the scheduler broke")

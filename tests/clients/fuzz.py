@@ -62,7 +62,7 @@ REASONS = re.compile(
             "no function_call before",
             # The model, its vocabulary and its template, and the server's flags.
             "the model generates text", "is served for embeddings", "for models that embed", "prompt_name",
-            "has no tokens", "leaves no room", "made of text", "the model's vectors have", "reads no images",
+            "has no tokens", "leaves no room", "computed from text", "the model's vectors have", "reads no images",
             "the vocabulary is", "returns at most", r"within -?\d+\.\.\d+", "the chat template", "has no chat template",
             "--[a-z]+-[a-z]+", "too long", "exceed", r"at most \d+",
             # What is no form: a schema, a regular expression, a grammar.

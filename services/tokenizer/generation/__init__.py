@@ -1,1 +1,1 @@
-"""Requests for text, from submission to the last delta."""
+"""Requests for text, from their arrival to the last delta."""

@@ -1,4 +1,4 @@
-"""One client's requests: those of a gateway's multiplexed stream, or the single one of a separate call."""
+"""The requests of one client: of a gateway's multiplexed stream, or of one call of the public API."""
 
 from collections.abc import Callable
 
@@ -58,7 +58,7 @@ class ClientSession(Session[Received, TextOutput, ConnectRequest, ConnectRespons
         return self._generator.start(received, deliver).abort
 
     def build_message(self, outputs: dict[int, TextOutput]) -> ConnectResponse:
-        # Lists until the end, which a message takes in at once.
+        # Columns are collected in lists: a message takes a whole list faster than its elements.
         responses: list[NumberedResponse] = []
         numbers: list[int] = []
         texts: list[str] = []

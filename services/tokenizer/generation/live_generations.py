@@ -28,7 +28,7 @@ class LiveGenerations:
         self._generations: WeakSet[Endable] = WeakSet()
 
     def add(self, generation: Endable, preparing: asyncio.Future[Any]) -> None:
-        """preparing: ends when the scheduler has all of the generation's requests, or none is to follow."""
+        """Adds a generation. preparing: is done when the scheduler has all of its requests, or none will follow."""
         self._generations.add(generation)
         self._preparing.add(preparing)
         preparing.add_done_callback(self._preparing.discard)
@@ -61,7 +61,7 @@ class LiveGenerations:
 
 
 def _has_id(generation: Endable, request_ids: Collection[str]) -> bool:
-    """Whether its id is among these, or it is a choice (`ID-NUMBER`) of a request whose id is. "" never is."""
+    """Whether the id is among these, or that of a choice: `ID-NUMBER`, with ID among these. "" never is."""
     whole, _, choice = generation.request_id.rpartition("-")
     return bool(generation.request_id) and (
         generation.request_id in request_ids or (choice.isdecimal() and whole in request_ids)

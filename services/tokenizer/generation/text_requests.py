@@ -16,10 +16,10 @@ from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
-# Each is looked for at every token, on the event loop that serves all requests.
+# Each is searched at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
-# Of prompt and resumed output: more than any model reads. Beside what else a message to the scheduler may hold they fit
-# into it, at up to five bytes each.
+# Of prompt and resumed output: more than any model reads. At up to five bytes each they fit into a message to the
+# scheduler, beside all else that it may hold.
 MAX_TOKENS = 2_000_000
 
 

@@ -1,7 +1,7 @@
-"""What an image worker does: bytes that a client sent to the tensors that the model's vision tower takes.
+"""The work of an image worker: turns the bytes of an image file into the tensors of the model's vision tower.
 
-It runs in a process of its own, which alone imports transformers, numpy and Pillow: decoding what strangers send may
-crash it or take its memory, and nothing else. transformers' Pillow processors need no torch.
+It runs in a process of its own, the only one that imports transformers, numpy and Pillow: a malicious file may crash it
+or use up its memory, but nothing else. transformers' Pillow processors need no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 # As Qwen's processor: an image of one line would be enlarged until memory ends.
 MAX_ASPECT_RATIO = 200
-# Each scan of a progressive JPEG goes through the whole image, and takes less than a hundred bytes. Encoders write ten.
+# Each scan of a progressive JPEG decodes the whole image but takes less than a hundred bytes. Encoders write ten scans.
 MAX_JPEG_SCANS = 100
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _JPEG_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # not what scans contain: \xff\x00 and restarts
@@ -47,7 +47,7 @@ class ProcessedImage:
 
 @dataclass(frozen=True)
 class ImageProcessorSource:
-    """Enough to make an ImageProcessor anywhere."""
+    """All that is needed to make an ImageProcessor in another process."""
 
     path: str  # of the model's directory
     image_token: str  # the placeholder, as text
@@ -55,17 +55,17 @@ class ImageProcessorSource:
     options: Mapping[str, Any] = field(default_factory=dict)  # instead of what preprocessor_config.json says
 
     def make(self) -> ImageProcessor:
-        """Called in a process of its own."""
+        """Makes the processor. Called in a process of its own."""
         sys.modules["torch"] = None  # type: ignore[assignment]  # where it is installed, it would only cost memory
         return ImageProcessor(self)
 
 
 class ImageProcessor:
-    """The model's own image processor, and how many placeholders its model has for what it makes."""
+    """The model's own image processor, and the number of placeholders of an image."""
 
     def __init__(self, source: ImageProcessorSource) -> None:
         """Raises ImportError, OSError or ValueError."""
-        # It would say for every processor that there is no torchvision.
+        # It would warn for every processor that torchvision is missing.
         logging.getLogger("transformers").setLevel(logging.ERROR)
         from transformers import AutoConfig, AutoImageProcessor
 
@@ -80,7 +80,7 @@ class ImageProcessor:
             raise ValueError(f"{name!r} is not a setting of {kind}, which has {', '.join(known)}")
 
     def check(self) -> None:
-        """Reads a small gray image, as requests will. Raises what that raises, or ImageError for what is no image."""
+        """Reads a small gray image, as requests will. Raises any exception, or ImageError for a wrong result."""
         import numpy as np
         from PIL import Image
 
@@ -89,12 +89,12 @@ class ImageProcessor:
         processed = self.process(file.getvalue())
         pixels = processed.tensors["pixel_values"]
         if not pixels.data or not np.isfinite(np.frombuffer(pixels.data, pixels.dtype)).all():
-            raise ImageError(f"an image becomes {list(pixels.shape)} numbers, of which some are not finite or all lack")
+            raise ImageError(f"the tensor of an image, of shape {list(pixels.shape)}, is empty or not finite")
         if not processed.num_placeholders:
             raise ImageError("an image has no placeholder tokens")
 
     def process(self, data: bytes) -> ProcessedImage:
-        """data: the content of an image file. Raises ImageError."""
+        """Returns the tensors of an image. data: the content of an image file. Raises ImageError."""
         image = decode(data, self._source.max_pixels)
         options = {"return_row_col_info": True} if self._has_tiles else {}
         try:
@@ -115,7 +115,7 @@ class ImageProcessor:
         return self._config.model_type in ("idefics3", "smolvlm")
 
     def _text(self, tensors: Mapping[str, PlainTensor], outputs: Mapping[str, Any], grid: tuple[int, int]) -> str:
-        """What transformers' processors write in place of one image token."""
+        """Returns the text that transformers' processors write in place of one image token."""
         vision, token = self._config.vision_config, self._source.image_token
         if "image_grid_thw" in outputs:
             return token * int(outputs["image_grid_thw"].prod() // vision.spatial_merge_size**2)
@@ -145,7 +145,7 @@ def _plain(name: str, tensor: Any) -> PlainTensor:
 
 
 def decode(data: bytes, max_pixels: int) -> Any:
-    """The image upright and in RGB, transparent parts on white. Raises ImageError."""
+    """Returns the image upright and in RGB, transparent parts on white. Raises ImageError."""
     from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = None  # checked below
@@ -165,7 +165,7 @@ def decode(data: bytes, max_pixels: int) -> Any:
         raise
     except Image.UnidentifiedImageError as error:
         raise ImageError(f"it is none of {', '.join(FORMATS)}") from error
-    except Exception as error:  # decoders raise whatever a broken file makes them stumble over
+    except Exception as error:  # decoders raise exceptions of any kind
         raise ImageError(f"it is damaged: {str(error) or type(error).__name__}") from error
 
 
@@ -179,7 +179,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _check_scans(jpeg: bytes) -> None:
-    """Those up to the image's end: a camera may append something else, a video for one."""
+    """Counts scans up to the image's end: a camera may append other data, such as a video."""
     num_scans, position = 0, 0
     while (marker := _JPEG_MARKER.search(jpeg, position)) is not None and marker[1][0] != _EOI:
         position = marker.end()
@@ -193,7 +193,7 @@ def _check_scans(jpeg: bytes) -> None:
 def _to_rgb(image: Any) -> Any:
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16 bits of gray, whose upper eight count
+    if image.mode.startswith("I"):  # 16 bits of gray; the upper eight are used
         image = image.point(lambda value: value / 256).convert("L")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")

@@ -1,4 +1,4 @@
-"""Images of chats, from their URLs to what the prompt and the executor have of them."""
+"""Images of chats, from their URLs to text in the prompt and tensors for the executor."""
 
 import asyncio
 import json
@@ -41,9 +41,9 @@ _IMAGE_TOKEN_KEYS = {
 }
 _PACKAGES = {"transformers": "transformers", "numpy": "numpy", "PIL": "pillow"}
 NUM_WORKERS = 2
-# The largest images take a few, and so does a worker's start. Some files cost a decoder hours.
+# The largest images and the start of a worker take a few seconds. Some files cost a decoder hours.
 MAX_SECONDS = 60.0
-# Of one request, as the model reads them: they travel in one message.
+# Of one request: its tensors travel in one message.
 MAX_TENSOR_BYTES = 32 * 1024 * 1024
 
 
@@ -87,17 +87,17 @@ class ImageWorkers:
         self._limit = limit
         self._source = source
         self._workers = [WorkerProcess(source.make)]
-        # The last that came is the first to go: others are started (None) when all of them are busy.
+        # The latest idle worker is the next: another one is started (None) only when all are busy.
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for worker in (*[None] * (NUM_WORKERS - 1), *self._workers):
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="images")
 
     def check(self) -> None:
-        """Reads one image. Raises StartupError if the model's settings, or the operator's, make that impossible."""
+        """Reads one image. Raises StartupError if the settings of the model or of the operator make that impossible."""
         try:
             self._workers[0].call("check", (), MAX_SECONDS)
-        except Exception as error:  # transformers raises whatever its classes stumble over
+        except Exception as error:  # its classes raise exceptions of any kind
             cause = str(error) or type(error).__name__
             raise StartupError(
                 f"{self._source.path}: the model's image processor reads no image ({cause}); correct "
@@ -111,8 +111,7 @@ class ImageWorkers:
             return NONE
         if len(urls) > self._limit:
             raise _invalid(
-                f"the messages have {len(urls)} images; {self._limit} are possible in one request "
-                "(--limit-mm-per-prompt)"
+                f"the messages have {len(urls)} images; at most {self._limit} are possible (--limit-mm-per-prompt)"
             )
         fetches = [asyncio.ensure_future(self._media.read(url)) for url in urls]
         try:
@@ -137,8 +136,8 @@ class ImageWorkers:
             num_bytes += sum(len(tensor.data) for tensor in image.tensors.values())
             if num_bytes > MAX_TENSOR_BYTES:
                 raise invalid(
-                    f"image {index + 1} of {len(fetches)}: the images take more than {MAX_TENSOR_BYTES} bytes as the "
-                    "model reads them; send fewer or smaller ones, or have them reduced (--mm-processor-kwargs)",
+                    f"image {index + 1} of {len(fetches)}: the images take more than {MAX_TENSOR_BYTES} bytes as "
+                    "tensors; send fewer or smaller ones, or let the server reduce them (--mm-processor-kwargs)",
                     _fields(chat)[index],
                 )
         return images
@@ -153,10 +152,10 @@ class ImageWorkers:
             try:
                 return self._processed(worker, data)
             except WorkerDiedError as error:
-                logger.warning("%s; its image is tried once more by a new one", error)
+                logger.warning("%s; a new worker tries its image once more", error)
                 return self._processed(worker, data)
         except WorkerDiedError as error:
-            raise ImageError("it ends the process that reads it") from error
+            raise ImageError("it crashes the process that reads it") from error
         except WorkerTooSlowError as error:
             raise ImageError(f"reading it takes more than {MAX_SECONDS:g} seconds") from error
         finally:
@@ -178,7 +177,10 @@ class ImageWorkers:
 
 
 def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: LoadedTokenizer) -> ImageReader:
-    """model_path: where the model's files are. Raises StartupError naming the flag that is wrong."""
+    """Returns the reader of the model's images. model_path: of its files.
+
+    Raises StartupError naming the flag that is wrong.
+    """
     limit = image_limit(config.limit_mm_per_prompt)
     options = processor_options(config.mm_processor_kwargs or "{}")
     domains = tuple(name.strip() for name in (config.allowed_media_domains or "").split(",") if name.strip())
@@ -195,24 +197,24 @@ def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: Load
     if token_id is None:
         if config.tokenizer is not None and is_of_hub(config.model):
             logger.warning(
-                "images are off: no model that reads them is described in %s; if --model does, name its directory"
-                " with --model",
+                "images are switched off: %s has no config.json of a model that reads images; if the model does, name "
+                "its directory with --model",
                 model_path,
             )
         return NoImages("this model reads no images")
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
     if missing:
-        reason = f"images are not read here: {', '.join(missing)} is not installed (pip install 'pagewire[images]')"
+        reason = f"images cannot be read: {', '.join(missing)} is not installed; pip install 'pagewire[images]'"
         logger.warning(reason)
         return NoImages(reason)
     (token,) = tokenizer.vocabulary_entries([token_id])
     if not token:
         raise StartupError(
             f"{model_path / 'config.json'} names {token_id} as the placeholder token of images, which the tokenizer "
-            "does not have; they are of different models (--tokenizer?)"
+            "does not have; give --model and --tokenizer of the same model"
         )
     if not limit:
-        return NoImages("images are not read here (--limit-mm-per-prompt image=0)")
+        return NoImages("images are switched off (--limit-mm-per-prompt image=0)")
     workers = ImageWorkers(
         ImageProcessorSource(str(model_path), token, config.max_image_pixels, options), token_id, media, limit
     )
@@ -225,7 +227,7 @@ def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: Load
 
 
 def _image_token_id(model_path: Path) -> int | None:
-    """None for a model that reads no images."""
+    """Returns the id of the placeholder token; None for a model that reads no images."""
     file = model_path / "config.json"
     if not file.is_file():
         return None
@@ -243,7 +245,7 @@ def _image_token_id(model_path: Path) -> int | None:
 
 
 def image_limit(text: str) -> int:
-    """The value of --limit-mm-per-prompt, `image=4` or `{"image": 4}`. Raises StartupError."""
+    """Reads the value of --limit-mm-per-prompt, `image=4` or `{"image": 4}`. Raises StartupError."""
     try:
         values = (
             json_object.loads(text)
@@ -256,13 +258,13 @@ def image_limit(text: str) -> int:
             raise ValueError
     except (ValueError, TypeError) as error:
         raise StartupError(
-            f'--limit-mm-per-prompt {text!r}: write image=4 or {{"image": 4}}; images are all that is limited'
+            f'--limit-mm-per-prompt {text!r}: write image=4 or {{"image": 4}}; only images have a limit'
         ) from error
     return limit
 
 
 def processor_options(text: str) -> dict[str, object]:
-    """The value of --mm-processor-kwargs. Raises StartupError."""
+    """Reads the value of --mm-processor-kwargs. Raises StartupError."""
     try:
         options = json.loads(text)
     except ValueError as error:
@@ -273,7 +275,7 @@ def processor_options(text: str) -> dict[str, object]:
 
 
 def _fields(chat: ChatPrompt) -> list[str]:
-    """Where the request has each image."""
+    """Returns the field of each image in the request."""
     return [
         f"chat.messages[{i}].parts[{j}].image.url"
         for i, message in enumerate(chat.messages)

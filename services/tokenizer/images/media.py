@@ -1,8 +1,8 @@
-"""The bytes behind an image's URL: data URIs, and what the operator allows to be fetched.
+"""Reads the bytes behind an image's URL: data URIs, and the files and hosts that the operator allows.
 
-A request names URLs, so whoever may send requests could have this service read files and call hosts that only it can
-reach. Hence nothing is fetched unless flags allow it, addresses are checked after names are resolved, the connection
-goes to the very address that was checked, and each redirect is a new URL.
+Requests name URLs, so a client could make this service read files and call hosts that only the service can reach. Hence
+nothing is fetched unless flags allow it, addresses are checked after names are resolved, the connection goes to the
+checked address, and each redirect is checked like a new URL.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ MAX_FETCHES = 16  # at once; each may take --max-image-bytes of memory
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is allotted
-# Beside its host, a URL may only be as long as this; longer ones are not repeated in messages either.
+# Characters of a URL that an error message quotes.
 _SHOWN = 100
 
 
@@ -48,7 +48,7 @@ class MediaReader:
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
-        # Of its own: a lookup goes on after the time is over, and who waits for the threads of all would wait for it.
+        # Threads of their own: a lookup continues after its timeout, and other work must not wait for it.
         self._lookups = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="lookup")
 
     async def read(self, url: str) -> bytes:
@@ -85,13 +85,13 @@ class MediaReader:
 
     def _read_file(self, url: str) -> bytes:
         if self._path is None:
-            raise MediaError("file: URLs are not read here; --allowed-local-media-path allows it")
+            raise MediaError("file: URLs are not read; start the server with --allowed-local-media-path")
         try:
             parts = urlsplit(url)
         except ValueError as error:
             raise MediaError(f"{_shown(url)} is not a URL: {error}") from error
         if parts.netloc not in ("", "localhost"):
-            raise MediaError(f"{_shown(url)} names another host; write file:///path")
+            raise MediaError(f"{_shown(url)} names another host; use file:///path")
         named = Path(unquote_to_bytes(parts.path).decode(errors="replace").replace("\0", ""))
         try:
             path = named.resolve()
@@ -111,7 +111,7 @@ class MediaReader:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """Made once: it takes 20 ms, in which nobody else gets tokens."""
+        """The settings of TLS. Made once: it takes 20 ms, in which no request gets tokens."""
         return httpx.create_ssl_context(trust_env=False)
 
     async def _fetch(self, url: str) -> bytes:
@@ -125,7 +125,7 @@ class MediaReader:
         raise MediaError(f"{_shown(url)}: more than {MAX_REDIRECTS} redirects")
 
     async def _fetch_one(self, client: httpx.AsyncClient, url: str) -> bytes | str:
-        """The content, or the URL of a redirect."""
+        """Returns the content, or the URL of a redirect."""
         try:
             target = httpx.URL(url)
             address = await self._checked_address(target)
@@ -148,9 +148,9 @@ class MediaReader:
             raise MediaError(f"{_shown(url)} cannot be fetched: {error or type(error).__name__}") from error
 
     async def _content(self, response: httpx.Response, url: str) -> bytes:
-        """As it was sent: what is compressed, perhaps several times, could become gigabytes before it is counted."""
+        """Reads the content as it was sent: decompressed, it could become gigabytes before its size is known."""
         if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
-            raise MediaError(f"{_shown(url)} arrived with Content-Encoding {_shown(encoding)}, which was not asked for")
+            raise MediaError(f"{_shown(url)} arrived with Content-Encoding {_shown(encoding)}, which was not requested")
         data = bytearray()
         async for piece in response.aiter_raw():
             data += piece
@@ -159,12 +159,12 @@ class MediaReader:
         return bytes(data)
 
     async def _checked_address(self, url: httpx.URL) -> str:
-        """What the URL's host resolves to, if that may be called. A host that is named in the flag may be private."""
+        """Returns the address of the URL's host, if it may be called. A host that the flag names may be private."""
         host = url.host.lower().rstrip(".")
         if url.scheme not in ("http", "https") or not host:
             raise MediaError(f"{_shown(str(url))} is not an http: or https: URL")
         if not self._domains:
-            raise MediaError("http: and https: URLs are not fetched here; --allowed-media-domains allows hosts")
+            raise MediaError("http: and https: URLs are not fetched; start the server with --allowed-media-domains")
         is_named = host in self._domains
         if not is_named and "*" not in self._domains:
             raise MediaError(f"{host} is not among --allowed-media-domains")
@@ -176,7 +176,7 @@ class MediaReader:
             raise MediaError(f"{host} cannot be resolved: {error.strerror}") from error
         addresses = [str(entry[4][0]) for entry in found]
         if not is_named and not all(_is_public(address) for address in addresses):
-            raise MediaError(f"{host} has an address that is not public")
+            raise MediaError(f"{host} has an address that is not public; --allowed-media-domains can name the host")
         return addresses[0]
 
     def _too_large(self, what: str) -> MediaError:
@@ -184,7 +184,7 @@ class MediaReader:
 
 
 def _is_public(address: str) -> bool:
-    """Also of the IPv4 address that an IPv6 one stands for, where there is one."""
+    """Whether an address is public. An IPv6 address that stands for an IPv4 one is judged by the latter."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
         return found.is_global and not found.is_multicast

@@ -1,1 +1,1 @@
-"""From token ids to text: detokenization, stop strings and parsers."""
+"""The way from token ids to text: detokenization, stop strings, and the seam of parsers."""

@@ -23,7 +23,7 @@ class UnsupportedDecoderError(ValueError):
 
 
 class Detokenizer:
-    """One sequence of tokens becoming text. Made by Detokenizers."""
+    """Turns one sequence of tokens into text. Made by Detokenizers."""
 
     __slots__ = ("_joiner", "_steps")
 
@@ -32,14 +32,14 @@ class Detokenizer:
         self._steps = steps
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; may be empty."""
+        """Returns the text that became certain with this token; may be empty."""
         text = self._joiner.push(token_id)
         for step in self._steps:
             text = step.push(text)
         return text
 
     def flush(self) -> str:
-        """What was held back: no token follows."""
+        """Returns the text that was held back, as no token follows."""
         text = self._joiner.flush()
         for step in self._steps:
             text = step.push(text) + step.flush()
@@ -58,7 +58,7 @@ class Detokenizers:
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         self._tokenizer = tokenizer
         self._all_pieces = self._lookup(tokenizer, frozenset())
-        # Without special tokens, by those that are left in.
+        # Without special tokens except these.
         self._pieces_but_special: dict[frozenset[str], _Lookup] = {}
 
     def _lookup(self, tokenizer: LoadedTokenizer, skipped: frozenset[int]) -> "_Lookup":
@@ -72,7 +72,7 @@ class Detokenizers:
         return _Lookup(find)
 
     def make(self, *, skip_special_tokens: bool, but: frozenset[str] = frozenset()) -> Detokenizer:
-        """but: special tokens that are not skipped."""
+        """Returns a detokenizer. but: special tokens that are not skipped."""
         if skip_special_tokens:
             pieces = self._pieces_but_special.get(but) or self._pieces_without(but)
         else:
@@ -85,7 +85,7 @@ class Detokenizers:
         return pieces
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's own bytes, special tokens included; b"" for ids that the vocabulary lacks."""
+        """Returns a token's own bytes, special tokens included; b"" for ids that the vocabulary lacks."""
         piece = self._all_pieces[token_id]
         if piece is None:
             return b""
@@ -94,7 +94,7 @@ class Detokenizers:
         return piece if isinstance(piece, bytes) else piece.encode()
 
     def token_text(self, token_id: int) -> str:
-        """A token's own text, invalid UTF-8 replaced."""
+        """Returns a token's own text, with invalid UTF-8 replaced."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
@@ -231,7 +231,7 @@ class _Plan:
     """A tokenizer's decoder as streaming steps."""
 
     joiner: Callable[[Any], _Joiner]
-    # A token as the vocabulary spells it -> the joiner's kind of piece.
+    # A token as the vocabulary spells it -> the piece that the joiner takes.
     to_piece: Callable[[str], Any]
     steps: list[Callable[[], _TextStep]] = field(default_factory=list)
 
@@ -323,7 +323,7 @@ def _sentencepiece_plan(steps: list[dict[str, Any]]) -> _Plan:
 
 
 def fallback_byte(token: str) -> int | None:
-    """The byte that "<0xE2>" stands for; None for other tokens."""
+    """Returns the byte that "<0xE2>" stands for; None for other tokens."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return int(token[3:5], 16)
@@ -333,7 +333,7 @@ def fallback_byte(token: str) -> int | None:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """A token with any character outside the byte alphabet (a special one, mostly) stands for its own UTF-8."""
+    """Returns the bytes of a token: its own UTF-8 if a character is outside the byte alphabet, as in special tokens."""
     try:
         return bytes([CHAR_TO_BYTE[char] for char in token])
     except KeyError:

@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt, as text: what its tokens and their alternatives say, and where."""
+"""Log probabilities of a prompt as text: its tokens, their alternatives, and their places."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,8 +15,11 @@ def prompt_logprobs(
     *,
     skip_special_tokens: bool,
 ) -> inference_pb2.PromptLogprobs:
-    """columns: of all of token_ids but the first. text: that the prompt was given as, if it was; skip_special_tokens
-    says how it is decoded if not."""
+    """Returns the message for the client.
+
+    columns: of all token_ids except the first. text: of the prompt, if the client gave a text; otherwise it is decoded,
+    with or without special tokens.
+    """
     own_texts = {token_id: detokenizers.token_text(token_id) for token_id in {token_ids[0], *columns.token_ids}}
     prompt_text, offsets = _located(detokenizers, token_ids, text, skip_special_tokens)
     return inference_pb2.PromptLogprobs(
@@ -31,10 +34,10 @@ def prompt_logprobs(
 def _located(
     detokenizers: Detokenizers, token_ids: Sequence[int], text: str | None, skip_special_tokens: bool
 ) -> tuple[str, list[int]]:
-    """The prompt's text, and where in it each token begins."""
+    """Returns the prompt's text and the place in it where each token begins."""
     if text is not None:
         decoded, offsets = _decoded(detokenizers.make(skip_special_tokens=False), token_ids)
-        # What was added stands before it (BOS). Otherwise the prompt was cut, or its tokens do not say all of it.
+        # Added tokens (BOS) stand before it. Otherwise the prompt was cut, or its tokens lose some of the text.
         if decoded.endswith(text):
             return text, [max(0, offset - len(decoded) + len(text)) for offset in offsets]
     return _decoded(detokenizers.make(skip_special_tokens=skip_special_tokens), token_ids)

@@ -21,7 +21,7 @@ class Parsed:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is text and nothing else."""
+        """True if it is text and nothing else."""
         return not self.reasoning and not self.tool_calls
 
 
@@ -30,7 +30,7 @@ class OutputReader(Protocol):
 
     @property
     def has_called(self) -> bool:
-        """Whether the output has called tools, and ends for that reason."""
+        """True once the output has called tools, and ends for that reason."""
 
     @property
     def num_reasoning_tokens(self) -> int:

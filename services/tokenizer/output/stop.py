@@ -1,8 +1,8 @@
-"""Stop strings: found across token borders, with no more text held back than may still become one.
+"""Stop strings, found across token borders. Text is held back only while it may still become one.
 
-Text is checked token by token, as it appears. Of several stop strings that one token completes, the one that begins
-first in the text wins; of those that begin at the same place, the one listed first. What has been found and returned
-depends on nothing but the tokens, never on how they were batched.
+Text is checked token by token. Of several stop strings that one token completes, the one that begins first in the text
+counts; of those that begin at the same place, the first in the list. The result depends on the tokens alone, never on
+how they were batched.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StopHit:
-    """Where the output ends: `text` is the last text to return, `stop_string` what was found."""
+    """The end of an output: `text` is the last text to return, `stop_string` the string that was found."""
 
     text: str
     stop_string: str
@@ -26,12 +26,12 @@ class StopChecker:
         """stops: none of them empty."""
         self._stops = tuple(stops)
         self._include = include_stop_str_in_output
-        # A text whose last character is none of these cannot end in the beginning of a stop string.
+        # A text that ends in another character cannot end in the beginning of a stop string.
         self._last_chars = frozenset(char for stop in stops for char in stop[:-1])
         self._held = ""
 
     def push(self, text: str, *, check: bool = True) -> str | StopHit:
-        """The text that may be returned now, or the hit that ends the output.
+        """Returns the text that may be returned now, or the hit that ends the output.
 
         check=False (before min_tokens): a stop string that ends inside this text does not count; one that begins in
         it and ends later does.
@@ -46,7 +46,7 @@ class StopChecker:
         return seen[: len(seen) - size]
 
     def flush(self) -> str:
-        """What was held back: no text follows."""
+        """Returns the text that was held back, as no text follows."""
         held, self._held = self._held, ""
         return held
 
@@ -62,7 +62,7 @@ class StopChecker:
         return StopHit(seen[: best_start + len(best) * self._include], best)
 
     def _num_held(self, seen: str) -> int:
-        """Length of the longest end of `seen` that is the beginning of a stop string."""
+        """Returns the length of the longest end of `seen` that is the beginning of a stop string."""
         if seen[-1] not in self._last_chars:
             return 0
         longest = 0

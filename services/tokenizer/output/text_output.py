@@ -1,4 +1,4 @@
-"""Outputs on their way to a client: merged while it does not read, and bounded."""
+"""Outputs on their way to a client: their forms, their sizes, and how several become one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,22 +8,21 @@ import grpc
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.wire.rpc import RpcError
 
-# Tokens and log probabilities of one request that may wait unread. Far more than any reader in trouble needs; a
-# request's whole output usually fits.
+# Tokens and log probabilities of one request that may wait unread. The whole output of a request usually fits.
 MAX_UNREAD = 32_768
 
 
 @dataclass(slots=True)
 class TextDelta:
-    """More output of a request that goes on, and nothing else: what most outputs are, and cheaper than a message."""
+    """More text of a request, and nothing else. Most outputs are this, and it is cheaper than a message."""
 
     text: str
     token_ids: Sequence[int]
-    usage: common_pb2.Usage  # of the request, up to now whenever it is read
+    usage: common_pb2.Usage  # of the request; changes with it
 
     @property
     def response(self) -> inference_pb2.GenerateResponse:
-        """The message that says it."""
+        """The same as a message."""
         return inference_pb2.GenerateResponse(text=self.text, token_ids=self.token_ids, usage=self.usage)
 
 
@@ -31,7 +30,7 @@ TextOutput = inference_pb2.GenerateResponse | RpcError | TextDelta
 
 
 def is_last(output: TextOutput) -> bool:
-    """Whether nothing follows: the request has ended."""
+    """Returns whether an output is the last one of its request."""
     return not isinstance(output, TextDelta) and (isinstance(output, RpcError) or bool(output.finish_reason))
 
 
@@ -76,8 +75,9 @@ def merged(outputs: Sequence[TextOutput]) -> TextOutput:
 
 
 def unread_error() -> RpcError:
+    """Returns the error of a request that ends because its client does not read."""
     return RpcError(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"the client has not read this request's output: more than {MAX_UNREAD} tokens wait. Read faster, or ask for "
+        f"the client has not read this request's output: more than {MAX_UNREAD} tokens wait; read faster, or request "
         "fewer tokens or logprobs",
     )

@@ -1,7 +1,7 @@
-"""One live request: tokens in, deltas of text out.
+"""One live request: takes tokens, delivers deltas of text.
 
-What has been returned is a pure function of the output tokens, never of how they arrived: that is what lets another
-process resume the request from its tokens alone.
+The text is a pure function of the output tokens, however they arrived, so another process can resume the request from
+its tokens alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,16 +22,16 @@ STOP = common_pb2.FINISH_REASON_STOP
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """How output tokens become text."""
+    """Settings of the way from output tokens to text."""
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    # Special tokens that are not skipped: its parsers look for them.
+    # Special tokens that are not skipped, as the reader looks for them.
     marks: frozenset[str] = frozenset()
     # Stop strings that end before this many tokens do not count.
     min_tokens: int = 0
-    # Log probabilities say where in the text their tokens are.
+    # The places of tokens in the text are reported, with their log probabilities.
     has_logprobs: bool = False
 
 
@@ -50,7 +50,7 @@ class OutputText:
         self.offsets: list[int] | None = [] if options.has_logprobs else None
 
     def push(self, token_id: int) -> str | StopHit:
-        """The text this token allows to return, or the end of the output."""
+        """Returns the text that this token makes certain, or the end of the output."""
         self.num_tokens += 1
         text = self._detokenizer.push(token_id)
         if self.offsets is not None:
@@ -59,13 +59,13 @@ class OutputText:
         return self._check.push(text, check=self.num_tokens > self._min_tokens)
 
     def push_silent(self) -> None:
-        """A token without text: the one that ends the generation."""
+        """Counts a token without text: the one that ends the generation."""
         self.num_tokens += 1
         if self.offsets is not None:
             self.offsets.append(self._num_chars)
 
     def flush(self) -> str | StopHit:
-        """What was held back: no token follows."""
+        """Returns the text that was held back, as no token follows."""
         out = self._check.push(self._detokenizer.flush(), check=self.num_tokens > self._min_tokens)
         return out if isinstance(out, StopHit) else out + self._check.flush()
 
@@ -93,7 +93,7 @@ class TextStream:
         self._options = options
         self._text = OutputText(detokenizers, options)
         self._reader = reader
-        # Told with the first output.
+        # Reported with the first output.
         self._prompt_token_ids: Sequence[int] | None = prompt_token_ids
         self._prompt_text = prompt_text
         self._prompt_logprobs: inference_pb2.PromptLogprobs | None = None
@@ -104,11 +104,11 @@ class TextStream:
         self.record = record
         self._has_output = False
         self.finished = False
-        # Called when a stop string ends the request, which the scheduler cannot know.
+        # Called when a stop string ends the request, as the scheduler does not look for them.
         self.stop_upstream: Callable[[], None] = lambda: None
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Takes in tokens whose text was delivered by an earlier attempt; may finish the request."""
+        """Takes tokens with text that an earlier attempt has delivered; may finish the request."""
         for token_id in token_ids:
             out = self._text.push(token_id)
             if isinstance(out, StopHit):
@@ -126,7 +126,7 @@ class TextStream:
         logprobs: common_pb2.Logprobs | None,
     ) -> None:
         if not self._has_output:
-            # Kept from then on: a request that is computed anew after an interruption hits its own blocks.
+            # Not updated later: a request that is computed again after an interruption hits its own blocks.
             self._usage.cached_tokens = cached_tokens
             self._has_output = True
         if not token_ids:
@@ -184,7 +184,7 @@ class TextStream:
         )
 
     def on_vector(self, vector: common_pb2.Vector) -> None:
-        raise ValueError("the scheduler answered a request for text with a vector")
+        raise ValueError("the scheduler returned a vector for a request for text")
 
     def on_error(self, error: RpcError) -> None:
         if self.finished:
@@ -194,13 +194,13 @@ class TextStream:
         self._deliver(error.renamed("prompt_token_ids", self._prompt_field))
 
     def end_early(self) -> None:
-        """Delivers what was held back, as the end."""
+        """Delivers the text that was held back, as the end."""
         tail = self._text.flush()
         rest = tail.text if isinstance(tail, StopHit) else tail
         self._finish(self._last_response([], rest, (), None, common_pb2.FINISH_REASON_ABORT))
 
     def cancel(self) -> None:
-        """Nobody wants the rest. Nothing is delivered any more."""
+        """Ends the stream without a response: the client does not want the rest."""
         if not self.finished:
             self.finished = True
             self.record.on_cancelled()
@@ -211,7 +211,7 @@ class TextStream:
         stats.STOP_STRING_HITS.inc()
         response = self._last_response(texts, hit.text, token_ids, logprobs, STOP)
         if not token_ids:
-            # What a replayed hit says was delivered together with its last token.
+            # The text of a replayed hit was delivered with its last token.
             for said in ("text", "reasoning", "tool_calls"):
                 response.ClearField(said)  # type: ignore[arg-type]
         response.stop_string = hit.stop_string
@@ -223,7 +223,7 @@ class TextStream:
         self._deliver(response)
 
     def _more(self, texts: list[str], token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
-        """texts: of the tokens, one each."""
+        """Returns a delta, or a response if there is more to say. texts: of the tokens, one each."""
         if self._reader is None:
             parsed, text = None, "".join(texts)
         else:
@@ -242,7 +242,7 @@ class TextStream:
         logprobs: common_pb2.Logprobs | None,
         finish_reason: common_pb2.FinishReason,
     ) -> inference_pb2.GenerateResponse:
-        """rest: of the text, behind that of the last token with one."""
+        """Returns the last response. rest: text behind that of the last token with text."""
         parsed = Parsed(text="".join(texts) + rest) if self._reader is None else self._reader.finish(*texts, rest=rest)
         response = self._response(parsed, token_ids, logprobs)
         if finish_reason == STOP and self._reader is not None and self._reader.has_called:
@@ -274,7 +274,7 @@ class TextStream:
         return response
 
     def _token_logprobs(self, logprobs: common_pb2.Logprobs, num_tokens: int) -> list[inference_pb2.TokenLogprob]:
-        """Columns to one message per token, its alternatives inside."""
+        """Returns one message per token, with its alternatives, from columns."""
         per_token = logprobs.entries_per_token
         entries = [
             self._token_logprob(token_id, logprob)

@@ -1,6 +1,6 @@
-"""Output of a model told apart: reasoning, text and tool calls, from the marks that its chat template taught it.
+"""Splits the output of a model into reasoning, text and tool calls, by the marks that its chat template shows.
 
-Parsers read text. What they have told after a piece of it is a function of all the text so far, never of how it was cut
-into pieces: a request that is resumed goes on where its client stopped reading. White space next to a mark belongs to
-the mark; every other character is told. A call that cannot be read is text.
+Parsers read text. Their result is a function of all the text so far, however it was cut into pieces: a resumed request
+continues where its client stopped reading. White space next to a mark belongs to the mark; all other characters are
+returned. A call that cannot be read is text.
 """

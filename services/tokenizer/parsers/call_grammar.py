@@ -1,4 +1,4 @@
-"""The grammar of outputs that call tools: where they must, and where arguments are to follow schemas."""
+"""The grammar of outputs with tool calls, if a call is forced or arguments must follow schemas."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,7 @@ _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
 def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers: OutputParsers) -> Grammar | None:
-    """What holds the output of a request, or where reasoning is told apart what follows it. given: what the client asks
-    of it.
+    """Returns the grammar of an output, or of what follows its reasoning; None: it is free. given: by the client.
 
     Raises RpcError (INVALID_ARGUMENT).
     """
@@ -42,8 +41,8 @@ def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers:
         return given
     if reader.format_has_reasoning and request.HasField("thinking_token_budget"):
         raise invalid(
-            "thinking_token_budget is not possible together with strict tools, or with tools and a form: the grammar "
-            "of this model's calls is that of its reasoning, too; leave one of them out"
+            "thinking_token_budget cannot be combined with strict tools, or with tools and a grammar: the grammar of "
+            "this model's calls includes its reasoning; leave one of them out"
         )
     callable_tools = [CallableTool(tool.name, _schema(tool) if tool.strict else _ANY_ARGUMENTS) for tool in tools]
     try:
@@ -59,12 +58,12 @@ def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers:
 
 
 def tools_of(request: GenerateRequest) -> Sequence[Tool]:
-    """That may be called."""
+    """Returns the tools that may be called."""
     return request.output_parsing.tools or request.chat.tools
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """Of its arguments; without one it takes none."""
+    """Returns the schema of a tool's arguments; a tool without one takes none."""
     if not tool.parameters_json:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object"} | json_object(
@@ -73,7 +72,7 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 
 def _as_format(grammar: Grammar) -> Format | None:
-    """None for structural tags, which say themselves whether there are calls, and how they look."""
+    """Returns a format; None for structural tags, which describe the calls themselves."""
     match grammar.WhichOneof("form"):
         case "json_schema":
             return _json_format(grammar)
@@ -90,7 +89,7 @@ def _json_format(grammar: Grammar) -> Format | None:
     try:
         schema = json.loads(grammar.json_schema)
     except (ValueError, RecursionError):
-        return None  # the executor says what is wrong
+        return None  # the executor reports the error
     if isinstance(schema, dict):
         options: dict[str, Any] = {}
         if grammar.HasField("whitespace_pattern"):
@@ -103,7 +102,7 @@ def _json_format(grammar: Grammar) -> Format | None:
 
 
 def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str) -> Grammar:
-    """Calls alone, in JSON, whatever marks the model knows."""
+    """Returns a grammar of calls alone, in JSON, whatever the marks of the model are."""
     if not tools:
         raise invalid(f"output_parsing.{kind} needs tools, in the chat or in output_parsing", f"output_parsing.{kind}")
     if kind == "required":

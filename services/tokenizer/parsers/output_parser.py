@@ -1,4 +1,4 @@
-"""The parsers of one request, one behind the other: reasoning first, tool calls in what is left."""
+"""The parsers of one request: reasoning first, then tool calls in the rest."""
 
 from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
@@ -6,7 +6,7 @@ from pagewire.services.tokenizer.parsers.shared.reader import ReasoningReader
 
 
 class OutputParser:
-    """Text of one output in, what it says out."""
+    """Splits the text of one output: an `OutputReader`."""
 
     def __init__(
         self, reasoning: ReasoningReader | None, tool_calls: ToolCallReader | None, *, first_call_only: bool
@@ -14,14 +14,14 @@ class OutputParser:
         self._reasoning = reasoning
         self._tool_calls = tool_calls
         self._first_call_only = first_call_only
-        self.has_called = False  # and ends for that
+        self.has_called = False  # and ends for that reason
 
     @property
     def num_reasoning_tokens(self) -> int:
         return self._reasoning.num_tokens if self._reasoning is not None else 0
 
     def push(self, *texts: str) -> Parsed:
-        """What is certain with these texts, each of a token."""
+        """Returns what is certain after these texts, one of each token."""
         parsed = Parsed()
         if self._reasoning is None:
             text = "".join(texts)
@@ -37,7 +37,7 @@ class OutputParser:
         return parsed
 
     def finish(self, *texts: str, rest: str = "") -> Parsed:
-        """The same, of the last texts, with all that was held back. rest: text of these tokens, or of earlier ones."""
+        """Returns the same of the last texts, and all that was held back. rest: text of these or of earlier tokens."""
         parsed = self.push(*texts)
         if self._reasoning is not None:
             held = Parsed()

@@ -1,7 +1,7 @@
-"""Parsers by name, and by what a chat template says.
+"""Parsers by name, and their detection from chat templates.
 
 A new one is a class in a file of its own, a name here and in `pagewire.config.tokenizer`, and a line in `detect_…` if
-its marks are told from all others.
+its marks differ from all others.
 """
 
 import json
@@ -60,12 +60,12 @@ REASONING_PARSERS: Mapping[str, ReasoningReader] = {
     "openai_gptoss": HarmonyReader,
     "qwen3": ThinkReader,
 }
-# Tokens of a prompt that say how its output begins.
+# Tokens at the end of a prompt that show how its output begins.
 NUM_LAST_TOKENS = 8
 
 
 def detect_tool_call_parser(template: str) -> str:
-    """The name of the parser for the calls that a chat template shows, "none" if it shows none that is known."""
+    """Returns the name of the parser for the calls that a chat template shows, "none" for unknown calls."""
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if CALLS_BEGIN in template:
@@ -77,7 +77,7 @@ def detect_tool_call_parser(template: str) -> str:
     if "<minimax:tool_call>" in template:
         return "minimax_m2"
     if "<tool_call>" in template:
-        # Three kinds of things between the same marks.
+        # Three formats have the same marks.
         if "<function=" in template:
             return "qwen3_coder"
         return "glm45" if "<arg_key>" in template else "hermes"
@@ -91,7 +91,7 @@ def detect_tool_call_parser(template: str) -> str:
 
 
 def detect_reasoning_parser(template: str) -> str:
-    """The same for reasoning."""
+    """Returns the name of the parser for the reasoning that a chat template shows, or "none"."""
     if "<|channel|>" in template:
         return "gpt_oss"
     if "[THINK]" in template:
@@ -100,7 +100,7 @@ def detect_reasoning_parser(template: str) -> str:
 
 
 def _schemas_of_arguments(tool: Tool) -> dict[str, Any]:
-    """By their names; {} if the tool's schema does not say."""
+    """Returns the schemas by the names of arguments; {} if the tool's schema has none."""
     try:
         schema = json.loads(tool.parameters_json)
     except (ValueError, RecursionError):
@@ -123,8 +123,9 @@ class OutputParsers:
         decode: Callable[[Sequence[int]], str],
         encode: Callable[[str], list[int]],
     ) -> None:
-        """The parsers' names, or "none", or "auto" for those that the chat templates show. decode: tokens to text,
-        special ones included. encode: a mark to tokens.
+        """tool_call_parser, reasoning_parser: names, or "none", or "auto" for those that the chat templates show.
+
+        decode: tokens to text, special ones included. encode: a mark to tokens.
         """
         template = "\n".join(templates)
         if tool_call_parser == "auto":
@@ -132,10 +133,10 @@ class OutputParsers:
         if reasoning_parser == "auto":
             reasoning_parser = detect_reasoning_parser(template)
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
-        self.call_reader = TOOL_CALL_PARSERS.get(tool_call_parser)  # None: its calls are not known
+        self.call_reader = TOOL_CALL_PARSERS.get(tool_call_parser)  # None: the format of calls is not known
         self._reasoning = REASONING_PARSERS.get(reasoning_parser)
         self._decode = decode
-        # Where a mark is no token of its own, these are the tokens that models write most; others are not recognised.
+        # If a mark is no token of its own, these are the tokens that models usually write for it.
         marks = {} if self._reasoning is None else self._reasoning.thinking_marks()
         self._thinking_marks = {name: TokenSequence(token_ids=encode(mark)) for name, mark in marks.items()}
 
@@ -144,14 +145,14 @@ class OutputParsers:
         return () if self._reasoning is None else self._reasoning.marks
 
     def marks(self, parsing: OutputParsing) -> frozenset[str]:
-        """What a request's parsers must see of its output, even if it is special tokens."""
+        """Returns the special tokens that the parsers of a request must see."""
         readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self.call_reader)
         return frozenset(mark for reader in readers if reader for mark in reader.marks)
 
     def make(
         self, parsing: OutputParsing, prompt_token_ids: Sequence[int], tools: Sequence[Tool] = ()
     ) -> OutputParser | None:
-        """None if there is nothing to parse. tools: that may be called."""
+        """Returns a parser for one output; None if there is nothing to parse. tools: those that may be called."""
         reasoning = self._reasoning if parsing.reasoning else None
         tool_calls = self._make_call_reader(parsing)
         if tool_calls is not None and tool_calls.reads_schemas:
@@ -165,12 +166,15 @@ class OutputParsers:
         )
 
     def thinking(self, prompt_token_ids: Sequence[int], budget: int | None) -> Thinking | None:
-        """Where the output's reasoning is; None if there is none. Raises ValueError for a budget without a parser."""
+        """Returns the marks and the budget of the reasoning; None if there is none.
+
+        Raises ValueError for a budget without a parser.
+        """
         if self._reasoning is None:
             if budget is not None:
                 raise ValueError(
                     "thinking_token_budget needs the marks around the model's reasoning, which its chat template does "
-                    "not show; name them with --reasoning-parser"
+                    "not show; start the server with --reasoning-parser"
                 )
             return None
         reader = self._reasoning(self._prompt_end(prompt_token_ids))
@@ -179,7 +183,7 @@ class OutputParsers:
         return Thinking(**self._thinking_marks, begun=reader.reasons, budget=budget)
 
     def _prompt_end(self, token_ids: Sequence[int]) -> str:
-        """Of the tokens, which an earlier attempt at the same request has told; its text may be gone."""
+        """Returns the end of the prompt, from its tokens: a resumed request has no text."""
         return self._decode(token_ids[-NUM_LAST_TOKENS:])
 
     def _make_call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:

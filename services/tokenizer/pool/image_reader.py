@@ -36,7 +36,7 @@ class ImageReader(Protocol):
 
 
 class _None:
-    """The images of a chat that has none."""
+    """No images."""
 
     texts = ()
 

@@ -1,4 +1,4 @@
-"""Texts, and pairs of texts, to the tokens that a model for vectors reads; too long ones may be cut."""
+"""Encodes texts and pairs of texts for models of vectors; long ones may be cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from tokenizers import Encoding, Tokenizer
 
 from pagewire.services.tokenizer.pool.text_limit import Room
 
-# Token ids, and where among them the second text of a pair begins (0: there is none, or the model does not tell).
+# Token ids, and the place where the second text of a pair begins (0: none, or the model does not distinguish).
 EncodedInput = tuple[list[int], int]
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """How many tokens are left of what is longer; None: all."""
+    """The numbers of tokens that are kept of longer texts; None: all."""
 
     whole: int | None = None  # special tokens included; of a pair the longer text is cut first
     first: int | None = None  # the first text, or the only one, without special tokens
@@ -23,14 +23,14 @@ class Cuts:
 
     @property
     def cuts_anything(self) -> bool:
-        """Whether anything is cut."""
+        """True if there is a limit that cuts."""
         return (self.whole, self.first, self.second) != (None, None, None)
 
     def room(self, *, is_second: bool) -> Room | None:
-        """What of a text has to be encoded, so that these cuts leave the same of it."""
+        """Returns how much of a text has to be encoded so that these cuts leave the same of it."""
         own = self.second if is_second else self.first
         if own is not None:
-            # The end of this beginning may be what `whole` leaves.
+            # `whole` may keep the end of this beginning.
             return Room(own, keeps="start")
         if self.whole is not None:
             return Room(self.whole, keeps="end" if self.from_start else "start")
@@ -43,7 +43,7 @@ NO_CUTS = Cuts()
 def encode_inputs(
     backend: Tokenizer, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts = NO_CUTS
 ) -> list[EncodedInput]:
-    """Raises ValueError if special tokens leave no room for a text."""
+    """Encodes texts and pairs. Raises ValueError if special tokens leave no room for a text."""
     if not cuts.cuts_anything:
         whole = [text if pair is None else (text, pair) for text, pair in texts]
         encodings = backend.encode_batch(whole, add_special_tokens=add_special_tokens)
@@ -73,7 +73,7 @@ def _cut(
 
 
 def cut(token_ids: list[int], cuts: Cuts) -> list[int]:
-    """Of a text that is tokens already."""
+    """Cuts a text that was given as tokens."""
     if cuts.whole is None:
         return token_ids
     return token_ids[-cuts.whole :] if cuts.from_start else token_ids[: cuts.whole]
@@ -83,7 +83,9 @@ def _cut_whole(first: Encoding, second: Encoding | None, max_tokens: int, num_sp
     """direction: the end that is cut off."""
     room = max_tokens - num_special
     if room < 1:
-        raise ValueError(f"truncate_prompt_tokens {max_tokens} leaves no room for a text beside special tokens")
+        raise ValueError(
+            f"truncate_prompt_tokens is {max_tokens}, which leaves no room for a text beside special tokens; raise it"
+        )
     if second is None:
         first.truncate(room, direction=direction)
     elif len(first) + len(second) > room:
@@ -93,7 +95,7 @@ def _cut_whole(first: Encoding, second: Encoding | None, max_tokens: int, num_sp
 
 
 def _rooms(first: int, second: int, room: int) -> tuple[int, int]:
-    """What is left of two lengths that exceed the room: the longer is cut until both are equal, then both (the
+    """Returns what is kept of two lengths that exceed the room: the longer is cut until both are equal, then both (the
     library's longest_first)."""
     shorter = min(first, second)
     longer = max(shorter, room - shorter)

@@ -1,12 +1,12 @@
-"""What the model is served for, and what is said to who asks it for something else."""
+"""The kind of the model, and the error of requests for another kind."""
 
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.v1.common_pb2 import MODEL_KIND_CLASSIFY, MODEL_KIND_EMBED, MODEL_KIND_UNSPECIFIED, ModelInfo
 from pagewire.wire.rpc import RpcError
 
 _SERVED = {
-    MODEL_KIND_UNSPECIFIED: "generates text: call Generate (REST: /v1/chat/completions, /v1/completions), or start it "
-    "with --runner pooling to have it embed",
+    MODEL_KIND_UNSPECIFIED: "generates text: call Generate (REST: /v1/chat/completions, /v1/completions), or start the "
+    "server with --runner pooling for embeddings",
     MODEL_KIND_EMBED: "is served for embeddings: call Embed or Score (REST: /v1/embeddings, /pooling, /score, /rerank)",
     MODEL_KIND_CLASSIFY: "is served as a classifier: call Classify (REST: /classify, /pooling)",
 }
@@ -16,7 +16,7 @@ _SCORES = (
 
 
 def wrong_kind(info: ModelInfo) -> RpcError:
-    """INVALID_ARGUMENT, which names the right calls."""
+    """Returns an INVALID_ARGUMENT that names the right calls."""
     return invalid(f"the model {_SCORES if len(info.labels) == 1 else _SERVED[info.kind]}", "model")
 
 

@@ -1,8 +1,9 @@
-"""The tokenizer pool: prompts are rendered and encoded by workers, not on the event loop, which serves everybody.
+"""The tokenizer pool: workers render and encode prompts, so that the event loop, which serves all requests, does not.
 
-Threads by default: the Rust tokenizer releases the interpreter lock while it encodes. Processes where chat templates
-are heavy Python work, or a tokenizer might crash. Either way one thread stands for each worker; a process worker is
-what its thread talks to. Short texts are the exception: to ask a thread takes longer than to encode one.
+Workers are threads by default: the Rust tokenizer releases the interpreter lock while it encodes. Processes are for
+chat templates with heavy Python work, and for tokenizers that might crash. Either way each worker has one thread, which
+talks to the process if there is one. Short texts are the exception: handing one to a thread takes longer than encoding
+it.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ from pagewire.wire.rpc import RpcError
 logger = logging.getLogger(__name__)
 
 MAX_DEFAULT_SIZE = 8
-# Characters; they take 100 microseconds at most. Asking a thread takes 70 more, and waits for a core where all compute.
+# Characters; they take at most 100 microseconds. A thread takes 70 more, and waits for a core while all are busy.
 SHORT_TEXT = 256
-# Of all texts that wait or are encoded, in characters. One alone may be longer.
+# Of all texts that wait or are encoded, in characters. A single one may be longer.
 MAX_QUEUED_CHARS = 64 * 1024 * 1024
 # Characters. Encoding takes a hundred times the memory, so of such texts one is encoded at a time.
 LARGE_TEXT = 1024 * 1024
@@ -52,10 +53,10 @@ class TokenizerPool:
         max_queued: int = 4096,
         timeout: float = 30.0,
     ) -> None:
-        """Loads the tokenizer, which the caller's thread waits for. kind: "thread" or "process"; processes load it too.
+        """Loads the tokenizer, on the caller's thread. kind: "thread" or "process"; processes load it too.
 
-        max_queued: calls that may wait when another request is let in. timeout: seconds of a call's work, a new
-        process's start included.
+        max_queued: calls that may wait when another request is admitted. timeout: seconds of a call's work, including
+        the start of a new process.
 
         Raises ValueError if the tokenizer cannot be loaded, or size is below 1.
         """
@@ -81,39 +82,42 @@ class TokenizerPool:
         stats.POOL_WORKERS.set(self.size)
 
     def check_room(self) -> None:
-        """Before a request is let in, whose calls are then all taken. Raises RpcError (RESOURCE_EXHAUSTED)."""
+        """Checks whether a request can be admitted; all of its calls are accepted then.
+
+        Raises RpcError (RESOURCE_EXHAUSTED).
+        """
         num_waiting = self._num_calls - self.size
         if num_waiting >= self._max_queued or self._num_chars > MAX_QUEUED_CHARS:
             stats.POOL_REFUSALS.inc()
             raise RpcError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{max(0, num_waiting)} texts of {self._num_chars} characters wait to be encoded; {self._max_queued} "
-                f"(--max-queued-prompts) of {MAX_QUEUED_CHARS} may. Try again later",
+                f"{max(0, num_waiting)} texts of {self._num_chars} characters wait to be encoded; at most "
+                f"{self._max_queued} (--max-queued-prompts) of {MAX_QUEUED_CHARS} may wait; try again later",
             )
 
     async def encode_text(self, text: str, *, add_special_tokens: bool, room: Room | None = None) -> list[int]:
-        """Raises TextTooLong, if the text has more tokens than the room."""
+        """Returns the tokens of a text. Raises TextTooLong if there are more than the room has."""
         return_memory_after(len(text))
         self.codec.limit.check(text, room)
         return await self._call("encode_text", len(text), text, add_special_tokens, room)
 
     def encodes_at_once(self, text: str) -> bool:
-        """Whether `encode_at_once` takes it: a process worker is there to be the one that a crash takes."""
+        """Returns whether `encode_at_once` may be called: not with process workers, as a crash must end one of them."""
         return len(text) <= SHORT_TEXT and not self.workers
 
     def encode_at_once(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """A short text, on the caller's thread."""
+        """Returns the tokens of a short text, encoded on the caller's thread."""
         token_ids: list[int] = self._work("encode_text", (text, add_special_tokens))
         return token_ids
 
     async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Tokens that would write one of the words."""
+        """Returns the token sequences that write one of the words."""
         return await self._call("encode_words", sum(map(len, words)), words)
 
     async def encode_inputs(
         self, texts: Sequence[tuple[str, str | None]], *, add_special_tokens: bool, cuts: Cuts
     ) -> list[EncodedInput]:
-        """Raises ValueError; of a text that is too long TextTooLong."""
+        """Returns the tokens of texts or pairs. Raises ValueError, TextTooLong for a text that is too long."""
         size = sum(len(text) + len(pair or "") for text, pair in texts)
         return await self._call("encode_inputs", size, texts, add_special_tokens, cuts)
 
@@ -125,12 +129,12 @@ class TokenizerPool:
         image_texts: Sequence[str] = (),
         room: Room | None = None,
     ) -> list[int]:
-        """image_texts: what stands for each of the chat's images. Raises ChatError or TextTooLong."""
+        """Renders and encodes a chat. image_texts: stand for its images. Raises ChatError or TextTooLong."""
         image_token = self.images.image_token
         if chat.chat_template:
             if self._request_templates is None:
                 raise ChatError(
-                    "chat_template is not taken from requests here; --trust-request-chat-template allows it"
+                    "chat templates of requests are not accepted; start the server with --trust-request-chat-template"
                 )
             text = await self._request_templates.render(chat, image_token)
             given = (add_special_tokens, image_token, image_texts, room)
@@ -145,7 +149,7 @@ class TokenizerPool:
         return await self._call("vocabulary_entries", len(token_ids), token_ids)
 
     def close(self) -> None:
-        """Calls that wait are dropped; those that run are given up if they do not end in a moment."""
+        """Drops calls that wait, and gives up those that do not end in a moment."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -173,14 +177,14 @@ class TokenizerPool:
     async def _submit(self, method: str, args: tuple[Any, ...]) -> Any:
         stats.POOL_QUEUE_LENGTH.inc()
         job = self._threads.submit(partial(self._run, time.monotonic(), method, args))
-        # A job that was cancelled while it waited never runs: its place in the queue is given back here.
+        # A job that is cancelled while it waits never runs, so it leaves the queue here.
         job.add_done_callback(lambda job: stats.POOL_QUEUE_LENGTH.dec() if job.cancelled() else None)
         if self._timer is None and not self.workers:
             self._timer = asyncio.get_running_loop().call_later(self._timeout / 4, self._give_up_slow)
         return await asyncio.wrap_future(job)
 
     def _give_up_slow(self) -> None:
-        """Threads cannot say that they take too long, so while there are calls the event loop looks."""
+        """Gives up slow calls. Threads cannot report them, so the event loop checks while there are calls."""
         self._timer = None
         self._threads.give_up_slow(self._timeout, self._too_slow)
         if self._num_calls:
@@ -191,7 +195,7 @@ class TokenizerPool:
         logger.warning("a text was not encoded within %g seconds; its worker is replaced", self._timeout)
         return invalid(
             f"the prompt was not rendered and encoded within {self._timeout:g} seconds (--prompt-timeout): shorten it, "
-            "or mend its chat template if that takes so long"
+            "or correct its chat template if that is slow"
         )
 
     def _run(self, submitted: float, method: str, args: tuple[Any, ...]) -> Any:
@@ -214,7 +218,7 @@ class TokenizerPool:
         except BaseException as error:
             if isinstance(error, Exception):
                 raise
-            # A panic inside the Rust library is no Exception: it would end tasks without anybody hearing of it.
+            # A panic inside the Rust library is no Exception: it would end tasks without a trace.
             raise RuntimeError(f"the tokenizer failed: {error}") from error
         finally:
             if method.startswith("encode"):
@@ -230,7 +234,7 @@ class TokenizerPool:
                 if self._is_closed:
                     raise
                 stats.POOL_WORKER_DEATHS.inc()
-                logger.warning("%s; its job is tried once more by a new one", error)
+                logger.warning("%s; a new worker tries its job once more", error)
                 return worker.call(method, args, self._timeout)
         except WorkerTooSlowError as error:
             raise self._too_slow() from error

@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say of how texts are read: prompts, and lower case."""
+"""Settings of sentence-transformers for the texts of a model: prompts, and lower case."""
 
 import json
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from pagewire.files.damaged_file import remedy
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """As of a model without such files."""
+    """The settings; by default those of a model without such files."""
 
     prompts: dict[str, str] = field(default_factory=dict)  # name -> what is put before a text
     default_prompt_name: str | None = None
@@ -18,7 +18,7 @@ class SentenceConfig:
 
 
 def read_sentence_config(path: Path) -> SentenceConfig:
-    """Of the directory, if it is one. Raises ValueError naming the file that is wrong."""
+    """Reads the files of a model's directory. Raises ValueError naming the file that is wrong."""
     texts, reading = _read(path / "config_sentence_transformers.json"), _read(path / "sentence_bert_config.json")
     prompts, default = texts.get("prompts") or {}, texts.get("default_prompt_name")
     are_named = isinstance(prompts, dict) and all(isinstance(prompt, str) for prompt in prompts.values())

@@ -1,26 +1,26 @@
-"""How long a text may be. One that is too long is refused by its length, before it is encoded.
+"""The limit of a text's length. A text that is too long is refused by its length, before it is encoded.
 
-Encoding takes a hundred times the text's own memory, and a second per megabyte or two. So a text is held against what
-its tokens could be at most, in this order:
+Encoding takes a hundred times the text's own memory, and a second per megabyte or two. So the length of a text is
+compared with the most that its tokens can stand for, in this order:
 
-1. Bytes. A tokenizer that keeps what it is given writes at most `longest token of the vocabulary, in bytes` per token.
+1. Bytes. A tokenizer that keeps all text covers at most `longest token of the vocabulary, in bytes` per token.
    A normalizer may shrink text before that: canonical and compatibility composition (NFC, NFKC, and SentencePiece's
    tables made of them) by a factor of 4 at most, which the four bytes of a mathematical letter that becomes one show.
    So `most` tokens are never more than
 
        max(1 MiB, most * longest token * (4 if there is a normalizer, else 1)) bytes.
 
-   What else tokenizers do to text has no bound: they drop white space, accents and control characters, and replace
-   words of any length by one unknown token. Of that a text may have what the mebibyte leaves it. A longer one is
-   refused even if nearly all of it would be thrown away.
-2. Tokens of pieces, where the text is longer than such texts ever are (6 characters per token). Pieces of 64 Ki
-   characters are counted until there are more than `most`, so nothing larger is encoded in vain. A cut through a word
-   makes a few tokens more than there are; SLACK for each cut makes up for that.
+   Other changes have no bound: tokenizers drop white space, accents and control characters, and replace words of any
+   length by one unknown token. The mebibyte leaves some room for that. A longer text is refused even if the tokenizer
+   would drop nearly all of it.
+2. Tokens of pieces, if the text is longer than real texts of so many tokens (6 characters per token). The tokens of
+   pieces of 64 Ki characters are counted until there are more than `most`, so nothing larger is encoded in vain. A cut
+   through a word adds a few tokens; SLACK for each cut allows for them.
 
-A text of which only one end is wanted is never too long for its rest: the end is taken that has enough tokens. What its
-cut does to the tokens beside it is cut off with them.
+A text of which one end is kept is never too long: only as much of that end is encoded as has enough tokens. Tokens that
+change beside the cut are cut off later.
 
-Chats are held against it when they are rendered: templates leave out what they like.
+Chats are checked after they are rendered, as templates may leave out parts.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ MIN_BYTES = 1024 * 1024
 PIECE = 64 * 1024
 # Characters of a token, on average, that no language or program reaches.
 _LONG_TOKENS = 6
-# Most that composition makes of text, in bytes.
+# The most that composition shrinks text, in bytes.
 _SHRINKING = 4
 # Tokens that a cut may add, or change, beside it.
 SLACK = 64
@@ -46,22 +46,22 @@ class TextTooLong(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What there is room for."""
+    """The room for a text's tokens."""
 
     most: int  # tokens; 0: not known yet
-    keeps: str = "all"  # or "start", "end": that end of a text of any length
-    counts: bool = True  # False: its bytes alone are held against it
+    keeps: str = "all"  # or "start", "end": keeps that end of a text of any length
+    counts: bool = True  # False: only its bytes are checked
 
 
 class TextLimit:
-    """Of one tokenizer. Thread-safe."""
+    """Checks texts for one tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: LoadedTokenizer) -> None:
         self._tokenizer = tokenizer
 
     @cached_property
     def bytes_per_token(self) -> int:
-        """Most bytes of text that one token stands for, where none is thrown away."""
+        """The most bytes of text that one token can stand for, if the tokenizer drops none."""
         backend = self._tokenizer.backend
         # One character of such a vocabulary is one byte of text.
         is_byte_level = type(backend.decoder).__name__ == "ByteLevel"
@@ -69,19 +69,19 @@ class TextLimit:
         return longest * (_SHRINKING if backend.normalizer is not None else 1)
 
     def max_bytes(self, most: int) -> int:
-        """Of a text of so many tokens."""
+        """Returns the most bytes of a text of `most` tokens."""
         return max(MIN_BYTES, most * self.bytes_per_token)
 
     def check(self, text: str, room: Room | None) -> None:
-        """Raises TextTooLong by the number of its bytes; costs nothing for texts that are not long."""
+        """Checks the number of bytes, at no cost for texts that are not long. Raises TextTooLong."""
         if room is None or room.keeps != "all" or 4 * len(text) <= MIN_BYTES:
             return
         size = len(text) if text.isascii() else len(text.encode())
         if size > MIN_BYTES and size > (most := self.max_bytes(room.most)):
-            raise self._too_long(room, f"{size} bytes of text, of which {most} are possible")
+            raise self._too_long(room, f"{size} bytes of text, of which at most {most} are possible")
 
     def fitted(self, text: str, room: Room | None) -> str:
-        """The text, or as much of the wanted end as has the wanted tokens, and some more. Raises TextTooLong."""
+        """Returns the text, or as much of the kept end as has the wanted tokens and some more. Raises TextTooLong."""
         if room is None or len(text) <= (plausible := max(PIECE, _LONG_TOKENS * room.most)):
             return text
         if room.keeps != "all":
@@ -115,7 +115,9 @@ class TextLimit:
 
     def _too_long(self, room: Room, found: str) -> TextTooLong:
         if not room.most:
-            return TextTooLong(f"the prompt has {found} before the model is loaded. Shorten it, or try again later.")
+            return TextTooLong(
+                f"the prompt has {found} while the model is not loaded; shorten the prompt, or try again later"
+            )
         return TextTooLong(
             f"This model's maximum context length is {room.most} tokens, but the prompt has {found}. Please shorten "
             "the prompt."

@@ -1,4 +1,4 @@
-"""Threads that work off one queue. A job that takes too long is given up, and its thread with it."""
+"""Threads that work through one queue. A job that takes too long is given up, together with its thread."""
 
 import ctypes
 import queue
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-# A thread that is at work when the pool is closed has this long to end: Python code that is told to does.
+# Seconds that a busy thread has to end when the pool is closed.
 _LAST_SECONDS = 0.5
 
 
 class JobTooSlowError(RuntimeError):
-    """It took longer than it may."""
+    """A job took longer than its limit."""
 
 
 class _GivenUp(BaseException):
-    """Raised in a thread whose job was given up, at the next instruction of Python's."""
+    """Raised in the thread of a job that was given up, at the next Python instruction."""
 
 
 class _Worker:
-    """One thread, and the job that it is at."""
+    """One thread and its job."""
 
     def __init__(self, jobs: "queue.SimpleQueue[_Job | None]", name: str) -> None:
         self._jobs = jobs
@@ -29,20 +29,22 @@ class _Worker:
         self._job: _Job | None = None
         self._started = 0.0
         self._is_given_up = False
-        # It may be in the middle of what nobody can end; the process does not wait for it.
+        # A daemon: it may run code that cannot be interrupted, for which the process must not wait.
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
     def give_up(self, overdue: float, error: Callable[[], Exception]) -> bool:
-        """Ends its job with the error if that began before `overdue`, in time.monotonic(). Returns whether it did: then
-        the thread takes no other job."""
+        """Ends its job with the error if that began before `overdue`, in time.monotonic().
+
+        Returns whether it did; then the thread takes no other job.
+        """
         with self._lock:
             job = self._job
             if job is None or self._started > overdue:
                 return False
             self._is_given_up = True
         job.future.set_exception(error())
-        # Ends a loop in Python, as a template is one; a library is not interrupted.
+        # Interrupts Python code, such as a template, but no library.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(_GivenUp))
         return True
 
@@ -83,7 +85,7 @@ class _Job:
 
 
 class TimedThreads:
-    """`size` threads; jobs wait in order of arrival while all are busy."""
+    """A pool of `size` threads. Jobs wait in order of arrival while all are busy."""
 
     def __init__(self, size: int, name: str) -> None:
         self._name = name
@@ -92,7 +94,7 @@ class TimedThreads:
         self._is_closed = False
 
     def submit(self, run: Callable[[], Any]) -> "Future[Any]":
-        """run: raises Exceptions only. The future can be cancelled while the job waits."""
+        """Queues a job. run: raises Exceptions only. The future can be cancelled while the job waits."""
         if self._is_closed:
             raise RuntimeError(f"the {self._name} threads have ended")
         job = _Job(run)
@@ -100,14 +102,14 @@ class TimedThreads:
         return job.future
 
     def give_up_slow(self, max_seconds: float, error: Callable[[], Exception]) -> None:
-        """Ends jobs that have run for longer with an error; others take the places of their threads."""
+        """Ends jobs that have run for longer with the error, and replaces their threads."""
         overdue = time.monotonic() - max_seconds
         for index, worker in enumerate(self._workers):
             if worker.give_up(overdue, error):
                 self._workers[index] = _Worker(self._jobs, self._name)
 
     def close(self) -> None:
-        """Jobs that wait are cancelled; those that run have a moment to end."""
+        """Cancels jobs that wait, and gives running ones a moment to end."""
         self._is_closed = True
         while not self._jobs.empty():
             if (job := self._jobs.get()) is not None:

@@ -1,1 +1,1 @@
-"""Prompts: from what a request contains to token ids."""
+"""Prompts of requests, which become token ids."""

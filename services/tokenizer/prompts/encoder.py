@@ -1,4 +1,4 @@
-"""Prompts to token ids. The pool encodes each distinct prompt once: all choices of a request have the same."""
+"""Encodes prompts. Equal prompts that arrive together, as those of all choices of a request, are encoded once."""
 
 import asyncio
 from collections.abc import Hashable
@@ -9,7 +9,7 @@ from pagewire.services.tokenizer.pool.text_limit import Room
 from pagewire.services.tokenizer.prompts.prompts import Prompt, adds_special_tokens, encode_prompt
 from pagewire.v1 import inference_pb2
 
-# Short texts that the event loop encodes in a row: a millisecond, which is what others wait then.
+# Short texts that the event loop encodes in a row: a millisecond, for which other requests wait.
 MOST_AT_ONCE = 16
 
 
@@ -21,16 +21,19 @@ class _Encoding:
 
 
 class PromptEncoder:
-    """Encodes prompts. Requests for a prompt that is being encoded wait for the same result."""
+    """Encodes prompts. A request with a prompt that is being encoded waits for the same result."""
 
     def __init__(self, pool: TokenizerPool) -> None:
         self._pool = pool
-        # By what is cheap to compare. Chats that have it in common are compared whole.
+        # By a key that is cheap to compute. Chats with equal keys are compared whole.
         self._running: dict[Hashable, list[_Encoding]] = {}
         self._num_at_once = 0  # since the event loop began its present turn
 
     async def encode(self, request: inference_pb2.GenerateRequest, room: Room, *, resubmitted: bool = False) -> Prompt:
-        """resubmitted: an earlier attempt was admitted. Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)."""
+        """Returns the encoded prompt. resubmitted: an earlier attempt was admitted.
+
+        Raises RpcError (INVALID_ARGUMENT, RESOURCE_EXHAUSTED).
+        """
         kind = request.WhichOneof("prompt")
         if kind in (None, "token_ids"):
             return await encode_prompt(self._pool, request)

@@ -54,7 +54,7 @@ async def _encode_chat(pool: TokenizerPool, request: Request, room: Room | None)
 
 
 def adds_special_tokens(request: Request) -> bool:
-    """Whether special tokens are added: by default to a text, not to what a chat template has made."""
+    """Returns whether special tokens are added: by default to a text, not to the output of a chat template."""
     if request.HasField("add_special_tokens"):
         return request.add_special_tokens
     return request.WhichOneof("prompt") == "text"

@@ -1,4 +1,4 @@
-"""truncate_prompt_tokens: how much of a prompt is kept, and which end of it."""
+"""Truncation of prompts, as truncate_prompt_tokens says."""
 
 import grpc
 
@@ -26,7 +26,9 @@ def truncated(prompt: Prompt, room: Room) -> Prompt:
     if room.keeps == "all":
         return prompt
     if prompt.images:
-        raise invalid("truncate_prompt_tokens is for text: leave it out, or the images", "truncate_prompt_tokens")
+        raise invalid(
+            "truncate_prompt_tokens cannot cut a prompt with images; leave out one of them", "truncate_prompt_tokens"
+        )
     if len(prompt.token_ids) <= room.most:
         return prompt
     return Prompt(prompt.token_ids[: room.most] if room.keeps == "start" else prompt.token_ids[-room.most :])
@@ -43,8 +45,8 @@ def _num_kept(wanted: int, params: common_pb2.SamplingParams, max_model_len: int
     max_tokens = max(1, params.max_tokens)
     if max_tokens >= max_model_len:
         raise invalid(
-            f"max_tokens is {max_tokens}; the model takes {max_model_len} tokens, which leaves none for the prompt "
-            "that truncate_prompt_tokens is to cut",
+            f"max_tokens is {max_tokens} and the model takes {max_model_len} tokens, which leaves none for the prompt; "
+            "lower max_tokens, or set truncate_prompt_tokens to a number",
             "truncate_prompt_tokens",
         )
     return max_model_len - max_tokens

@@ -46,7 +46,7 @@ class Chat:
 
     @property
     def num_chars(self) -> int:
-        """Of the messages' texts."""
+        """The characters of the messages' texts."""
         contents = [message.get("content") for message in self.messages]
         return sum(
             len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
@@ -55,9 +55,9 @@ class Chat:
 
 
 def read_template(path_or_template: str) -> str:
-    """The value of --chat-template: a file's content, or the template itself.
+    """Reads the value of --chat-template, which is a file or the template itself.
 
-    Raises ChatError for what looks like a path but is no file, and for what is no template.
+    Raises ChatError if it is neither, or not valid jinja.
     """
     if any(mark in path_or_template for mark in ("{%", "{{", "{#", "\n")):
         template = path_or_template
@@ -74,7 +74,7 @@ def read_template(path_or_template: str) -> str:
 
 
 def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, str], image_token: str = "") -> str:
-    """The prompt text. template: the model's own, None if it has none. image_token: what stands for an image where the
+    """Returns the prompt text. template: the model's own, None if it has none. image_token: stands for an image if the
     template only knows strings. Raises ChatError.
     """
     template = chat.chat_template or template
@@ -84,14 +84,14 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         raise ChatError("a chat needs at least one message")
     if chat.continue_final_message and chat.add_generation_prompt:
         raise ChatError(
-            "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last "
-            "message, the second begins a new one"
+            "continue_final_message and add_generation_prompt exclude each other: the first continues the last "
+            "message, the second begins a new one; set one of them to false"
         )
     try:
         compiled = _compile(template)
         messages = _messages_for(compiled, chat.messages, image_token)
         final_text = _mark_final_message(messages) if chat.continue_final_message else ""
-        # Without any they are None, as in transformers: templates ask for that.
+        # None if there are none, as in transformers: templates test for that.
         lists = {"tools": list(chat.tools) or None, "documents": list(chat.documents) or None}
         variables = {**lists, **special_tokens, **chat.template_kwargs}
         text = compiled.template.render(variables, messages=messages, add_generation_prompt=chat.add_generation_prompt)
@@ -112,13 +112,13 @@ class _Compiled:
     template: jinja2.Template
     # Whether the template itself iterates over a message's content parts.
     takes_parts: bool
-    # Whether it asks if content is a string.
-    tells_strings: bool
+    # Whether it tests if content is a string.
+    tests_strings: bool
 
 
 @lru_cache(maxsize=32)
 def _compile(template: str) -> _Compiled:
-    return _Compiled(_environment().from_string(template), _takes_parts(template), _tells_strings(template))
+    return _Compiled(_environment().from_string(template), _takes_parts(template), _tests_strings(template))
 
 
 @lru_cache(maxsize=1)
@@ -158,7 +158,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML characters, which belong into prompts as they are."""
+    """Writes JSON. Jinja's own filter escapes HTML characters, which prompts must contain as they are."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -182,7 +182,7 @@ def _takes_parts(template: str) -> bool:
     return False
 
 
-def _tells_strings(template: str) -> bool:
+def _tests_strings(template: str) -> bool:
     return any(test.name == "string" for test in _environment().parse(template).find_all(jinja2.nodes.Test))
 
 
@@ -197,20 +197,20 @@ def _is_content(node: Any) -> bool:
 
 
 def expand_images(text: str, image_token: str, image_texts: Sequence[str]) -> str:
-    """The prompt with each placeholder replaced. Raises ChatError if there are not as many as there are texts."""
+    """Replaces each placeholder of a prompt. Raises ChatError if there are not as many as texts."""
     pieces = text.split(image_token)
     if (found := len(pieces) - 1) != len(image_texts):
         raise ChatError(
-            f"the prompt has {found} times {image_token!r} for {len(image_texts)} images: the chat template must show "
-            "each image, and no text may contain its placeholder"
+            f"the prompt has {image_token!r} {found} times for {len(image_texts)} images: the chat template must show "
+            "each image once, and no text may contain the placeholder"
         )
     return pieces[0] + "".join(image + piece for image, piece in zip(image_texts, pieces[1:], strict=True))
 
 
 def _messages_for(compiled: _Compiled, messages: Sequence[Mapping[str, Any]], image_token: str) -> list[dict[str, Any]]:
-    """Copies; parts become one string, joined by newlines, for templates that only know strings. Those of models that
-    read images may only know parts: then strings become one."""
-    takes_parts, needs_parts = compiled.takes_parts, compiled.takes_parts and not compiled.tells_strings
+    """Returns copies. For templates that only know strings, parts become one string, joined by newlines. For those of
+    models that read images, which may only know parts, strings become one part."""
+    takes_parts, needs_parts = compiled.takes_parts, compiled.takes_parts and not compiled.tests_strings
     copies = []
     for message in messages:
         copy = dict(message)
@@ -228,14 +228,14 @@ def _messages_for(compiled: _Compiled, messages: Sequence[Mapping[str, Any]], im
 
 
 def _mark_final_message(messages: list[dict[str, Any]]) -> str:
-    """Appends the mark to the last message's text, which is returned: the prompt is cut there after rendering."""
+    """Appends the mark, where the prompt is cut later, to the text of the last message. Returns that text."""
     content = messages[-1].get("content")
     if content is None:
         raise ChatError("continue_final_message is set, but the last message has no content to continue")
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_TAG
         return content
-    if not content or "text" not in content[-1]:  # it goes on behind an image
+    if not content or "text" not in content[-1]:  # the text continues behind an image
         content.append({"type": "text", "text": ""})
     text: str = content[-1]["text"]
     content[-1]["text"] = text + _CONTINUE_TAG

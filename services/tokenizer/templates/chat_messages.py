@@ -1,4 +1,4 @@
-"""Messages, tools and documents of the wire as chat templates expect them: transformers' plain data."""
+"""Converts messages, tools and documents to the plain data of transformers, which chat templates expect."""
 
 import json
 from typing import Any
@@ -8,12 +8,13 @@ from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.templates.chat import Chat
 from pagewire.v1 import inference_pb2
 
-# Violations that a message names; the details of the status have more.
-MAX_TOLD = 5
+# Violations that an error message names; the details of the status have more.
+MAX_NAMED = 5
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments: the object that transformers has, and text to templates that join it with text (DeepSeek)."""
+    """Arguments of a call: an object as in transformers, which becomes text in templates that join it with text
+    (DeepSeek)."""
 
     def __init__(self, values: dict[str, Any], text: str) -> None:
         super().__init__(values)
@@ -30,7 +31,7 @@ class Arguments(dict[str, Any]):
 
 
 def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
-    """Returns a chat, whose messages are checked, as templates read it. Raises RpcError (INVALID_ARGUMENT)."""
+    """Returns a chat as templates read it. Its messages are checked before. Raises RpcError (INVALID_ARGUMENT)."""
     if prompt.HasField("add_generation_prompt"):
         add_generation_prompt = prompt.add_generation_prompt
     else:
@@ -56,7 +57,7 @@ def image_urls(prompt: inference_pb2.ChatPrompt) -> list[str]:
 
 
 def json_object(text: str, name: str, field: str) -> dict[str, Any]:
-    """What JSON text says; {} for none. Raises RpcError (INVALID_ARGUMENT) for what is no object."""
+    """Returns the object in a JSON text; {} for "". Raises RpcError (INVALID_ARGUMENT)."""
     if not text:
         return {}
     try:
@@ -84,7 +85,9 @@ def check_messages(prompt: inference_pb2.ChatPrompt) -> None:
     for index, message in enumerate(prompt.messages):
         where = f"chat.messages[{index}]"
         if not message.role:
-            violations.append((f"{where}.role", f"{where}.role is empty; it says who speaks, for instance user"))
+            violations.append(
+                (f"{where}.role", f"{where}.role is empty; set it to user, assistant or system, for instance")
+            )
         has_content = message.HasField("content") or message.parts
         if message.role != "assistant" and not has_content:
             field = f"{where}.content"
@@ -94,7 +97,7 @@ def check_messages(prompt: inference_pb2.ChatPrompt) -> None:
                 field = f"{where}.parts[{part_index}]"
                 violations.append((field, f"{field} is empty; set text or image"))
     if violations:
-        what_is_wrong = "; ".join(description for _, description in violations[:MAX_TOLD])
+        what_is_wrong = "; ".join(description for _, description in violations[:MAX_NAMED])
         raise InvalidRequest(what_is_wrong, violations=violations)
 
 
@@ -109,7 +112,7 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
             for part in message.parts
         ]
     elif message.tool_calls:
-        # Templates join it with the calls, or go through its parts: all of them can do so with an empty text.
+        # Templates join it with the calls, or iterate over its parts: an empty text suits both.
         plain["content"] = ""
     if message.HasField("name"):
         plain["name"] = message.name
@@ -118,7 +121,7 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     if message.HasField("tool_call_id"):
         plain["tool_call_id"] = message.tool_call_id
     if message.HasField("reasoning"):
-        # Each of these has templates that read it; GPT-OSS's refuses the last one beside content.
+        # Each of these names is read by some templates; GPT-OSS's refuses the last one beside content.
         plain["reasoning"] = plain["reasoning_content"] = message.reasoning
         if not plain.get("content"):
             plain["thinking"] = message.reasoning
@@ -134,7 +137,7 @@ def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Arguments | str:
-    """What a model wrote that is no JSON stays text: the conversation must be able to go on."""
+    """Returns the object, or the text if it is no JSON: a conversation must be able to continue after a wrong call."""
     try:
         values = json.loads(text) if text else {}
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Sampling parameters of requests that name none: the model's, from `generation_config.json`, and the operator's."""
+"""Defaults of sampling parameters: the model's, from `generation_config.json`, and the operator's."""
 
 import json
 import logging
@@ -14,16 +14,16 @@ from pagewire.v1.common_pb2 import SamplingParams
 logger = logging.getLogger(__name__)
 
 FILE = "generation_config.json"
-# Its keys that are read here, as vLLM does, and the parameters that they are the defaults of.
+# Its keys that are read, as vLLM reads them, and the parameters for which they are the defaults.
 KEYS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")} | {
     "max_new_tokens": "max_tokens"
 }
 
 
 def read_generation_defaults(config: TokenizerConfig, model_path: Path) -> SamplingParams:
-    """Only what has a default of the model's or the operator's is set; the others are Pagewire's.
+    """Reads the defaults of the model and the operator; for all other parameters Pagewire's apply.
 
-    model_path: directory or file of the model, whose generation_config.json is read for "auto". Raises StartupError.
+    model_path: directory or file of the model; its generation_config.json is read for "auto". Raises StartupError.
     """
     source = config.generation_config
     remedy = "correct it, or start with --generation-config vllm"
@@ -36,13 +36,13 @@ def read_generation_defaults(config: TokenizerConfig, model_path: Path) -> Sampl
         path = Path(source).expanduser()
         file = path / FILE if path.is_dir() else path
         if not file.is_file():
-            raise StartupError(f"--generation-config {source}: there is no such file, nor a directory with {FILE}")
+            raise StartupError(f"--generation-config {source}: there is no such file, and no directory with {FILE}")
         defaults = _values(_read_json(file), str(file), remedy)
     if config.override_generation_config is not None:
         defaults |= _overrides(config.override_generation_config)
     if defaults:
-        told = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
-        logger.info("requests that do not say otherwise get %s (--generation-config vllm: not the model's)", told)
+        listed = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        logger.info("defaults of requests: %s (--generation-config vllm ignores the model's)", listed)
     return SamplingParams(**defaults)  # type: ignore[arg-type]  # the fields' types are those of the table
 
 
@@ -65,12 +65,12 @@ def _overrides(text: str) -> dict[str, float]:
     if not isinstance(content, dict):
         raise StartupError(f'{flag} must be a JSON object, as {{"temperature": 0.6}}')
     if unknown := sorted(content.keys() - KEYS.keys()):
-        raise StartupError(f"{flag} has {', '.join(unknown)}; possible are {', '.join(KEYS)}")
+        raise StartupError(f"{flag} has unknown keys: {', '.join(unknown)}; known are {', '.join(KEYS)}")
     return _values(content, flag, "correct it")
 
 
 def _values(content: dict[str, Any], source: str, remedy: str) -> dict[str, float]:
-    """By parameter; null means unset."""
+    """Returns the values by parameter; null means unset."""
     values: dict[str, float] = {}
     for key, name in KEYS.items():
         value, parameter = content.get(key), BY_NAME[name]

@@ -1,8 +1,8 @@
-"""Chat templates that come with requests, rendered in processes of their own.
+"""Renders chat templates of requests, in processes of their own.
 
-A template is a program. Jinja's sandbox keeps it from the machine, but not from taking all time and memory, and one
-long operation, as `10 ** (10 ** 9)` or `'a' * 10 ** 10`, halts every thread of the process that it is in. So these
-templates are in another one, which may be ended. The model's own is trusted, and rendered where prompts are encoded.
+A template is a program. Jinja's sandbox keeps it from the machine, but not from using up time and memory, and one long
+operation, such as `10 ** (10 ** 9)` or `'a' * 10 ** 10`, halts every thread of its process. So these templates run in
+another process, which may be ended. The model's own template is trusted, and rendered by the workers of the pool.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, Work
 from pagewire.services.tokenizer.templates.chat import Chat, ChatError, TemplateError, render_chat
 from pagewire.wire.rpc import RpcError
 
-# Of one template, seconds; a model's takes less than a millisecond.
+# Seconds for one template; a model's takes less than a millisecond.
 TIMEOUT_S = 5.0
-# Of a process, beyond what it has before the first template.
+# Of a process, beyond its memory before the first template.
 MEMORY_BYTES = 512 * 1024 * 1024
-# Of what a template has rendered, and of what it says when it refuses.
+# Of a rendered prompt, and of the error of a template.
 MAX_CHARS = 16 * 1024 * 1024
 MAX_ERROR_CHARS = 1000
-# Processes, made when they are needed, and requests that wait for one.
+# Processes, started when they are needed, and requests that may wait for one.
 SIZE = 2
 MAX_WAITING = 64
 _START_TIMEOUT_S = 60.0
 
 
 class Renderer:
-    """What such a process does."""
+    """Renders templates, in such a process."""
 
     def __init__(self, special_tokens: Mapping[str, str], memory_bytes: int) -> None:
         self._special_tokens = special_tokens
@@ -44,7 +44,7 @@ class Renderer:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
     def begin(self) -> None:
-        """There to be called once the process is ready."""
+        """Does nothing. Its answer shows that the process is ready."""
 
     def render(self, chat: Chat, image_token: str) -> str:
         """Raises ChatError."""
@@ -53,17 +53,17 @@ class Renderer:
         except ChatError as error:
             raise type(error)(_short(str(error))) from None
         if len(text) > MAX_CHARS:
-            raise TemplateError(f"the chat template has rendered {len(text)} characters; {MAX_CHARS} are possible")
+            raise TemplateError(f"the chat template rendered {len(text)} characters; at most {MAX_CHARS} are possible")
         return text
 
 
 class RequestTemplates:
-    """Renders them, a few at a time."""
+    """Renders the templates of requests, a few at a time."""
 
     def __init__(
         self, special_tokens: Mapping[str, str], timeout: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES
     ) -> None:
-        """timeout: seconds of one template. memory_bytes: that rendering it may take."""
+        """timeout: seconds for one template. memory_bytes: limit of its memory."""
         self._make = partial(Renderer, special_tokens, memory_bytes)
         self._timeout = timeout
         self._memory_bytes = memory_bytes
@@ -74,7 +74,7 @@ class RequestTemplates:
         self._num_waiting = 0
 
     async def render(self, chat: Chat, image_token: str) -> str:
-        """The prompt text. Raises ChatError, or RpcError RESOURCE_EXHAUSTED if too many wait."""
+        """Returns the prompt text. Raises ChatError, or RpcError (RESOURCE_EXHAUSTED) if too many wait."""
         if self._num_waiting >= MAX_WAITING:
             message = f"{self._num_waiting} chat templates of requests wait to be rendered; try again later"
             raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
@@ -99,7 +99,9 @@ class RequestTemplates:
             raise TemplateError(f"the chat template was not rendered within {self._timeout:g} seconds") from None
         except WorkerDiedError:
             most = self._memory_bytes // 2**20
-            raise TemplateError(f"the chat template ended its process; it has {most} MiB to be rendered in") from None
+            raise TemplateError(
+                f"the chat template crashed its process, or needs more than {most} MiB of memory"
+            ) from None
         finally:
             self._idle.put(process)
 

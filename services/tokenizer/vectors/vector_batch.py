@@ -1,4 +1,4 @@
-"""The inputs of one call at the scheduler: as many at once as it takes."""
+"""The inputs of one call at the scheduler, as many at once as it accepts."""
 
 import asyncio
 from collections import deque
@@ -11,8 +11,8 @@ from pagewire.v1 import common_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire.rpc import RpcError
 
-# Of one call, at the scheduler at once. More would keep no executor busier; and the scheduler takes 70 microseconds for
-# each, in which nobody else's steps are decided.
+# Of one call, at the scheduler at once. More would not keep executors busier, and the scheduler takes 70 microseconds
+# for each, in which it decides no steps.
 MAX_IN_FLIGHT = 1024
 
 Outcome = common_pb2.Vector | RpcError
@@ -37,10 +37,10 @@ class _Listener:
             self.on_error(RpcError(grpc.StatusCode.CANCELLED, "the request was aborted"))
 
     def on_weights(self, version: str) -> None:
-        """Vectors do not say it."""
+        """Ignores the version, which vectors do not report."""
 
     def on_prompt_logprobs(self, logprobs: common_pb2.Logprobs) -> None:
-        raise ValueError("the scheduler answered a request for a vector with log probabilities")
+        raise ValueError("the scheduler returned log probabilities for a request for a vector")
 
     def on_vector(self, vector: common_pb2.Vector) -> None:
         self._outcomes.put_nowait((self._index, vector))
@@ -52,20 +52,20 @@ class _Listener:
 class VectorBatch:
     """Requests for vectors that end together, all computed by the same weights.
 
-    Where --max-waiting-requests leaves room for some of them only, the others wait here: a batch is refused as a whole
-    or not at all.
+    If --max-waiting-requests leaves room for some of them only, the others wait here: a batch is refused as a whole or
+    not at all.
     """
 
-    def __init__(self, link: SchedulerLink, messages: Sequence[TokenSubmission], *, is_let_in: bool = False) -> None:
-        """is_let_in: the caller has had answers to earlier parts, so this one is not refused."""
+    def __init__(self, link: SchedulerLink, messages: Sequence[TokenSubmission], *, is_admitted: bool = False) -> None:
+        """is_admitted: earlier parts of the call were answered, so this one is not refused."""
         self._link = link
         self._messages = messages
-        self._is_let_in = is_let_in
+        self._is_admitted = is_admitted
         self._running: dict[int, SubmittedRequest] = {}  # by index
         self._outcomes: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
 
     async def run(self) -> list[common_pb2.Vector]:
-        """In order. If one fails, or nobody waits any more, all end. Raises RpcError."""
+        """Returns the vectors in order. If one fails, or the caller is cancelled, all end. Raises RpcError."""
         vectors: dict[int, common_pb2.Vector] = {}
         waiting = deque(range(len(self._messages)))
         window = MAX_IN_FLIGHT
@@ -78,11 +78,11 @@ class VectorBatch:
                 del self._running[index]
                 if isinstance(outcome, common_pb2.Vector):
                     vectors[index] = outcome
-                    self._is_let_in = True
+                    self._is_admitted = True
                     window = min(window + 1, MAX_IN_FLIGHT)
                     latest = self._messages[index].weights_version
                     if not waiting and not self._running:
-                        # Replaced meanwhile: vectors of both do not compare.
+                        # The weights were replaced meanwhile: vectors of different weights do not compare.
                         waiting.extend(i for i in vectors if self._messages[i].weights_version != latest)
                 elif self._may_wait(index, outcome):
                     waiting.appendleft(index)
@@ -96,13 +96,13 @@ class VectorBatch:
 
     def _submit(self, index: int) -> None:
         message = self._messages[index]
-        if self._is_let_in and not self._running:
-            message.resubmitted = True  # or nobody of this batch might ever get a turn
+        if self._is_admitted and not self._running:
+            message.resubmitted = True  # otherwise none of this batch might ever be admitted
         request = SubmittedRequest(message, _Listener(index, self._outcomes))
         self._running[index] = request
         self._link.submit(request)
 
     def _may_wait(self, index: int, error: RpcError) -> bool:
-        """Whether another of the batch was let in, or may have been, and this one was not for lack of room."""
+        """Whether another of the batch was admitted, or may be, and this one was refused for lack of room."""
         is_full = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not self._messages[index].resubmitted
-        return is_full and (self._is_let_in or bool(self._running))
+        return is_full and (self._is_admitted or bool(self._running))

@@ -1,4 +1,4 @@
-"""From the inputs of Embed, Classify and Score to tokens."""
+"""Encodes the inputs of Embed, Classify and Score."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from pagewire.v1 import common_pb2, inference_pb2
 
 # Texts that one worker of the pool encodes in a row.
 TEXTS_PER_CALL = 32
-# Of one call, in the pool at once: others' texts wait for no more than these.
+# Of one call, in the pool at once: texts of other calls wait for these only.
 PARTS_PER_WORKER = 2
 
 Inputs = Sequence[inference_pb2.InputText]
@@ -31,7 +31,7 @@ async def encode(
     prefix: str = "",
     cuts: Cuts,
 ) -> list[EncodedInput]:
-    """prefix: of each text. Raises RpcError (INVALID_ARGUMENT)."""
+    """Returns the tokens of each input. prefix: of each text. Raises RpcError (INVALID_ARGUMENT)."""
     for index, given in enumerate(inputs):
         kind = given.WhichOneof("input")
         if kind is None or (kind != "text" and given.HasField("text_pair")):
@@ -62,7 +62,10 @@ async def encode(
 
 
 def _check_lengths(pool: TokenizerPool, inputs: Inputs, cuts: Cuts, name: Name) -> None:
-    """Before any is encoded: others are found too long by the workers. Raises RpcError (INVALID_ARGUMENT)."""
+    """Refuses texts that are too long before any is encoded; the workers find the others.
+
+    Raises RpcError (INVALID_ARGUMENT).
+    """
     first, second = cuts.room(is_second=False), cuts.room(is_second=True)
     for index, given in enumerate(inputs):
         try:
@@ -101,7 +104,7 @@ async def _encode_chat(
     pool: TokenizerPool, chat: inference_pb2.ChatPrompt, options: inference_pb2.InputOptions, name: str, cuts: Cuts
 ) -> list[int]:
     if image_urls(chat):
-        raise invalid(f"{name} has images; vectors are made of text", name)
+        raise invalid(f"{name} has images; leave them out, as vectors are computed from text only", name)
     check_chat(chat)
     try:
         room = cuts.room(is_second=False)
@@ -111,7 +114,7 @@ async def _encode_chat(
 
 
 def whole_cut(options: inference_pb2.InputOptions, info: common_pb2.ModelInfo) -> int | None:
-    """truncate_prompt_tokens as a number of tokens. Raises RpcError (INVALID_ARGUMENT)."""
+    """Returns truncate_prompt_tokens as a number of tokens. Raises RpcError (INVALID_ARGUMENT)."""
     if not options.HasField("truncate_prompt_tokens"):
         return None
     wanted = options.truncate_prompt_tokens

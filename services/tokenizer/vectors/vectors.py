@@ -1,6 +1,6 @@
-"""Embed, Classify and Score: texts become tokens, each text a request of its own, and their vectors the answer.
+"""The calls Embed, Classify and Score. Each text is a request of its own to the scheduler, which returns its vector.
 
-Requests travel over the same link as those for text: if the scheduler dies, they are submitted again.
+The requests travel over the same link as those for text: if the scheduler dies, they are submitted again.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from pagewire.wire.rpc import MAX_MESSAGE_BYTES, RpcError
 
 EMBED, CLASSIFY = common_pb2.MODEL_KIND_EMBED, common_pb2.MODEL_KIND_CLASSIFY
 MAX_INPUTS = 65_536
-# Of an answer's numbers: beside what frames them, and numbers of tokens, they fit into a message.
+# Of the numbers of an answer: they fit into a message beside its other fields.
 MAX_VECTOR_BYTES = MAX_MESSAGE_BYTES - 32 * MAX_INPUTS
 
 
 class _Call:
-    """What the parts of one call have in common."""
+    """The properties of one call."""
 
     def __init__(self, name: str, options: inference_pb2.InputOptions, external_id: str, trace: Trace) -> None:
         """name: of the call, lower case."""
@@ -41,11 +41,11 @@ class _Call:
         self.trace = trace
 
     def attributes(self, code: str) -> dict[str, Any]:
-        """Of its span. code: of its gRPC status."""
+        """Returns the attributes of its span. code: of its gRPC status."""
         return {semconv.RPC_SYSTEM: "grpc", semconv.RPC_METHOD: self.rpc_method, semconv.RPC_STATUS: code}
 
     def name_of(self, field: str) -> Name:
-        """Of an input of the field, in errors."""
+        """Returns the name, in errors, of an input of the field."""
         return lambda index: f"{field}[{self.options.first_index + index}]"
 
 
@@ -63,7 +63,7 @@ class _Distinct:
 
 
 class Vectors:
-    """The calls. They raise RpcError."""
+    """Implements the calls. They raise RpcError."""
 
     def __init__(self, generator: TextGenerator) -> None:
         self._generator = generator
@@ -117,7 +117,7 @@ class Vectors:
             return await self._similarities(call, request, info)
         if len(info.labels) != 1:
             raise invalid(
-                f"the model has {len(info.labels)} labels, and Score is for one: call Classify (REST: /classify)"
+                f"the model has {len(info.labels)} labels, and Score needs one; call Classify (REST: /classify)"
             )
         encoded = await self._encode(call, request.pairs, info, name, most=most)
         scores = await self._vectors(call, encoded)
@@ -130,7 +130,7 @@ class Vectors:
     async def _similarities(
         self, call: _Call, request: inference_pb2.ScoreRequest, info: common_pb2.ModelInfo
     ) -> inference_pb2.ScoreResponse:
-        """The cosine between the vectors of each pair's texts. A text of several pairs is computed once."""
+        """Returns the cosine between the vectors of each pair's texts. A text of several pairs is computed once."""
         queries = _Distinct([pair.text for pair in request.pairs], call.name_of("pairs"))
         documents = _Distinct([pair.text_pair for pair in request.pairs], call.name_of("pairs"))
         encoded: list[EncodedInput] = []
@@ -142,7 +142,7 @@ class Vectors:
             second += len(queries.inputs)
             scores.append(sum(map(mul, vectors[first], vectors[second])))
             num_tokens.append(len(encoded[first][0]) + len(encoded[second][0]))
-            await asyncio.sleep(0)  # others wait: long vectors take 0.2 ms
+            await asyncio.sleep(0)  # other requests get their turn: long vectors take 0.2 ms
         return inference_pb2.ScoreResponse(scores=scores, num_tokens=num_tokens, request_id=request.request_id)
 
     async def _check(self, model: str, inputs: Inputs, kinds: Sequence[int], field: str) -> common_pb2.ModelInfo:
@@ -175,13 +175,13 @@ class Vectors:
         prefix: str = "",
         most: tuple[int, int] = (0, 0),
     ) -> list[EncodedInput]:
-        """most: tokens that are left of the first and the second text; 0: all."""
+        """most: tokens that are kept of the first and the second text; 0: all."""
         whole = whole_cut(call.options, info)
         cuts = Cuts(whole, most[0] or None, most[1] or None, call.options.truncate_start, info.max_model_len)
         return await encode(self._generator.pool, inputs, call.options, info, name, prefix=prefix, cuts=cuts)
 
     async def _vectors(self, call: _Call, encoded: Sequence[EncodedInput]) -> list[common_pb2.Vector]:
-        """In order. If one fails, or nobody waits any more, all end."""
+        """Returns the vectors in order. If one fails, or the caller is cancelled, all end."""
         span = Span(call.rpc_method, call.trace, serves=True)
         context = tenants.attach(tenants.present.get(), span.trace.attach_to(common_pb2.RequestContext()))
         messages = [
@@ -198,7 +198,7 @@ class Vectors:
             for token_ids, second_text_start in encoded
         ]
         try:
-            vectors = await VectorBatch(self._generator.link, messages, is_let_in=call.options.first_index > 0).run()
+            vectors = await VectorBatch(self._generator.link, messages, is_admitted=call.options.first_index > 0).run()
         except BaseException as error:
             code = error.code.name if isinstance(error, RpcError) else "CANCELLED"
             is_fault = code in semconv.FAULTS_OF_SERVERS
@@ -211,18 +211,18 @@ class Vectors:
 
 
 def _check_size(num_inputs: int, vector_size: int, name: str) -> None:
-    """Before all is computed that cannot be sent. Raises RpcError (INVALID_ARGUMENT)."""
+    """Refuses a call with an answer that cannot be sent. Raises RpcError (INVALID_ARGUMENT)."""
     most = MAX_VECTOR_BYTES // (4 * vector_size)
     if num_inputs > most:
         raise invalid(
-            f"{name} has {num_inputs} entries; one answer holds {most} vectors of {vector_size} numbers: call again "
-            "for the others",
+            f"{name} has {num_inputs} entries; one answer holds at most {most} vectors of {vector_size} numbers: call "
+            "again for the others",
             name,
         )
 
 
 def _shortened(vector: common_pb2.Vector, size: int) -> common_pb2.Vector:
-    """The first numbers; of length 1 if the whole vector was."""
+    """Returns the first numbers, of length 1 if the whole vector was."""
     values = vector.values[:size]
     if abs(math.hypot(*vector.values) - 1) < 1e-3 and (length := math.hypot(*values)) > 0:
         values = [value / length for value in values]

@@ -135,7 +135,7 @@ async def test_openai_errors(line: Line) -> None:
         assert "5000" in str(too_long.value) or "5001" in str(too_long.value)
         with pytest.raises(openai.BadRequestError, match="temperature"):
             await client.chat.completions.create(model="m", messages=QUESTION, temperature=-1)
-        with pytest.raises(openai.BadRequestError, match="start it with --runner pooling"):
+        with pytest.raises(openai.BadRequestError, match="start the server with --runner pooling"):
             await client.embeddings.create(model="m", input="a")
 
 

@@ -1,1 +1,1 @@
-"""Requests of which the answer has several outputs."""
+"""Calls with several outputs: choices, the best of several, beam search."""

@@ -1,8 +1,8 @@
-"""Which beginnings of an output to go on with, and which outputs are the best: the search of transformers' generate().
+"""Beam search: chooses the beginnings of an output to continue, and the best outputs, as transformers' generate() does.
 
-Pure: it is told the most probable next tokens of each beginning, and knows nothing of how they are computed.
+Pure: it receives the most probable next tokens of each beginning, and does not know how they are computed.
 
-The difference to vLLM's: that one scores an output by all tokens, the prompt's too, takes in outputs that end however
+vLLM's search differs: it scores an output by all tokens, those of the prompt too, accepts outputs that end however
 improbable they are, and never stops before max_tokens.
 """
 
@@ -25,17 +25,18 @@ class Hypothesis:
     length: int = 0  # in tokens
 
     def then(self, token_id: int, token_logprob: float, alternatives: Continuations) -> "Hypothesis":
-        """It and a token more."""
+        """Returns the hypothesis with one more token."""
         logprob = self.logprob + token_logprob
         return Hypothesis(self, token_id, token_logprob, alternatives, logprob, self.length + 1)
 
     @property
     def token_ids(self) -> list[int]:
-        """Not kept, as beginnings share theirs: what is kept grows with their number, not with that times length."""
+        """All its tokens. Hypotheses share their beginnings, so memory grows with their number, not with number times
+        length."""
         return [one.token_id for one in self.tokens()]
 
     def tokens(self) -> "list[Hypothesis]":
-        """That which ends with the first token, with the second, ..., itself."""
+        """Returns the hypotheses that end with the first token, with the second, ..., and this one."""
         chain: list[Hypothesis] = []
         one: Hypothesis | None = self
         while one is not None and one.parent is not None:
@@ -45,7 +46,7 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """Goes on with `width` beginnings at a time, and keeps as many outputs."""
+    """Continues `width` beginnings at a time, and keeps as many outputs."""
 
     def __init__(
         self,
@@ -62,11 +63,11 @@ class BeamSearch:
         self._length_penalty = length_penalty
         self._early_stopping = early_stopping
         self._outputs: list[tuple[float, Hypothesis]] = []  # with their scores, the best first
-        self.running = [Hypothesis()]  # whose next tokens are wanted, the most probable first; none: it is over
+        self.running = [Hypothesis()]  # the most probable first; empty: the search is over
 
     @property
     def num_continuations(self) -> int:
-        """How many of the most probable next tokens of each beginning are needed: `width` that do not end it."""
+        """The number of most probable next tokens that are needed of each beginning: `width` of them do not end it."""
         return self._width + len(self._end_token_ids)
 
     @property
@@ -75,7 +76,8 @@ class BeamSearch:
         return [output for _, output in self._outputs]
 
     def advance(self, continuations: Sequence[Continuations]) -> None:
-        """continuations: of each that is running, at least num_continuations unless the vocabulary is smaller."""
+        """Takes one step. continuations: of each running hypothesis, at least num_continuations if the vocabulary has
+        as many."""
         candidates = [
             hypothesis.then(token_id, logprob, following)
             for hypothesis, following in zip(self.running, continuations, strict=True)
@@ -95,7 +97,7 @@ class BeamSearch:
         self.running = running if self._may_improve(running, length) else []
 
     def _may_improve(self, running: list[Hypothesis], length: int) -> bool:
-        """Whether one of those that run, all of this length, is expected to become an output."""
+        """Whether one of the running hypotheses, all of this length, can still become an output."""
         if not running or len(self._outputs) < self._width:
             return bool(running)
         return not self._early_stopping and running[0].logprob / length**self._length_penalty > self._outputs[-1][0]

@@ -45,9 +45,7 @@ def _counts(request: inference_pb2.GenerateRequest) -> tuple[int, int]:
     n = checked_count("n", request.n or 1)
     best_of = checked_count("best_of", request.best_of or n)
     if best_of < n:
-        raise invalid(
-            f"best_of is {best_of}, and n is {n}: so many cannot be chosen; raise best_of or lower n", "best_of"
-        )
+        raise invalid(f"best_of is {best_of}, less than n, which is {n}; raise best_of or lower n", "best_of")
     return n, best_of
 
 
@@ -116,5 +114,5 @@ async def _best(
 
 
 def _mean_logprob(output: inference_pb2.GenerateResponse) -> float:
-    """What OpenAI's API chooses by; a sum, as vLLM's was, is in favor of short outputs."""
+    """Returns the criterion of OpenAI's API. A sum, which vLLM used, would favor short outputs."""
     return sum(token.logprob for token in output.logprobs) / max(1, len(output.logprobs))

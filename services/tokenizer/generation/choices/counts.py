@@ -1,4 +1,4 @@
-"""How many outputs a request may have."""
+"""Limits of the number of outputs."""
 
 from pagewire.config.sampling_params import MAX_CHOICES
 from pagewire.services.tokenizer.errors import invalid

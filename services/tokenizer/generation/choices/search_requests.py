@@ -1,7 +1,7 @@
-"""Beam search over requests for one token each, which find what they begin with in the prefix cache.
+"""Beam search by requests for one token each, which find their beginning in the prefix cache.
 
-Nothing of it is lost with the scheduler or an executor, as the link submits again what is live. A search under which
-this service dies begins again, and ends as it would have.
+A search survives a restart of the scheduler or an executor, as the link submits its live requests again. If this
+service dies, the search starts over and returns the same outputs.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from pagewire.wire.rpc import RpcError
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 
-# Sampling parameters under which tokens have other probabilities than the model gives them, and values that do nothing.
+# Sampling parameters that change the probabilities of tokens, and the values that do nothing.
 _REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
 
 
@@ -79,7 +79,7 @@ async def _searched(
 
 
 def _check(request: inference_pb2.GenerateRequest) -> None:
-    """Raises RpcError (INVALID_ARGUMENT), naming what beam search does not do."""
+    """Raises RpcError (INVALID_ARGUMENT), naming what beam search does not support."""
     params = request.sampling_params
     given = [name for name, value in _REFUSED.items() if getattr(params, name) not in (0, value)]
     given += [name for name in ("logit_bias_ids", "allowed_token_ids", "bad_words") if len(getattr(params, name))]
@@ -90,11 +90,9 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
     if request.output_parsing.WhichOneof("forced"):
         given.append("tool_choice (required, or a tool's name)")
     if given:
-        raise invalid(
-            f"beam search does not go together with {', '.join(given)}; leave out the one or the other", "beam_search"
-        )
+        raise invalid(f"beam search cannot be combined with {', '.join(given)}; leave out one of them", "beam_search")
     if request.best_of:
-        raise invalid("beam search finds the best of all outputs; leave out best_of", "best_of")
+        raise invalid("beam search returns the best of all outputs; leave out best_of", "best_of")
 
 
 def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamSearch, int]:
@@ -108,12 +106,14 @@ def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamS
     if penalty not in LENGTH_PENALTY:
         raise invalid(f"length_penalty is {penalty:g}; it must be {LENGTH_PENALTY}", "beam_search.length_penalty")
     if prepared.prompt.images:
-        raise invalid("beam search does not go together with images; leave out the one or the other")
+        raise invalid("beam search cannot be combined with images; leave out one of them")
     if params.HasField("grammar"):
-        raise invalid("beam search does not go together with a grammar, as tools with strict: true have one")
+        raise invalid(
+            "beam search cannot be combined with a grammar, which tools with strict: true have; leave out one of them"
+        )
     width = checked_count("n", request.n or 1)
     end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)}
-    # A prompt that leaves no room is the scheduler's to refuse.
+    # The scheduler refuses a prompt that leaves no room.
     room = max(1, info.max_model_len - len(prepared.prompt.token_ids))
     search = BeamSearch(
         width,
@@ -132,7 +132,7 @@ def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamS
 
 
 class _Steps:
-    """The next tokens of beginnings, each asked for by a request of its own."""
+    """Computes the next tokens of beginnings, each by a request of its own."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Steps:
         self._has_begun = False
 
     async def continuations(self, hypotheses: Sequence[Hypothesis]) -> list[Continuations]:
-        """Of each. Raises RpcError."""
+        """Returns the most probable next tokens of each. Raises RpcError."""
         asked = [_NextToken() for _ in hypotheses]
         submitted: list[SubmittedRequest] = []
         # The search was admitted with its first token.
@@ -176,7 +176,7 @@ class _Steps:
 
 
 class _NextToken:
-    """A TokenListener: what a request for one token finds to be the most probable ones."""
+    """Receives the most probable tokens from a request for one token: a TokenListener."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Continuations] = asyncio.get_running_loop().create_future()
@@ -197,17 +197,17 @@ class _NextToken:
         self.num_cached_tokens = cached_tokens
         if self.answer.done():
             return
-        if logprobs is None:  # it was ended from outside
+        if logprobs is None:  # the request was ended by its id
             self.answer.set_exception(RpcError(grpc.StatusCode.ABORTED, "the request was ended by its id"))
             return
         # The first one is the token that was sampled; it is among the others if it belongs there.
         self.answer.set_result(list(zip(logprobs.token_ids[1:], logprobs.logprobs[1:], strict=True)))
 
     def on_prompt_logprobs(self, logprobs: common_pb2.Logprobs) -> None:
-        raise ValueError("the scheduler answered what it was not asked")
+        raise ValueError("the scheduler returned log probabilities of a prompt, which were not requested")
 
     def on_vector(self, vector: common_pb2.Vector) -> None:
-        raise ValueError("the scheduler answered a request for a token with a vector")
+        raise ValueError("the scheduler returned a vector for a request for a token")
 
     def on_error(self, error: RpcError) -> None:
         if not self.answer.done():
@@ -219,7 +219,7 @@ def _response(
     prepared: PreparedRequest,
     output: Hypothesis,
 ) -> inference_pb2.GenerateResponse:
-    """As if a request had sampled it."""
+    """Returns the output as if a request had sampled it."""
     said: list[TextOutput] = []
     stream = generator.open(prepared, said.append, Unrecorded())
     params, last = prepared.params, output.token_id

@@ -1,4 +1,4 @@
-"""function<｜tool▁sep｜>name ```json {...}``` between marks: DeepSeek-V3 and R1."""
+"""DeepSeek-V3 and R1: function<｜tool▁sep｜>name ```json {...}``` between marks."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""name<｜tool▁sep｜>{...} between marks: DeepSeek-V3.1."""
+"""DeepSeek-V3.1: name<｜tool▁sep｜>{...} between marks."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Calls that a grammar has forced: JSON alone, whatever marks the model knows."""
+"""Calls that a grammar forces: JSON alone, whatever the marks of the model are."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
 
 
 class ListedCallReader(JsonCallReader):
-    """[{"name": ..., "arguments": {...}}, ...]"""
+    """A list: [{"name": ..., "arguments": {...}}, ...]."""
 
     opening = ("[",)
     closing = ("]",)
@@ -17,7 +17,7 @@ class ListedCallReader(JsonCallReader):
 
 
 class ArgumentsReader(ToolCallReader):
-    """The object of the arguments, of a call of the tool that the client named."""
+    """The arguments of a call of the tool that the client named."""
 
     opening = ("{",)
     marks = ()

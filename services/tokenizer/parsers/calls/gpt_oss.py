@@ -1,4 +1,4 @@
-"""Messages on the commentary channel to functions.name: GPT-OSS."""
+"""GPT-OSS: messages on the commentary channel to functions.name."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class GptOssReader(HeadedCallReader):
         answer: Format | None = None,
         excludes: Sequence[str] = (),
     ) -> Format:
-        """Of all messages, reasoning among them: the last one is the answer, or a call."""
+        """Returns the format of all messages, reasoning included: the last one is the answer, or a call."""
         check_names(tools)
         text = any_text_but(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"))
         next_message = text_of("<|start|>assistant")

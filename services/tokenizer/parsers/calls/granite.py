@@ -1,4 +1,4 @@
-"""<|tool_call|>[{"name": ..., "arguments": {...}}, ...]: Granite 3 and Phi-4-mini."""
+"""Granite 3 and Phi-4-mini: <|tool_call|>[{"name": ..., "arguments": {...}}, ...]."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3 and many others."""
+"""Hermes, Qwen2.5, Qwen3 and many others: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Calls that are JSON objects: {"name": ..., "arguments": {...}}, or "parameters", in either order."""
+"""Calls as JSON objects: {"name": ..., "arguments": {...}}, or "parameters", in either order."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
 from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
 
-# Each pattern beside one of what may still become it.
+# Each pattern, with one of texts that may still become it.
 _BEGIN = re.compile(r"\s{0,99}\{")
 _BEGIN_BEGINNING = re.compile(r"\s{0,99}")
 _END = re.compile(r"\s{0,99}\}")
@@ -20,18 +20,18 @@ _STRING_BEGINNING = re.compile(r'"(?:[^"\\]|\\.){0,256}\\?', re.DOTALL)
 
 
 class JsonCallReader(ToolCallReader):
-    """Subclasses go to the state `_object` where a call's object is to begin."""
+    """Base of such parsers. Subclasses enter the state `_object` at the place of a call's object."""
 
     # Whether an object without arguments is a call of a tool that takes none.
     takes_name_alone: ClassVar[bool] = True
-    # What stands between two objects.
+    # Text between two objects.
     separator: ClassVar[str] = ""
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
         super().__init__(new_id)
         self._is_open = False
         self._name = ""
-        self._key = ""  # of the string that is read
+        self._key = ""  # of the string that is being read
         self._early: list[str] | None = None  # arguments that came before the name
         self._next_object = re.compile(rf"\s{{0,99}}{re.escape(self.separator)}\s{{0,99}}(?=\{{)")
         self._next_beginning = re.compile(rf"\s{{0,99}}(?:{re.escape(self.separator)}\s{{0,99}})?")
@@ -50,7 +50,7 @@ class JsonCallReader(ToolCallReader):
         return True
 
     def _member(self, parsed: Parsed) -> bool:
-        """Up to its value, or the object's end."""
+        """A state: a member up to its value, or the object's end."""
         if end := _END.match(self._held):
             return self._end_object(parsed, end.end())
         member = _MEMBER.match(self._held)
@@ -86,7 +86,7 @@ class JsonCallReader(ToolCallReader):
         self._name = name
         if self._early is not None:
             self._open_call(parsed)
-            self._tell_arguments(parsed, "".join(self._early))
+            self._emit_arguments(parsed, "".join(self._early))
         return True
 
     def _begin_arguments(self, parsed: Parsed) -> None:
@@ -119,14 +119,14 @@ class JsonCallReader(ToolCallReader):
             if not self._name or not self.takes_name_alone:
                 return self._leave(parsed)
             self._open_call(parsed)
-            self._tell_arguments(parsed, "{}")
+            self._emit_arguments(parsed, "{}")
         self._take(size)
         self._unopened = ""
         self._state = self._between
         return True
 
     def _between(self, parsed: Parsed) -> bool:
-        """Two objects, or behind the last one."""
+        """A state: between two objects, or behind the last one."""
         if not self.separator:
             return self._close()
         if found := self._next_object.match(self._held):
@@ -141,7 +141,7 @@ class JsonCallReader(ToolCallReader):
         return False if not self._ended and beginning.fullmatch(self._held) else self._leave(parsed)
 
     def _leave(self, parsed: Parsed) -> bool:
-        """The object is not as it should be. A call that is open stays one."""
+        """Ends a malformed object. A call that is open stays a call."""
         if not self._is_open:
             return self._no_call(parsed)
         self._held = self._unopened + self._held

@@ -1,4 +1,4 @@
-"""functions.name:0<|tool_call_argument_begin|>{...} between marks: Kimi K2."""
+"""Kimi K2: functions.name:0<|tool_call_argument_begin|>{...} between marks."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class KimiK2Reader(HeadedCallReader):
     )
 
     def _open_headed(self, parsed: Parsed, header: re.Match[str]) -> None:
-        """Its templates show the call's id as it was written, with the tool's name in it."""
+        """Keeps the call's id as the model wrote it, with the tool's name in it: its templates show that."""
         self._open(parsed, header[2], header[1])
 
     @classmethod

@@ -1,5 +1,5 @@
-"""{"name": ..., "parameters": {...}} as the whole answer, or behind <|python_tag|>; several between semicolons: Llama 3
-and 4."""
+"""Llama 3 and 4: {"name": ..., "parameters": {...}} as the whole answer, or behind <|python_tag|>; several
+between semicolons."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class Llama3JsonReader(JsonCallReader):
     opening = ("<|python_tag|>",)
     marks = opening
     separator = ";"
-    # An answer in JSON may well have a name.
+    # An answer in JSON may have a name, too.
     takes_name_alone = False
 
     @classmethod
@@ -38,7 +38,7 @@ class Llama3JsonReader(JsonCallReader):
         answer: Format | None = None,
         excludes: Sequence[str] = (),
     ) -> Format:
-        """A brace at the beginning opens a call: without `answer`, none is in JSON."""
+        """Returns the format. A brace at the beginning opens a call; without `answer`, nothing else has one."""
         options = _options(answer)
         whole = listed((tag("", _as_object(tool, options), "") for tool in tools), "; ", only_one=only_one)
         marked = tag("<|python_tag|>", whole, "")
@@ -56,8 +56,8 @@ class Llama3JsonReader(JsonCallReader):
 
 
 def _as_object(tool: CallableTool, options: Mapping[str, Any]) -> Format:
-    """A whole call. It is one schema, and treats whitespace as an answer does that may begin with a brace, too: while
-    both are possible they must be read alike."""
+    """Returns the format of a whole call: one schema, with the whitespace of an answer that begins with a brace, as the
+    grammar follows both until they differ."""
     definitions = definitions_of(tool)
     parameters = {key: value for key, value in tool.schema.items() if key not in definitions}
     return json_of(

@@ -1,4 +1,4 @@
-"""[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or of newer models [TOOL_CALLS]name[ARGS]{...}: Mistral."""
+"""Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]; newer models [TOOL_CALLS]name[ARGS]{...}."""
 
 import re
 import secrets
@@ -28,12 +28,12 @@ class MistralReader(JsonCallReader):
 
     @staticmethod
     def new_id() -> str:
-        """Its templates refuse others."""
+        """Returns an id of nine characters: the templates refuse others."""
         return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
 
     @classmethod
     def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
-        """In both forms: a model writes the one that it was taught."""
+        """Returns tags of both forms: a model writes the one that it was trained on."""
         check_names(tools)
         objects = [tag(f'{{"name": {tool.json_name}, "arguments": ', tool.arguments, "}") for tool in tools]
         return [

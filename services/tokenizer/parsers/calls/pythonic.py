@@ -1,7 +1,6 @@
-"""[get_weather(city="Paris"), now()] as the whole answer, or between <|python_start|> and <|python_end|>: Llama
-4 and 3.2.
+"""Llama 4 and 3.2: [get_weather(city="Paris"), now()], alone or between <|python_start|> and <|python_end|>.
 
-Values become JSON: strings are told as they come, others once they are whole.
+Values become JSON: strings are returned as they arrive, other values once they are complete.
 """
 
 import json
@@ -67,7 +66,7 @@ class PythonicReader(ToolCallReader):
         answer: Format | None = None,
         excludes: Sequence[str] = (),
     ) -> Format:
-        """A bracket and a name at the beginning open a call: without `answer`, none begins like that."""
+        """Returns the format. A bracket and a name at the beginning open a call, and without `answer` nothing else."""
         calls = tag("[", listed(map(_call_tag, tools), ", ", only_one=only_one), "]")
         marked = tag("<|python_start|>", calls, "<|python_end|>")
         if answer is not None:
@@ -81,7 +80,7 @@ class PythonicReader(ToolCallReader):
         self._name = ""
         self._is_open = False
         self._keyword = ""
-        self._told: set[str] = set()  # keywords
+        self._emitted: set[str] = set()  # keywords
         self._quote = ""  # of the string that is read
         self._value_end = ValueEnd()
         self._pieces: list[str] = []  # of a value that is no string
@@ -99,7 +98,7 @@ class PythonicReader(ToolCallReader):
         return True
 
     def _call_name(self, parsed: Parsed) -> bool:
-        self._is_open, self._told = False, set()
+        self._is_open, self._emitted = False, set()
         name = _NAME.match(self._held)
         if name is None:
             return self._wait_or_leave(parsed, _NAME_BEGINNING)
@@ -109,16 +108,16 @@ class PythonicReader(ToolCallReader):
         return True
 
     def _argument(self, parsed: Parsed) -> bool:
-        """The next one, or the call's end."""
+        """A state: the next argument, or the call's end."""
         if end := _CALL_END.match(self._held):
             self._read(end.end())
-            self._tell_argument(parsed, "}" if self._told else "{}")
+            self._emit_argument(parsed, "}" if self._emitted else "{}")
             self._state = self._between
             return True
         keyword = _KEYWORD.match(self._held)
         if keyword is None:
             return self._wait_or_leave(parsed, _KEYWORD_BEGINNING)
-        if keyword[1] in self._told:
+        if keyword[1] in self._emitted:
             return self._leave(parsed)
         self._read(keyword.end())
         self._keyword = keyword[1]
@@ -132,21 +131,21 @@ class PythonicReader(ToolCallReader):
             self._state = self._whole_value
             return True
         if self._held in (quote, quote * 2) and not self._ended:
-            return False  # there may come three
+            return False  # three quotes may follow
         self._take(1)
         self._quote = quote
-        self._tell_keyword(parsed, '"')
+        self._emit_keyword(parsed, '"')
         self._state = self._string
         return True
 
     def _string(self, parsed: Parsed) -> bool:
         if self._held.startswith(self._quote):
             self._take(1)
-            self._tell_arguments(parsed, '"')
+            self._emit_arguments(parsed, '"')
             self._state = self._behind_value
             return True
         if plain := _PLAIN[self._quote].match(self._held):
-            self._tell_arguments(parsed, json.dumps(self._take(plain.end()), ensure_ascii=False)[1:-1])
+            self._emit_arguments(parsed, json.dumps(self._take(plain.end()), ensure_ascii=False)[1:-1])
             return True
         if _ESCAPE_BEGINNING.fullmatch(self._held) and not self._ended:
             return False
@@ -154,7 +153,7 @@ class PythonicReader(ToolCallReader):
         if escape is None:
             self._held = ""  # it was cut off
             return False
-        self._tell_arguments(parsed, json.dumps(unescaped(self._take(escape.end())))[1:-1])
+        self._emit_arguments(parsed, json.dumps(unescaped(self._take(escape.end())))[1:-1])
         return True
 
     def _whole_value(self, parsed: Parsed) -> bool:
@@ -164,7 +163,7 @@ class PythonicReader(ToolCallReader):
         value = to_json("".join(self._pieces))
         if value is None:
             return self._leave(parsed)
-        self._tell_keyword(parsed, value)
+        self._emit_keyword(parsed, value)
         self._state = self._behind_value
         return True
 
@@ -185,16 +184,16 @@ class PythonicReader(ToolCallReader):
             return False
         return self._close()
 
-    def _tell_keyword(self, parsed: Parsed, value: str) -> None:
+    def _emit_keyword(self, parsed: Parsed, value: str) -> None:
         name = json.dumps(self._keyword, ensure_ascii=False)
-        self._tell_argument(parsed, f"{', ' if self._told else '{'}{name}: {value}")
-        self._told.add(self._keyword)
+        self._emit_argument(parsed, f"{', ' if self._emitted else '{'}{name}: {value}")
+        self._emitted.add(self._keyword)
 
-    def _tell_argument(self, parsed: Parsed, text: str) -> None:
+    def _emit_argument(self, parsed: Parsed, text: str) -> None:
         if not self._is_open:
             self._open(parsed, self._name)
             self._is_open = True
-        self._tell_arguments(parsed, text)
+        self._emit_arguments(parsed, text)
         self._unopened = ""
 
     def _wait_or_leave(self, parsed: Parsed, beginning: re.Pattern[str]) -> bool:
@@ -208,19 +207,19 @@ class PythonicReader(ToolCallReader):
         return False
 
     def _leave(self, parsed: Parsed) -> bool:
-        """It is not as it should be. A call that is open stays one, without what is wrong."""
+        """Ends a malformed call. One that is open stays a call, without the malformed part."""
         if not self._is_open:
             return self._no_call(parsed)
-        self._tell_arguments(parsed, "}")
+        self._emit_arguments(parsed, "}")
         self._held = self._unopened + self._held
         self._unopened = ""
         return self._close()
 
 
 def _call_tag(tool: CallableTool) -> Format:
-    """Values are written as JSON, which is read like Python's."""
+    """Returns the tag of a call. Values are JSON, which is read like Python."""
     if not _NAME_BEGINNING.fullmatch(tool.name):
-        raise FormatError(f"{tool.name!r} is no name of a function in Python, which is how this model calls")
+        raise FormatError(f"{tool.name!r} is not a name in Python, which this model needs for calls; rename the tool")
     parameters = parameters_of(tool)
     if parameters is None:
         any_keyword = tag("", regex_of(r"[A-Za-z_]\w{0,63}"), "=")
@@ -232,5 +231,7 @@ def _call_tag(tool: CallableTool) -> Format:
 
 def _keyword(parameter: Parameter) -> Format:
     if not parameter.name.isidentifier():
-        raise FormatError(f"{parameter.name!r} is no name of an argument in Python, which is how this model calls")
+        raise FormatError(
+            f"{parameter.name!r} is not a name in Python, which this model needs for arguments; rename it"
+        )
     return sequence(text_of(f"{parameter.name}="), json_of(parameter.schema))

@@ -1,6 +1,6 @@
-"""Calls whose arguments stand one by one between marks: Qwen3-Coder, GLM-4.5, MiniMax-M2.
+"""Calls with each argument between marks of its own: Qwen3-Coder, GLM-4.5, MiniMax-M2.
 
-A value has no quotes. Whether it is text or JSON is what the tool's schema says; without one, what reads like JSON is.
+A value has no quotes. The tool's schema says whether it is text or JSON; without a schema, it is JSON if it reads so.
 """
 
 import json
@@ -27,32 +27,32 @@ from pagewire.services.tokenizer.parsers.shared.untyped_values import is_text, t
 
 
 class TaggedCallReader(ToolCallReader):
-    """Subclasses have the marks."""
+    """Base of such parsers. Subclasses define the marks."""
 
     reads_schemas = True
-    # From an opening mark to the first argument, and what may become that. Group 1 is the tool's name.
+    # From an opening mark to the first argument, and text that may become that. Group 1 is the tool's name.
     header: ClassVar[re.Pattern[str]]
     header_beginning: ClassVar[re.Pattern[str]]
-    # From one argument's value to the next, of which group 1 is the name, and what may become that.
+    # From one argument's value to the next, and text that may become that. Group 1 is the argument's name.
     key: ClassVar[re.Pattern[str]]
     key_beginning: ClassVar[re.Pattern[str]]
     value_end: ClassVar[str]
     call_end: ClassVar[str]
-    # What begins the next call behind one, if not an opening mark.
+    # Begins the next call, if no opening mark does.
     next_call: ClassVar[str] = ""
     # Whether values have lines of their own.
     values_have_lines: ClassVar[bool] = False
-    # What models write behind each mark, for grammars.
+    # Text that models write behind each mark, for grammars.
     gap: ClassVar[Format] = text_of("\n")
 
     def __init__(self) -> None:
         super().__init__()
         self._properties: dict[str, Any] = {}
         self._num_values = 0
-        self._schema: Any = None  # of the argument that is read
-        self._value: list[str] | None = None  # what was read of it; None: it is text, and told as it comes
-        self._is_begun = False  # the value is told
-        self._at_start = False  # of what is between its marks
+        self._schema: Any = None  # of the argument that is being read
+        self._value: list[str] | None = None  # its pieces; None: it is text, and returned as it arrives
+        self._is_begun = False  # a part of the value was returned
+        self._at_start = False  # of the value
 
     def _call(self, parsed: Parsed) -> bool:
         self._state = self._call
@@ -68,11 +68,11 @@ class TaggedCallReader(ToolCallReader):
         return True
 
     def _argument(self, parsed: Parsed) -> bool:
-        """Before the next one, or the call's end."""
+        """A state: before the next argument, or the call's end."""
         rest = self._held.lstrip()
         if rest.startswith(self.call_end) and len(self._held) - len(rest) <= MAX_SPACE:
             self._held = rest[len(self.call_end) :]
-            self._tell_arguments(parsed, "}" if self._num_values else "{}")
+            self._emit_arguments(parsed, "}" if self._num_values else "{}")
             self._state = self._behind_call
             return True
         key = self.key.match(self._held)
@@ -85,12 +85,12 @@ class TaggedCallReader(ToolCallReader):
             if self._ended:
                 self._held = ""  # it was cut off
             return False
-        self._tell_arguments(parsed, "}" if self._num_values else "{}")
+        self._emit_arguments(parsed, "}" if self._num_values else "{}")
         return self._close()
 
     def _begin_value(self, parsed: Parsed, name: str) -> None:
         self._schema = self._properties.get(name)
-        self._tell_arguments(parsed, f"{', ' if self._num_values else '{'}{json.dumps(name, ensure_ascii=False)}: ")
+        self._emit_arguments(parsed, f"{', ' if self._num_values else '{'}{json.dumps(name, ensure_ascii=False)}: ")
         self._num_values += 1
         self._value, self._is_begun, self._at_start = (None if is_text(self._schema) else []), False, True
         self._state = self._argument_value
@@ -107,18 +107,18 @@ class TaggedCallReader(ToolCallReader):
             end -= 1
         if not end and not is_whole:
             return False
-        self._tell_value(parsed, self._take(end))
+        self._emit_value(parsed, self._take(end))
         if not is_whole:
             return False
         self._held = self._held[self._held.index(self.value_end) + len(self.value_end) :]
-        self._tell_arguments(parsed, '"' if self._value is None else to_json("".join(self._value), self._schema))
+        self._emit_arguments(parsed, '"' if self._value is None else to_json("".join(self._value), self._schema))
         self._state = self._argument
         return True
 
-    def _tell_value(self, parsed: Parsed, text: str) -> None:
+    def _emit_value(self, parsed: Parsed, text: str) -> None:
         if self._value is None:
             quote = "" if self._is_begun else '"'
-            self._tell_arguments(parsed, quote + json.dumps(text, ensure_ascii=False)[1:-1])
+            self._emit_arguments(parsed, quote + json.dumps(text, ensure_ascii=False)[1:-1])
         else:
             self._value.append(text)
         self._is_begun = True
@@ -156,12 +156,12 @@ class TaggedCallReader(ToolCallReader):
 
         return in_order(parameters, written, "")
 
-    # What a call ends with, the closing marks included.
+    # The end of a call, the closing marks included.
     end_of_call: ClassVar[str]
 
     @classmethod
     def begin_of(cls, name: str) -> str:
-        """What a call of a tool begins with."""
+        """Returns the beginning of a call of a tool."""
         raise NotImplementedError
 
     @classmethod
@@ -170,7 +170,7 @@ class TaggedCallReader(ToolCallReader):
 
 
 class Qwen3CoderReader(TaggedCallReader):
-    """<tool_call><function=name><parameter=key>value</parameter></function></tool_call>; Qwen3.5 as well."""
+    """Qwen3-Coder and Qwen3.5: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>."""
 
     opening = ("<tool_call>",)
     closing = ("</tool_call>",)
@@ -194,7 +194,7 @@ class Qwen3CoderReader(TaggedCallReader):
 
 
 class Glm45Reader(TaggedCallReader):
-    """<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>; in GLM-4.5 with line breaks."""
+    """GLM: <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>; GLM-4.5 with line breaks."""
 
     opening = ("<tool_call>",)
     marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -222,7 +222,7 @@ class Glm45Reader(TaggedCallReader):
 
 
 class MiniMaxM2Reader(TaggedCallReader):
-    """<minimax:tool_call><invoke name="name"><parameter name="key">value</parameter></invoke></minimax:tool_call>"""
+    """MiniMax-M2: an <invoke name="name"> with <parameter name="key">value</parameter> inside <minimax:tool_call>."""
 
     opening = ("<minimax:tool_call>",)
     closing = ("</minimax:tool_call>",)

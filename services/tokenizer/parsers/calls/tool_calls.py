@@ -1,7 +1,7 @@
-"""What parsers of tool calls share: text up to a mark, then calls, of which arguments are told as they come.
+"""The base of parsers of tool calls: text up to a mark, then calls with arguments that are returned as they arrive.
 
-A call opens once its name is known and the object of its arguments begins. Until then it may turn out to be none, and
-is text. From then on its arguments are what the model wrote, up to the brace that ends them.
+A call opens once its name is known and the object of its arguments begins. Until then it may still become text. From
+then on its arguments are what the model writes, up to the brace that ends them.
 """
 
 import re
@@ -22,7 +22,7 @@ from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
 from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
 
-# Characters from a call's mark to its arguments; what is longer is no call.
+# Characters from a call's mark to its arguments; a longer header is text.
 MAX_HEADER = 512
 
 # Of a function, as a pattern.
@@ -30,26 +30,26 @@ NAME = r"""[^\s{}\[\]<>|｜"'`]{1,128}"""
 
 
 class ToolCallReader(Reader):
-    """A parser of tool calls. Subclasses have a state `_call` for what follows one of their opening marks."""
+    """A parser of tool calls. Subclasses have a state `_call` for the text behind one of their opening marks."""
 
-    # What begins a call, or a list of them.
+    # Marks that begin a call, or a list of calls.
     opening: ClassVar[tuple[str, ...]]
-    # What may follow a call, in this order and each of it or not.
+    # Marks that may follow a call, in this order; each is optional.
     closing: ClassVar[tuple[str, ...]] = ()
-    # Whether it needs to know what the tools' arguments are.
+    # Whether it needs the schemas of the tools' arguments.
     reads_schemas: ClassVar[bool] = False
-    # What models write between two calls.
+    # Text that models write between two calls.
     between: ClassVar[str] = ""
-    # Whether an output that calls is said to have ended for that; as OpenAI's, one that had to call the tool is not.
+    # Whether an output with calls has ended for that reason. As in OpenAI's API, one that had to call has not.
     is_reason_to_end: ClassVar[bool] = True
     # Whether `output_format` describes the reasoning too.
     format_has_reasoning: ClassVar[bool] = False
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
-        """new_id: makes a call's; the model's templates may refuse others."""
+        """new_id: makes the id of a call; the model's templates may refuse others."""
         super().__init__()
         self._new_id = new_id or self.new_id
-        # Schemas of the arguments, by their names, of the tools by theirs; for those that read them.
+        # Schemas by names of tools and arguments; set if `reads_schemas`.
         self.schemas: Mapping[str, dict[str, Any]] = {}
         self._num_calls = 0
         self._unopened = ""  # what was read of a call that is not open yet
@@ -71,8 +71,10 @@ class ToolCallReader(Reader):
         answer: Format | None = None,
         excludes: Sequence[str] = (),
     ) -> Format:
-        """Of outputs: calls of the tools amid text, each as this parser reads it. only_one: with one call at most.
-        answer: what they are instead where nothing is called. excludes: marks of reasoning, which is no text.
+        """Returns the format of outputs: calls of the tools amid text, each as this parser reads it.
+
+        only_one: at most one call. answer: the format of outputs without calls. excludes: marks of reasoning, which are
+        not part of text.
 
         Raises FormatError.
         """
@@ -83,7 +85,7 @@ class ToolCallReader(Reader):
 
     @classmethod
     def call_tags(cls, tools: Sequence[CallableTool], *, only_one: bool) -> list[Format]:
-        """The tags of a call, each of which begins with an opening mark. Raises FormatError."""
+        """Returns the tags of a call, each of which begins with an opening mark. Raises FormatError."""
         raise NotImplementedError
 
     def _start(self, parsed: Parsed) -> bool:
@@ -95,15 +97,15 @@ class ToolCallReader(Reader):
         if mark is None:
             if self._ended and self._after_call and self._held.isspace():
                 self._held = ""
-            self._tell(parsed, self._take_certain(self.opening))
+            self._emit(parsed, self._take_certain(self.opening))
             return False
         space = len_of_space(self._held[: mark.start()])
-        self._tell(parsed, self._take(mark.start() - space))
+        self._emit(parsed, self._take(mark.start() - space))
         self._unopened = self._take(space + len(mark[0]))
         self._state = self._call
         return True
 
-    def _tell(self, parsed: Parsed, text: str) -> None:
+    def _emit(self, parsed: Parsed, text: str) -> None:
         if text:
             parsed.text += text
             self._after_call = False
@@ -112,13 +114,13 @@ class ToolCallReader(Reader):
         raise NotImplementedError
 
     def _read(self, size: int) -> str:
-        """Takes what belongs to a call that is not open yet."""
+        """Takes text of a call that is not open yet."""
         read = self._take(size)
         self._unopened += read
         return read
 
     def _no_call(self, parsed: Parsed) -> bool:
-        """What was read of it is text, and what follows is read as text."""
+        """Returns to text, which includes the part of the call that was read."""
         parsed.text += self._unopened
         self._unopened, self._after_call = "", False
         self._state = self._text
@@ -129,12 +131,12 @@ class ToolCallReader(Reader):
         self._num_calls += 1
         self._unopened = ""
 
-    def _tell_arguments(self, parsed: Parsed, arguments: str) -> None:
+    def _emit_arguments(self, parsed: Parsed, arguments: str) -> None:
         if arguments:
             parsed.tool_calls.append(ToolCallDelta(index=self._num_calls - 1, arguments=arguments))
 
     def _headed_call(self, parsed: Parsed, header: re.Pattern[str]) -> bool:
-        """A state: all up to the object of the arguments is a header, of which group 1 is the name."""
+        """A state: the text up to the object of the arguments is a header, with the name as group 1."""
         brace = self._held.find("{")
         if brace == -1 and len(self._held) <= MAX_HEADER and not self._ended:
             return False
@@ -150,8 +152,8 @@ class ToolCallReader(Reader):
         self._open(parsed, header[1])
 
     def _arguments(self, parsed: Parsed) -> bool:
-        """Of an open call."""
-        self._tell_arguments(parsed, self._take(self._arguments_end.find(self._held)))
+        """A state: arguments of an open call."""
+        self._emit_arguments(parsed, self._take(self._arguments_end.find(self._held)))
         if self._arguments_end.found:
             self._arguments_end = ObjectEnd()
             self._state = self._after_arguments
@@ -162,7 +164,7 @@ class ToolCallReader(Reader):
         return self._close()
 
     def _close(self) -> bool:
-        """Goes on behind a call."""
+        """Continues behind a call."""
         self._closing_index = 0
         self._state = self._closing
         return True
@@ -194,7 +196,7 @@ def check_names(tools: Sequence[CallableTool]) -> None:
 
 
 class HeadedCallReader(ToolCallReader):
-    """Calls whose name is in a header, with the object of the arguments behind it."""
+    """Calls with the name in a header and the object of the arguments behind it."""
 
     # All from the opening mark to the object; group 1 is the name.
     header: ClassVar[re.Pattern[str]]

@@ -1,6 +1,6 @@
-"""The messages of GPT-OSS: the analysis channel is reasoning, what is said to nobody else is text.
+"""The messages of GPT-OSS: those on the analysis channel are reasoning, others without a recipient are text.
 
-A message to a tool stays as it is, with its header in the form that the parser of tool calls reads.
+A message to a tool stays text, with its header in the form that the parser of tool calls reads.
 """
 
 import re
@@ -15,19 +15,21 @@ _END = re.compile("|".join(map(re.escape, _ENDS)))
 _BODY = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-# What a message may begin with, behind the prompt's <|start|>assistant or of the next one.
+# Beginnings of a message, behind the prompt's <|start|>assistant or of a later message.
 _HEADERS = ("<|channel|>", "<|start|>", "to=", _BODY)
 
 
 class HarmonyReader(ReasoningReader):
+    """Reads the messages of one output."""
+
     marks = (*_ENDS, _BODY, "<|constrain|>")
 
     def __init__(self, prompt_end: str) -> None:
         super().__init__()
         self._recipient = ""
-        # Messages of one kind that follow each other are told as paragraphs.
-        self._told: set[bool] = set()
-        self._is_new = False  # nothing of this message was told
+        # Messages of one kind that follow each other become paragraphs.
+        self._emitted: set[bool] = set()
+        self._is_new = False  # no part of this message was returned
 
     @classmethod
     def thinking_marks(cls) -> dict[str, str]:
@@ -65,13 +67,13 @@ class HarmonyReader(ReasoningReader):
         return self._begin(recipient[1] if recipient else "", channel[1] if channel else "final")
 
     def _no_header(self, parsed: Parsed, rest: str) -> bool:
-        """What is too long is text; so is what the output's end cuts off, unless it is no more than marks."""
+        """Makes a header that is too long text; one that the output's end cuts off too, unless it has only marks."""
         if self._ended and rest.startswith("<|"):
             self._held = ""
             return False
         self._begin("", "final")
         mark = next((mark for mark in _ENDS if rest.startswith(mark)), "")
-        self._tell(parsed, self._take(len(self._held) - len(rest) + len(mark)))
+        self._emit(parsed, self._take(len(self._held) - len(rest) + len(mark)))
         return True
 
     def _begin(self, recipient: str, channel: str) -> bool:
@@ -85,9 +87,9 @@ class HarmonyReader(ReasoningReader):
         end = _END.search(self._held)
         if end is None:
             held_back = 0 if self._ended else max(len_of_beginning(self._held, mark) for mark in _ENDS)
-            self._tell(parsed, self._take(len(self._held) - held_back))
+            self._emit(parsed, self._take(len(self._held) - held_back))
             return False
-        self._tell(parsed, self._take(end.start()))
+        self._emit(parsed, self._take(end.start()))
         if end[0] not in ("<|start|>", "<|channel|>"):
             self._take(len(end[0]))
         self.num_tokens -= self.reasons
@@ -97,10 +99,10 @@ class HarmonyReader(ReasoningReader):
         self._state = self._header
         return True
 
-    def _tell(self, parsed: Parsed, text: str) -> None:
+    def _emit(self, parsed: Parsed, text: str) -> None:
         if not text:
             return
-        if self._is_new and not self._recipient and self.reasons in self._told:
+        if self._is_new and not self._recipient and self.reasons in self._emitted:
             text = f"\n{text}"
         self._is_new = False
         if self.reasons:
@@ -108,4 +110,4 @@ class HarmonyReader(ReasoningReader):
         else:
             parsed.text += text
         if not self._recipient:
-            self._told.add(self.reasons)
+            self._emitted.add(self.reasons)

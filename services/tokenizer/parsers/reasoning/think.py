@@ -1,4 +1,4 @@
-"""<think>reasoning</think>answer, or the same between other marks."""
+"""Reasoning between marks, before the answer: <think>reasoning</think>answer."""
 
 from typing import ClassVar
 
@@ -7,12 +7,12 @@ from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Reasoni
 
 
 class ThinkReader(ReasoningReader):
-    """Qwen3, DeepSeek-V3.1 and others: the prompt opens the reasoning, or the output does as its first word."""
+    """Qwen3, DeepSeek-V3.1 and others: the prompt opens the reasoning, or the output begins with the mark."""
 
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
     marks = (opening, closing)
-    # Whether an output reasons where neither prompt nor output say so.
+    # Whether an output reasons if neither the prompt nor the output has the mark.
     reasons_by_default: ClassVar[bool] = False
 
     def __init__(self, prompt_end: str) -> None:
@@ -70,13 +70,13 @@ class ThinkReader(ReasoningReader):
 
 
 class DeepSeekR1Reader(ThinkReader):
-    """Everything up to </think>, whether it was opened or not."""
+    """DeepSeek-R1: all text up to </think> is reasoning, with or without an opening mark."""
 
     reasons_by_default = True
 
 
 class MistralThinkReader(ThinkReader):
-    """Magistral."""
+    """Mistral's Magistral: other marks."""
 
     opening = "[THINK]"
     closing = "[/THINK]"

@@ -1,4 +1,4 @@
-"""What calls look like, as structural tags: from them the executor makes the grammar of an output."""
+"""Formats of calls as structural tags, from which the executor makes the grammar of an output."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 Format = dict[str, Any]
 
 ANY_TEXT: Format = {"type": "any_text"}
-# Of JSON in calls: small models fill up lines with white space wherever they may.
+# Of JSON in calls: small models fill lines with white space wherever it is allowed.
 WHITESPACE = " ?"
 
 
 class FormatError(ValueError):
-    """The marks around calls do not allow to say what a schema does; the message names the tool and the reason."""
+    """A schema cannot be followed between the marks of calls. The message names the tool and the reason."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class CallableTool:
 
     @property
     def arguments(self) -> Format:
-        """As a JSON object."""
+        """The arguments as a JSON object."""
         return json_of(self.schema)
 
 
 def json_of(schema: Mapping[str, Any]) -> Format:
-    """x-guidance in a schema is what the grammar's engine does otherwise than by default."""
+    """Returns JSON that follows a schema. Its x-guidance has settings of the grammar's engine."""
     return {"type": "json_schema", "json_schema": {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}}
 
 
@@ -72,7 +72,7 @@ def tag(begin: str, content: Format, end: str) -> Format:
 
 
 def listed(tags: Iterable[Format], separator: str, *, only_one: bool) -> Format:
-    """One of the tags or, unless only one is wanted, several, and nothing else."""
+    """Returns a list of the tags, or one of them if only_one, and nothing else."""
     return {
         "type": "tags_with_separator",
         "tags": list(tags),
@@ -83,7 +83,7 @@ def listed(tags: Iterable[Format], separator: str, *, only_one: bool) -> Format:
 
 
 def amid_text(triggers: Sequence[str], tags: Iterable[Format], *, only_one: bool, excludes: Sequence[str]) -> Format:
-    """Text without `excludes`, in which each trigger begins one of the tags. only_one: it ends with the first."""
+    """Returns text without `excludes`; each trigger in it begins one of the tags. only_one: it ends with the first."""
     return {
         "type": "triggered_tags",
         "triggers": list(triggers),

@@ -1,4 +1,4 @@
-"""Arguments that a model writes one by one, each under its name: what the schema of an object says of each."""
+"""Parameters of tools, from the schema of their object, for models that write each argument under its name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
 )
 
 _DEFINITIONS = ("$defs", "definitions")
-# Keys that say nothing of the arguments together.
+# Keys that do not relate several arguments.
 _HARMLESS = frozenset(
     {"type", "properties", "required", "additionalProperties", *_DEFINITIONS}
     | {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment", "x-guidance"}
@@ -24,13 +24,15 @@ _HARMLESS = frozenset(
 
 @dataclass(frozen=True)
 class Parameter:
+    """A parameter of a tool."""
+
     name: str
     schema: Mapping[str, Any]
     is_required: bool
 
 
 def parameters_of(tool: CallableTool) -> list[Parameter] | None:
-    """In the schema's order; None if the schema says nothing of them. Raises FormatError."""
+    """Returns the parameters in the schema's order; None if the schema has none. Raises FormatError."""
     schema = tool.schema
     if set(schema) <= {"type", "x-guidance"}:
         return None
@@ -47,7 +49,7 @@ def parameters_of(tool: CallableTool) -> list[Parameter] | None:
 
 
 def definitions_of(tool: CallableTool) -> dict[str, Any]:
-    """What its schema defines; the rest of it may be somewhere else in another. Raises FormatError."""
+    """Returns the definitions of a tool's schema, for parts of it that move elsewhere. Raises FormatError."""
     for reference in _references(tool.schema):
         if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
             raise _cannot(tool, f"the reference {reference!r}")
@@ -64,7 +66,7 @@ def _references(value: Any) -> list[str]:
 
 
 def in_order(parameters: Sequence[Parameter], written: Callable[[Parameter], Format], separator: str) -> Format:
-    """All that are required and any of the others, in their order."""
+    """Returns a format of all required parameters and any of the others, in their order."""
     formats = [written(parameter) for parameter in parameters]
     required = [parameter.is_required for parameter in parameters]
     behind = [sequence(text_of(separator), one) for one in formats]
@@ -79,6 +81,6 @@ def in_order(parameters: Sequence[Parameter], written: Callable[[Parameter], For
 
 def _cannot(tool: CallableTool, what: str) -> FormatError:
     return FormatError(
-        f"tool {tool.name!r} is strict, but the marks of this model's calls leave no way to say what its schema has: "
+        f"tool {tool.name!r} is strict, but the format of this model's calls cannot express a part of its schema: "
         f"{what}; leave strict out, or simplify the schema"
     )

@@ -1,14 +1,14 @@
-"""Where an object or a value ends that comes in pieces: brackets are counted, but for those in strings."""
+"""Finds the end of an object or a value that arrives in pieces, by counting the brackets outside of strings."""
 
 import re
 from typing import ClassVar
 
-# What matters inside a string, by the quote that began it.
+# Characters that matter inside a string, by its quote.
 _INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 
 
 class _NestedEnd:
-    # What matters outside of strings, and what of it a value ends before.
+    # Characters that matter outside of strings, and those of them that end a value before them.
     _outside_strings: ClassVar[re.Pattern[str]]
     _ends_before: ClassVar[str] = ""
 
@@ -19,7 +19,7 @@ class _NestedEnd:
         self._is_escaped = False  # the next character
 
     def find(self, piece: str) -> int:
-        """Characters of the next piece that belong to it."""
+        """Returns how many characters of the next piece belong to it."""
         at = 0
         while at < len(piece):
             if self._is_escaped:
@@ -50,7 +50,7 @@ class _NestedEnd:
 
 
 class ObjectEnd(_NestedEnd):
-    """Of a JSON object: behind the bracket that closes it. What is wrong inside it does not matter."""
+    """The end of a JSON object: behind the bracket that closes it, whether it is valid or not."""
 
     _outside_strings = re.compile(r'["{}\[\]]')
 
@@ -60,7 +60,7 @@ class ObjectEnd(_NestedEnd):
 
 
 class ValueEnd(_NestedEnd):
-    """Of an argument in Python: before the comma or the parenthesis that follows it."""
+    """The end of an argument in Python: before the comma or the parenthesis that follows it."""
 
     _outside_strings = re.compile(r"""["'{}()\[\],]""")
     _ends_before = ",)]}"

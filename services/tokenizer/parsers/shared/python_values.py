@@ -1,4 +1,4 @@
-"""Python's literals as JSON."""
+"""Converts Python literals to JSON."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def unescaped(escape: str) -> str:
-    """What it stands for in Python. What is no escape stands for itself."""
+    """Returns the text that an escape stands for in Python. A text that is no escape stands for itself."""
     if escape == "\\\n":
         return ""
     try:
@@ -26,7 +26,7 @@ def unescaped(escape: str) -> str:
 
 
 def to_json(value: str) -> str | None:
-    """None if it is no plain value."""
+    """Returns a plain value as JSON; None if it is none."""
     if len(value) > MAX_VALUE:
         return None
     try:
@@ -40,7 +40,7 @@ def to_json(value: str) -> str | None:
 
 
 def _value(node: ast.expr) -> Any:
-    """Raises ValueError for what JSON cannot say."""
+    """Raises ValueError for a value that JSON cannot express."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value

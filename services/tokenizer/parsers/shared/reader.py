@@ -1,4 +1,4 @@
-"""What all parsers are made of: states that read held text from its front."""
+"""The base of all parsers: a machine of states that read held text from its front."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -6,19 +6,19 @@ from typing import ClassVar
 
 from pagewire.services.tokenizer.output.reading import Parsed
 
-# White space that may belong to a mark, in characters. A model may write nothing else for as long as it runs; what is
-# held is read anew at every token.
+# White space that may belong to a mark, in characters. A model may write white space without end, and held text is
+# read again at every token.
 MAX_SPACE = 255
 
 
 class Reader(ABC):
     """A parser of one output.
 
-    A state is a method that reads from the front of `_held`, adds to what is told, and returns whether anything can be
-    read on. One that more text could still prove wrong reads nothing and returns False; once `_ended`, none follows.
+    A state is a method that reads from the front of `_held`, adds to the result, and returns whether reading can
+    continue. A state that needs more text to decide reads nothing and returns False; once `_ended`, no text follows.
     """
 
-    # All of its marks. They are shown to it even where they are special tokens.
+    # All of its marks. It sees them even if they are special tokens.
     marks: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
@@ -27,13 +27,13 @@ class Reader(ABC):
         self._state = self._start
 
     def push(self, text: str, parsed: Parsed) -> None:
-        """Adds to `parsed` what is certain now."""
+        """Adds to `parsed` what is certain after this text."""
         self._held += text
         while self._state(parsed):
             pass
 
     def flush(self, parsed: Parsed) -> None:
-        """Adds what was held back: no text follows."""
+        """Adds to `parsed` what was held back, as no text follows."""
         self._ended = True
         while self._state(parsed):
             pass
@@ -47,7 +47,7 @@ class Reader(ABC):
         return taken
 
     def _take_certain(self, marks: Iterable[str]) -> str:
-        """Of held text without a whole mark, all but an end that may begin one, and white space before that."""
+        """Takes held text without a whole mark, except an end that may begin one, and white space before it."""
         if self._ended:
             return self._take(len(self._held))
         size = len(self._held) - max(len_of_beginning(self._held, mark) for mark in marks)
@@ -55,32 +55,32 @@ class Reader(ABC):
 
 
 class ReasoningReader(Reader):
-    """A parser that tells reasoning from the rest of an output, and counts its tokens."""
+    """A parser that separates reasoning from the rest of an output, and counts its tokens."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.reasons = False  # what comes next belongs to the reasoning
+        self.reasons = False  # the next text belongs to the reasoning
         self.may_reason = True  # now or later
         self.num_tokens = 0  # of the reasoning, without those that end its marks
 
     @classmethod
     @abstractmethod
     def thinking_marks(cls) -> dict[str, str]:
-        """Texts by the names of the marks in `common_pb2.Thinking`."""
+        """Returns the marks by their names in `common_pb2.Thinking`."""
 
     def push_token(self, text: str, parsed: Parsed) -> None:
-        """`push` of a token's text. States take back those that turn out to be marks."""
+        """Pushes the text of one token, and counts it. States subtract tokens that turn out to be marks."""
         self.num_tokens += self.reasons
         self.push(text, parsed)
 
 
 def len_of_space(text: str) -> int:
-    """Of the white space at the end of `text`, as far as it may belong to a mark behind it."""
+    """Returns the length of the white space at the end of `text` that may belong to a mark behind it."""
     return (len(text) - len(text.rstrip())) % (MAX_SPACE + 1)
 
 
 def len_of_beginning(text: str, mark: str) -> int:
-    """Of the longest end of `text` that is the beginning of `mark`, and not all of it."""
+    """Returns the length of the longest end of `text` that is a beginning of `mark`, but not all of it."""
     start = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while start != -1 and not mark.startswith(text[start:]):
         start = text.find(mark[0], start + 1)

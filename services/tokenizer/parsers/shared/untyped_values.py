@@ -1,4 +1,4 @@
-"""Values without quotes: which are text, which are JSON, and how a grammar says so."""
+"""Values without quotes, which are text or JSON by their schema, and their formats in a grammar."""
 
 import ast
 import json
@@ -17,19 +17,19 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
 )
 from pagewire.services.tokenizer.parsers.shared.keywords import Parameter
 
-# Keys that say nothing about a value.
+# Keys that do not restrict a value.
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$defs", "definitions", "$comment", "x-guidance"}
 )
 
 
 def is_text(schema: Any) -> bool:
-    """Whether every value is a string."""
+    """Returns whether every value is a string."""
     return _types(schema) == {"string"}
 
 
 def to_json(text: str, schema: Any) -> str:
-    """Of a value that may be none. What is JSON stays as it was written."""
+    """Returns a value as JSON. A value that is JSON stays as it was written."""
     types = _types(schema)
     stripped = text.strip()
     if "string" in types and not ("null" in types and stripped == "null"):
@@ -48,7 +48,7 @@ def to_json(text: str, schema: Any) -> str:
 
 
 def _types(schema: Any) -> set[str]:
-    """That a schema allows; none if it does not say."""
+    """Returns the types that a schema allows; none if it does not restrict them."""
     if not isinstance(schema, dict):
         return set()
     kind = schema.get("type")
@@ -64,7 +64,7 @@ def _types(schema: Any) -> set[str]:
 
 
 def resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema, or what it refers to. definitions: the schema with what it defines."""
+    """Returns a schema, or the one that it refers to. definitions: the schema with the definitions."""
     seen: set[str] = set()
     while isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str) and reference not in seen:
         seen.add(reference)
@@ -76,7 +76,7 @@ def resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def value_format(tool: CallableTool, parameter: Parameter) -> Format:
-    """Raises FormatError for strings that are more than text, as nothing says where they end."""
+    """Returns the format of an argument. Raises FormatError for restricted strings, as no mark shows their end."""
     schema = resolved(parameter.schema, parameter.schema)
     types = _types(schema)
     if "string" not in types:
@@ -87,8 +87,8 @@ def value_format(tool: CallableTool, parameter: Parameter) -> Format:
     if values and all(isinstance(value, str) for value in values):
         return one_of(*map(text_of, values))
     raise FormatError(
-        f"tool {tool.name!r} is strict, but this model writes strings without quotes: what the schema of "
-        f"{parameter.name!r} says besides cannot be promised; leave strict out, or make it a plain string or an enum"
+        f"tool {tool.name!r} is strict, but this model writes strings without quotes, so the schema of "
+        f"{parameter.name!r} cannot be enforced; leave strict out, or make it a plain string or an enum"
     )
 
 

@@ -98,15 +98,15 @@ async def test_what_cannot_be_read_is_refused_by_name(served):
     good = data_uri(picture(1))
     half = base64.b64encode(encoded(picture(1))[:900]).decode()
     cases = {
-        "3 images; 2 are possible": chat(good, good, good),
+        "3 images; at most 2 are possible": chat(good, good, good),
         "image 2 of 2 cannot be read: it is damaged": chat(good, f"data:image/png;base64,{half}"),
-        "file: URLs are not read here": chat("file:///etc/passwd"),
-        "http: and https: URLs are not fetched here": chat("http://localhost/x.png"),
+        "file: URLs are not read": chat("file:///etc/passwd"),
+        "http: and https: URLs are not fetched": chat("http://localhost/x.png"),
         "not valid base64": chat("data:image/png;base64,****"),
         "it is none of PNG": chat("data:text/plain,hello"),
         "it is empty": chat("data:image/png;base64,"),
         "more than 10000 bytes": chat("data:,%s" % ("a" * 10_001)),
-        "no text may contain its placeholder": chat(f"this is an {token}", good),
+        "no text may contain the placeholder": chat(f"this is an {token}", good),
     }
     for message, request in cases.items():
         with pytest.raises(RpcError, match=message) as caught:
@@ -114,7 +114,7 @@ async def test_what_cannot_be_read_is_refused_by_name(served):
         assert caught.value.code.name == "INVALID_ARGUMENT"
         [(field, why)] = caught.value.violations
         assert why in caught.value.message
-        expected = {"3 images; 2 are possible": "chat.messages", "no text may contain its placeholder": "chat"}
+        expected = {"3 images; at most 2 are possible": "chat.messages", "no text may contain the placeholder": "chat"}
         assert field == expected[message] if message in expected else field.endswith(".image.url"), (message, field)
     assert len((await encode_prompt(pool, chat(good))).images) == 1
 
@@ -244,7 +244,7 @@ async def test_a_broken_image_processor_does_not_matter_without_images(served, t
     pool = load_pool(TokenizerConfig(model=str(tmp_path / "model"), limit_mm_per_prompt="image=0"))
     try:
         assert (await encode_prompt(pool, chat("a"))).token_ids
-        with pytest.raises(RpcError, match="images are not read here"):
+        with pytest.raises(RpcError, match="images are switched off"):
             await encode_prompt(pool, chat("a", data_uri(picture(1))))
     finally:
         pool.close()
@@ -253,7 +253,7 @@ async def test_a_broken_image_processor_does_not_matter_without_images(served, t
 def test_images_that_a_tokenizer_of_its_own_turns_off_are_told(tmp_path, caplog):
     save_byte_level(tmp_path)
     load_pool(TokenizerConfig(model="owner/vision-model", tokenizer=str(tmp_path))).close()
-    assert "images are off" in caplog.text and "--model" in caplog.text
+    assert "images are switched off" in caplog.text and "--model" in caplog.text
     caplog.clear()
     (tmp_path / "model.gguf").touch()
     for model in (tmp_path / "model.gguf", tmp_path):

@@ -173,7 +173,7 @@ async def test_the_executor_is_told_where_the_reasoning_is(
 
 async def test_a_budget_needs_marks(make_line) -> None:
     async with make_line("a").running() as line:
-        with pytest.raises(grpc.aio.AioRpcError, match="name them with --reasoning-parser") as raised:
+        with pytest.raises(grpc.aio.AioRpcError, match="start the server with --reasoning-parser") as raised:
             await line.generate(chat=CHAT, thinking_token_budget=7)
     assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -188,7 +188,7 @@ async def test_a_budget_of_reasoning_that_a_grammar_holds(make_line) -> None:
             chat = inference_pb2.ChatPrompt(messages=CHAT.messages, tools=tools)
             call = line.generate(chat=chat, output_parsing=ALL, thinking_token_budget=7)
             if strict:
-                with pytest.raises(grpc.aio.AioRpcError, match="is not possible together with strict tools"):
+                with pytest.raises(grpc.aio.AioRpcError, match="cannot be combined with strict tools"):
                     await call
             else:
                 assert (await call).text == "a"

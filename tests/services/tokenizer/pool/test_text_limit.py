@@ -48,7 +48,7 @@ def test_a_text_that_is_too_long_is_refused_after_a_piece_of_it(codec, monkeypat
     with pytest.raises(TextTooLong, match="context length is 8192 tokens, but the prompt has more than 8192 tokens"):
         codec.encode_text(ENGLISH * 10_000, False, Room(8192))
     assert sizes == [PIECE]
-    with pytest.raises(TextTooLong, match="30000000 bytes of text, of which 1048576 are possible"):
+    with pytest.raises(TextTooLong, match="30000000 bytes of text, of which at most 1048576 are possible"):
         codec.encode_text("x" * 30_000_000, False, Room(8192))
     with pytest.raises(TextTooLong, match="30000000 bytes"):
         codec.encode_text("ä" * 15_000_000, False, Room(8192))

@@ -275,7 +275,7 @@ async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, poo
         ({"text": "x", "truncate_prompt_tokens": 51}, "truncate_prompt_tokens is 51"),
         (
             {"text": "x", "truncate_prompt_tokens": -1, "sampling_params": {"max_tokens": 50}},
-            "max_tokens is 50; the model takes 50 tokens",
+            "max_tokens is 50 and the model takes 50 tokens",
         ),
         ({"token_ids": {"ids": [1] * 2_000_001}}, "the prompt has 2000001 tokens; at most 2000000"),
         ({"token_ids": {"ids": [1, -2]}}, "token_ids.ids contains -2"),

@@ -80,7 +80,7 @@ def test_where_the_values_come_from(tmp_path: Path) -> None:
         ({}, {"generation_config": "/nowhere"}, "--generation-config /nowhere: there is no such file"),
         ({}, {"override_generation_config": "x"}, "--override-generation-config is not valid JSON"),
         ({}, {"override_generation_config": "[]"}, "--override-generation-config must be a JSON object"),
-        ({}, {"override_generation_config": '{"temprature": 1}'}, "has temprature; possible are temperature"),
+        ({}, {"override_generation_config": '{"temprature": 1}'}, "unknown keys: temprature; known are"),
         ({}, {"override_generation_config": '{"top_p": 0}'}, "--override-generation-config: top_p is 0"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GOOD = "{{ bos_token }}{% for m in messages %}{{ m.content }}!{% endfor %}"
 # What they are refused with, in part.
-TOO_SLOW, TOO_LARGE = "within 1 seconds", "MemoryError|ended its process|OverflowError|characters"
+TOO_SLOW, TOO_LARGE = "within 1 seconds", "MemoryError|crashed its process|OverflowError|characters"
 HOSTILE = {
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": TOO_SLOW,
     "{{ 10 ** (10 ** 9) }}": TOO_SLOW,  # one operation, which no thread is let between
@@ -31,7 +31,7 @@ HOSTILE = {
     "{{ 'a'.ljust(10 ** 9) }}": TOO_LARGE,
     "{{ 'a' | center(10 ** 9) }}": TOO_LARGE,
     "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}": TOO_LARGE,
-    "{% for i in range(20000) %}{{ 'a' * 1000 }}{% endfor %}": "20000000 characters; 16777216 are possible",
+    "{% for i in range(20000) %}{{ 'a' * 1000 }}{% endfor %}": "20000000 characters; at most 16777216 are possible",
     "{{ raise_exception('a' * 10 ** 6) }}": "a{900}",
     "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}": "RecursionError",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}": "unsafe|refused",

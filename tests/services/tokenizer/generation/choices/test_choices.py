@@ -119,7 +119,7 @@ async def test_outputs_survive_the_schedulers_death(line: TokenizerLine, pool: T
         ({"n": 129}, "n is 129; it must be within 1..128"),
         ({"n": -1}, "n is -1"),
         ({"best_of": 200}, "best_of is 200"),
-        ({"n": 3, "best_of": 2}, "best_of is 2, and n is 3"),
+        ({"n": 3, "best_of": 2}, "best_of is 2, less than n, which is 3"),
     ],
 )
 async def test_impossible_counts_are_refused(
