@@ -99,7 +99,7 @@ def _become(parent: int, argv: list[str], log: str) -> NoReturn:
         os.dup2(1, 2)
         command, *arguments = argv
         if command == "fake-executor":
-            from tests.chaos.faults.faults import executor
+            from tests.chaos.faults import executor
 
             process.raise_descriptor_limit()
             executor.main(arguments)
