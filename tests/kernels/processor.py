@@ -11,7 +11,9 @@ from torch import Tensor
 
 from pagewire.kernels.cpu.products.packed_linear import set_bf16_form
 
-__all__ = ["CPU", "bf16_multiplied_as", "fixed_point_error"]
+__all__ = ["BF16_FORMS", "CPU", "bf16_multiplied_as", "fixed_point_error"]
+
+BF16_FORMS = (0, 1, 2, 3)  # Bf16Form of csrc/common/processor.h
 
 CPU = cpuinfo.read_text() if (cpuinfo := Path("/proc/cpuinfo")).exists() else ""
 
@@ -21,7 +23,7 @@ _LARGEST_INPUT, _LARGEST_WEIGHT = 8191, 4095
 
 @contextmanager
 def bf16_multiplied_as(form: int) -> Iterator[None]:
-    """Multiplies bf16 within in one form, a Bf16Form of csrc/common/processor.h."""
+    """Multiplies bf16 within in one of BF16_FORMS."""
     set_bf16_form(form)
     try:
         yield

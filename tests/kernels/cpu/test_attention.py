@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pagewire.kernels import reference
 from tests.kernels.batches import GARBAGE_BLOCK_ID, Batch, far_into_a_group, make_batch, one_layer_of_a_group
 from tests.kernels.implementations import fallback, native
+from tests.kernels.pairs import pairs
+from tests.kernels.processor import BF16_FORMS
 
 pytestmark = pytest.mark.pairs
 
@@ -46,11 +48,11 @@ MIXES = [
 ]
 
 
-@implementations
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("mix", range(len(MIXES)))
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
+@pairs(
+    "cpu dtype mix num_heads+num_kv_heads+head_dim+block_size",
+    [native, fallback],
+    DTYPES,
+    range(len(MIXES)),
     [(9, 3, 64, 16), (2, 2, 128, 32), (8, 2, 80, 8), (8, 1, 64, 16), (2, 1, 256, 16), (2, 2, 72, 5)],
 )
 def test_ragged_mixes(
@@ -73,10 +75,7 @@ def test_ragged_mixes(
     assert_matches_reference(cpu, batch)
 
 
-@implementations
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sliding_window", [0, 1, 20, 300])
-@pytest.mark.parametrize("soft_cap", [0.0, 5.0, 50.0])
+@pairs("cpu dtype sliding_window soft_cap", [native, fallback], DTYPES, [0, 1, 20, 300], [0.0, 5.0, 50.0])
 def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window: int, soft_cap: float) -> None:
     batch = make_batch(
         [1, 40, 3, 1],
@@ -90,11 +89,12 @@ def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window
     assert_matches_reference(cpu, batch, sliding_window, soft_cap)
 
 
-@implementations
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("mix", [2, 3])
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (2, 1, 72, 5), (4, 4, 128, 32)]
+@pairs(
+    "cpu dtype mix num_heads+num_kv_heads+head_dim+block_size",
+    [native, fallback],
+    DTYPES,
+    [2, 3],
+    [(9, 3, 64, 16), (2, 1, 72, 5), (4, 4, 128, 32)],
 )
 def test_fp8_pages_with_scales_per_head(
     cpu: ModuleType, dtype: torch.dtype, mix: int, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
@@ -273,13 +273,17 @@ def test_padding_requests_are_harmless() -> None:
         torch.testing.assert_close(cpu.paged_attention(*padded.args()), expected)
 
 
-@pytest.mark.usefixtures("bf16_form")
-@pytest.mark.parametrize("attention", [native, fallback, reference], ids=lambda module: module.__name__)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-@pytest.mark.parametrize("head_dim", [64, 80])
+@pairs(
+    "bf16_form attention dtype fp8 head_dim",
+    BF16_FORMS,
+    [native, fallback, reference],
+    DTYPES,
+    [False, True],
+    [64, 80],
+    indirect=["bf16_form"],
+)
 def test_one_layer_of_a_group_is_read_as_a_cache_of_its_own(
-    attention: ModuleType, dtype: torch.dtype, fp8: bool, head_dim: int
+    bf16_form: int, attention: ModuleType, dtype: torch.dtype, fp8: bool, head_dim: int
 ) -> None:
     batch = make_batch(
         [1, 40, 3, 17],

@@ -12,6 +12,8 @@ import torch
 from pagewire.kernels import reference
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.implementations import native
+from tests.kernels.pairs import pairs
+from tests.kernels.processor import BF16_FORMS
 
 pytestmark = pytest.mark.pairs
 
@@ -61,11 +63,15 @@ def requests_of(batch: Batch) -> Iterator[tuple[slice, Batch]]:
         )
 
 
-@pytest.mark.usefixtures("bf16_form")
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 20])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)])
-def test_groups_and_head_dims(fp8: bool, group: int, head_dim: int, block_size: int) -> None:
+@pairs(
+    "bf16_form fp8 group head_dim+block_size",
+    BF16_FORMS,
+    [False, True],
+    [1, 3, 4, 8, 16, 20],
+    [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)],
+    indirect=["bf16_form"],
+)
+def test_groups_and_head_dims(bf16_form: int, fp8: bool, group: int, head_dim: int, block_size: int) -> None:
     batch = mixed_batch(group, head_dim, block_size, fp8=fp8)
     actual = native.paged_attention(*batch.args())
     expected = reference.paged_attention(*batch.exact().args())

@@ -18,7 +18,8 @@ from pagewire.kernels.quantized import BITS, E4M3, Fp8Weight, GroupedWeight, Int
 from pagewire.kernels.quantized.packed import pack_grouped, unpack_grouped
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.implementations import fallback, native
-from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
+from tests.kernels.pairs import pairs
+from tests.kernels.processor import BF16_FORMS, CPU, bf16_multiplied_as, fixed_point_error
 from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
@@ -452,9 +453,14 @@ def test_fp8_weights_are_packed_as_groups(
     assert_product_is_close(actual, x, grouped, bias, operands_rounded=rounded, fixed_point=fixed_point)
 
 
-@pytest.mark.parametrize("num_inputs", [288, 1100])
-@pytest.mark.parametrize("kind", ["nf4", "groups of 96", "fp8", "fp8 blocks", "fp8, nothing subnormal"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pairs(
+    "bf16_form dtype kind num_inputs",
+    BF16_FORMS,
+    DTYPES,
+    ["nf4", "groups of 96", "fp8", "fp8 blocks", "fp8, nothing subnormal"],
+    [288, 1100],
+    indirect=["bf16_form"],
+)
 def test_tables_of_numbers_in_every_form(bf16_form: int, dtype: torch.dtype, kind: str, num_inputs: int) -> None:
     """Several tiles of outputs are multiplied together, and the last one is not full; inputs of more
     than one stage, whose ends are not those of groups."""
