@@ -37,7 +37,7 @@ def cpu_backend() -> str:
 
 
 def choose() -> str:
-    """Returns what PAGEWIRE_CPU_KERNELS asks for: "cpp" (the default), "torch" or "triton".
+    """Returns the choice of PAGEWIRE_CPU_KERNELS: "cpp" (the default), "torch" or "triton".
 
     Where the C++ kernels cannot be compiled it is "torch" instead, and the log says why. "triton" runs the CUDA kernels
     on the CPU, extremely slowly, to test the executor with them; it needs TRITON_INTERPRET=1 from the start
@@ -46,11 +46,11 @@ def choose() -> str:
     """
     choice = os.environ.get("PAGEWIRE_CPU_KERNELS") or "cpp"  # empty is unset, as with all our variables
     if choice == "torch":
-        logger.warning("CPU kernels: plain torch, as PAGEWIRE_CPU_KERNELS asks (several times slower than C++)")
+        logger.warning("CPU kernels: plain torch, several times slower than C++ (PAGEWIRE_CPU_KERNELS=torch)")
     elif choice == "triton":
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise ValueError("PAGEWIRE_CPU_KERNELS='triton' runs in Triton's interpreter only: set TRITON_INTERPRET=1")
-        logger.warning("CPU kernels: Triton's interpreter, as PAGEWIRE_CPU_KERNELS asks (for tests: extremely slow)")
+        logger.warning("CPU kernels: Triton's interpreter, extremely slow, for tests (PAGEWIRE_CPU_KERNELS=triton)")
     elif choice == "cpp":
         from pagewire.kernels.cpu.runtime.build import BuildError
 

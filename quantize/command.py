@@ -44,7 +44,7 @@ def run(config: QuantizeConfig) -> int:
     transformers_logging.set_verbosity_error()
     method = method_of(config)
     if config.out is None:
-        raise StartupError("--out is missing: name the directory to make")
+        raise StartupError("--out is missing; name the directory to create")
     out = Path(config.out).expanduser().absolute()
     check_free(out)
     torch.set_num_threads(config.num_threads or usable_cores())
@@ -92,7 +92,7 @@ def method_of(config: QuantizeConfig) -> Method:
         raise StartupError("--sym: AutoAWQ's layout is asymmetric; use --method gptq, or leave it out")
     for flag, steps in (("--tune-steps", config.tune_steps), ("--tune-layer-steps", config.tune_layer_steps)):
         if config.method == "rtn" and steps:
-            raise StartupError(f"{flag} {steps}: rtn sees no text to tune on; use --method awq or gptq")
+            raise StartupError(f"{flag} {steps}: rtn reads no text to tune on; use --method awq or gptq")
     return Method(
         config.method,
         Grid(config.bits, config.group_size, config.sym, layout.min_zero),
@@ -115,7 +115,7 @@ def check_shapes(source: Source, method: Method) -> None:
     group_size = method.grid.group_size
     if group_size > 0 and (uneven := [str(size) for size in sizes.values() if size % group_size]):
         logger.warning(
-            "%s inputs are no multiple of the group size %d: the last group is smaller, which not every program reads",
+            "%s inputs are not a multiple of the group size %d; some programs cannot read the smaller last group",
             " and ".join(dict.fromkeys(uneven)),
             group_size,
         )
@@ -184,8 +184,8 @@ def _check_space(out: Path, weight_bytes: int) -> None:
     free = shutil.disk_usage(parent).free
     if free < weight_bytes:
         raise StartupError(
-            f"--out {out}: {free / 1e9:.1f} GB are free there, up to {weight_bytes / 1e9:.1f} GB are needed; make "
-            "room, or name another place"
+            f"--out {out}: {free / 1e9:.1f} GB are free there, up to {weight_bytes / 1e9:.1f} GB are needed; free "
+            "space, or name another directory"
         )
 
 

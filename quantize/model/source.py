@@ -45,7 +45,7 @@ class Source:
         self.keys = self._config_keys(self.checkpoint)
         if "quantization_config" in self.keys:
             method = (self.keys["quantization_config"] or {}).get("quant_method")
-            raise StartupError(f"{path}: is quantized already ({method}); give the original model in 16 or 32 bits")
+            raise StartupError(f"{path}: already quantized ({method}); give the original model in 16 or 32 bits")
         self.dtype: torch.dtype = resolve_dtype("auto", self.checkpoint.dtype)
         config = self.checkpoint.config(self.dtype)
         assert isinstance(config, DecoderConfig)
@@ -65,8 +65,7 @@ class Source:
         file = GgufFile(checkpoint.path)
         if types := sorted({tensor.type.name for tensor in file.tensors.values()} - _UNQUANTIZED):
             logger.warning(
-                "%s is quantized already (%s): what that lost stays lost, and this loses more. Better give the original"
-                " model in 16 bits",
+                "%s is already quantized (%s), and quantizing it again loses more; give the original model in 16 bits",
                 checkpoint.path.name,
                 ", ".join(types),
             )

@@ -36,7 +36,7 @@ def read_documents(path: Path) -> list[str]:
         except (ValueError, KeyError, TypeError) as error:
             raise StartupError(f'{path}, line {number}: expected {{"text": "..."}} ({error!r})') from error
         if not isinstance(document, str):
-            raise StartupError(f'{path}, line {number}: "text" is no string')
+            raise StartupError(f'{path}, line {number}: "text" is not a string')
         documents.append(document)
     return documents
 
@@ -72,6 +72,6 @@ def sequences(tokens: Sequence[int], count: int, length: int, what: str) -> Tens
             f"{what} has {len(tokens)} tokens, a sequence takes {length}: give more text, or lower --calibration-length"
         )
     if available < count:
-        logger.info("%s has tokens for %d sequences of the %d asked for", what, available, count)
+        logger.info("%s has tokens for %d of the %d requested sequences", what, available, count)
     picks = [index * available // min(count, available) for index in range(min(count, available))]
     return torch.tensor(tokens[: available * length]).view(available, length)[picks]

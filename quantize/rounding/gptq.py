@@ -112,4 +112,4 @@ def inverse_factor(hessian: Tensor, damp: float) -> Tensor:
         if not failed:
             return torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True).float()
         damp *= 10
-    raise StartupError("the activations of a layer have no usable statistics; take more or other calibration text")
+    raise StartupError("the activations of a layer have no usable statistics; use more or other calibration text")

@@ -51,12 +51,15 @@ def batches(num_sequences: int, size: int) -> Iterator[Tensor]:
 
 
 def steps_that_fit(num_steps: int, decoder: Decoder, needed: int, flag: str, what: str) -> int:
-    """`num_steps`, or 0 where memory may not suffice, with a warning. needed: bytes. flag: insists. what: is tuned."""
+    """Returns `num_steps`, or 0 with a warning where memory may not suffice.
+
+    needed: bytes; flag: the option that tunes anyway; what: the thing that is tuned.
+    """
     available = available_bytes(decoder.device)
     if 2 * needed <= available:
         return num_steps
     logger.warning(
-        "not tuning %s: that takes about %.1f GB, and half of the %.1f GB that are free is less; %s %d insists",
+        "not tuning %s, which takes about %.1f GB, more than half of the free %.1f GB; tune anyway with %s %d",
         what,
         needed / 1e9,
         available / 1e9,

@@ -92,5 +92,5 @@ def _check(divergence: float, student: Student, step: int) -> None:
     if not (math.isfinite(divergence) and student.is_finite()):
         raise StartupError(
             f"tuning broke down at step {step + 1}: the divergence from the original is {divergence}, with gradients "
-            "that are not finite; leave tuning out with --tune-steps 0, or take other calibration text"
+            "that are not finite; leave tuning out with --tune-steps 0, or use other calibration text"
         )

@@ -64,7 +64,7 @@ def tune_layer(
         if not (math.isfinite(error) and student.is_finite()):
             raise StartupError(
                 f"tuning a layer broke down at step {step + 1}: its error is {error}, with gradients that are not "
-                "finite; leave it out with --tune-layer-steps 0, or take other calibration text"
+                "finite; leave it out with --tune-layer-steps 0, or use other calibration text"
             )
         if len(shown) < -(-num_steps // 10):
             shown.append((picks, error))

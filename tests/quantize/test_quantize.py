@@ -205,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"calibration": "/no/such/text"}, "/no/such/text: cannot be read as UTF-8 text"),
     ({"eval": "/no/such/text"}, "/no/such/text: cannot be read as UTF-8 text"),
     ({"out": None}, "--out is missing"),
-    ({"method": "rtn", "tune_steps": 5}, "--tune-steps 5: rtn sees no text to tune on"),
+    ({"method": "rtn", "tune_steps": 5}, "--tune-steps 5: rtn reads no text to tune on"),
 ]
 
 
@@ -230,7 +230,7 @@ def edit(model: Path, **changes: Any) -> None:
 
 def test_models_that_cannot_be_quantized(tmp_path: Path, model: Path, text: Path) -> None:
     edit(model, quantization_config={"quant_method": "awq"})
-    with pytest.raises(StartupError, match=r"is quantized already \(awq\)"):
+    with pytest.raises(StartupError, match=r"already quantized \(awq\)"):
         quantize(model, tmp_path / "out", text)
     edit(model, quantization_config=None, architectures=["MambaForCausalLM"])
     with pytest.raises(StartupError, match="MambaForCausalLM cannot be quantized"):
@@ -284,7 +284,7 @@ def test_damaged_jsonl(tmp_path: Path) -> None:
 
 def test_no_space(tmp_path: Path, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(StartupError, match="make room"):
+    with pytest.raises(StartupError, match="free space"):
         quantize(model, tmp_path / "out", text)
 
 
@@ -327,7 +327,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_file_that_is_quantized_already_is_said_to_be(smollm2_gguf: Path, caplog: pytest.LogCaptureFixture) -> None:
     Source(smollm2_gguf)
-    assert "is quantized already (" in caplog.text and "Q4_1" in caplog.text
+    assert "is already quantized (" in caplog.text and "Q4_1" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -230,10 +230,10 @@ def test_memory_decides_unless_told(
     report = quantize(tmp_path / "model", tmp_path / "small", text, **unset)
     assert report["tuning"] is None
     assert not report["layer_errors"]
-    assert "not tuning the whole model: that takes about" in caplog.text
-    assert "--tune-steps 2 insists" in caplog.text
-    assert "not tuning layers: that takes about" in caplog.text
-    assert "--tune-layer-steps 2 insists" in caplog.text
+    assert "not tuning the whole model, which takes about" in caplog.text
+    assert "tune anyway with --tune-steps 2" in caplog.text
+    assert "not tuning layers, which takes about" in caplog.text
+    assert "tune anyway with --tune-layer-steps 2" in caplog.text
     report = quantize(tmp_path / "model", tmp_path / "told", text, tune_steps=1, tune_layer_steps=1)
     assert report["tuning"]["steps"] == 1
     assert len(report["layer_errors"]) == 2

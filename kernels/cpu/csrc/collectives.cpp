@@ -22,9 +22,9 @@ constexpr int64_t LINE_BYTES = 64, PAGE_BYTES = 4096, SLOT_BYTES = 1 << 20;
 constexpr int64_t CHUNK = 16384;  // elements, or bytes of a copy, that one thread takes at a time
 
 using Clock = std::chrono::steady_clock;
-// A rank waits for a peer that is late by less without yielding its core to idle processes.
+// A rank waits so long for a late peer before it sleeps; meanwhile it yields its core to threads that are ready.
 constexpr auto WATCH_TIME = std::chrono::microseconds(500);
-constexpr timespec SLEEP = {0, 20'000'000};  // then whether all still goes on is looked at so often
+constexpr timespec SLEEP = {0, 20'000'000};  // between checks of whether the group has ended
 
 struct alignas(LINE_BYTES) Line {
     std::atomic<uint32_t> turn;    // that this rank has begun; the first line's `turn` is not 0 once no rank may go on

@@ -71,7 +71,7 @@ def shape_of(num_outputs: int, num_inputs: int, group_size: int) -> Shape:
 def pack(weight: GroupedWeight) -> PackedGrouped:
     # Bits are compared: two of the numbers are NaN.
     if weight.bits == 8 and weight.codebook is not None and not weight.codebook.view(torch.int32).equal(_E4M3_BITS):
-        raise ValueError("the CPU's kernels multiply no codebook of 8 bits that is not E4M3")
+        raise ValueError("the CPU's kernels take no codebook of 8 bits other than E4M3")
     if weight.codebook is not None and weight.bits == 8:
         weight = _with_nan_in_scales(weight)
     num_outputs, num_inputs = weight.shape

@@ -1,4 +1,4 @@
-"""Compile the C++ kernels once per machine and load them.
+"""Compiles the C++ kernels once per machine and loads them.
 
 The library lies in the user's cache under a name that covers everything it depends on: sources, flags, compiler and
 processor. A changed machine or source therefore finds no library and compiles a new one (a minute of a core or two).
@@ -61,7 +61,7 @@ def cache_dir() -> Path:
 
 
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels, from the cache if it holds a usable library. Raises BuildError."""
+    """Returns the compiled kernels, from the cache if it holds a usable library. Raises BuildError."""
     compiler = _compiler()
     path = cache_dir() / f"kernels-{_fingerprint(compiler)}.so"
     if library := _cached(path):
@@ -71,12 +71,14 @@ def load_library() -> ctypes.CDLL:
         if library := _cached(path):  # another process has compiled it meanwhile
             return library
         if path.exists():
-            logger.warning("compiled kernels %s are damaged or cannot be loaded: compiling them again", path)
+            logger.warning("the compiled kernels %s are damaged or cannot be loaded; compiling them again", path)
         _compile(compiler, path)
     try:
         return _open(path)
     except OSError as error:
-        raise BuildError(f"compiled kernels do not load: {error}") from error
+        raise BuildError(
+            f"the compiled kernels cannot be loaded: {error}; delete {path} to compile them again"
+        ) from error
 
 
 def _cached(path: Path) -> ctypes.CDLL | None:

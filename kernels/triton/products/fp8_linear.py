@@ -145,4 +145,4 @@ def _cuda_version() -> tuple[int, ...]:
 
 @cache  # once each
 def _log_refusal(refusal: str) -> None:
-    logger.warning("fp8_linear: %s; a kernel of our own multiplies", refusal)
+    logger.warning("fp8_linear: %s; using a kernel of our own", refusal)

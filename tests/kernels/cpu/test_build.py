@@ -49,7 +49,14 @@ def use_kernels(cache: Path, **environment: str) -> str:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names of processors are those of x86-64")
 @pytest.mark.parametrize(
-    "flags", ["x86-64 -DPAGEWIRE_PORTABLE", "x86-64-v3", "alderlake", "x86-64-v4", "sapphirerapids"]
+    "flags",
+    [
+        "x86-64 -DPAGEWIRE_PORTABLE",
+        "x86-64-v3",
+        pytest.param("alderlake", marks=pytest.mark.slow),
+        pytest.param("x86-64-v4", marks=pytest.mark.slow),
+        "sapphirerapids",
+    ],
 )
 def test_every_processor_has_kernels_that_compile(flags: str) -> None:
     """Portable stands for what is no x86, and knows none of its instructions."""
