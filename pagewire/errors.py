@@ -1,4 +1,4 @@
-"""Errors for the user who starts Pagewire, and for the client whose request is wrong."""
+"""Errors for the user that starts Pagewire, and for a client with a wrong request."""
 
 from collections.abc import Callable, Iterable, Sequence
 

@@ -1,10 +1,10 @@
-"""Which of several peers takes a request.
+"""Chooses one of several peers for a request.
 
-Requests that begin alike, as with the same system prompt, go to the same peer whoever asks: that with the highest hash
-of beginning and address (rendezvous hashing), of those that have no more than a quarter over their share (consistent
-hashing with bounded loads, Mirrokni et al. 2018). When a peer comes or goes, only the requests move whose peer that is.
-A beginning so popular that one peer would have little else has several, and each conversation one of them. Requests
-without an affinity go to whoever has the fewest.
+Requests with the same beginning, for instance a system prompt, go to the same peer from every client: to the one with
+the highest hash of beginning and address (rendezvous hashing) among peers with at most a quarter over their share
+(consistent hashing with bounded loads, Mirrokni et al. 2018). When a peer comes or goes, only its own requests move. A
+beginning that would fill one peer gets several, and each conversation stays with one of them. Requests without an
+affinity go to the peer with the fewest requests.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _SLACK = 1.25
-# So many each peer may have whatever its share: they take no longer together than alone.
+# Each peer may have this many, whatever its share: they take no longer together than alone.
 _FREE = 8
 
-# Of a peer's share of all requests, what one beginning may take up before it gets another peer.
+# The part of a peer's share that one beginning may use before it gets another peer.
 _OF_A_PEER = 0.5
-# Requests of which popularity is an average, and how many of no beginning it starts with.
+# Popularity averages over this many requests, and starts with some of no beginning.
 _REMEMBERED = 2048
 _UNKNOWN = 64
 
@@ -27,22 +27,22 @@ _choices = itertools.count(1)
 
 
 class Affinity(NamedTuple):
-    """Which requests had better be at the same peer: hashes, equal for those that begin alike and, of these, for those
-    of one conversation."""
+    """Hashes that are equal for requests that should be at the same peer: with the same beginning, and in one
+    conversation."""
 
     beginning: bytes
     conversation: bytes
 
 
 class Popularity:
-    """Which part of the latest requests has which beginning."""
+    """The share of each beginning among recent requests."""
 
     def __init__(self) -> None:
         self._counts: dict[bytes, float] = {}
         self._total = float(_UNKNOWN)
 
     def seen(self, beginning: bytes) -> float:
-        """A request has it; the part of the latest ones that have."""
+        """Counts a request with this beginning, and returns the share of the beginning."""
         self._counts[beginning] = count = self._counts.get(beginning, 0.0) + 1
         self._total += 1
         share = count / self._total
@@ -53,14 +53,14 @@ class Popularity:
 
 
 def preferred_of(peers: Sequence[Any]) -> Sequence[Any]:
-    """Of those that are up: who is ready and will stay, or else who is ready, or else all."""
+    """Returns the peers to choose from: ready ones that stay, else ready ones, else all that are up."""
     up = [peer for peer in peers if peer.is_up]
     ready = [peer for peer in up if peer.is_ready] or up
     return [peer for peer in ready if peer.is_listed and not peer.is_draining] or ready
 
 
 def choose(peers: Sequence[Any], affinity: Affinity | None = None, share: float = 0.0) -> Any:
-    """One of the peers, of which there is at least one. share: of all requests, those that begin like this one."""
+    """Returns one of the peers, at least one. share: of all requests, those with the same beginning."""
     if len(peers) == 1:
         return peers[0]
     if affinity:

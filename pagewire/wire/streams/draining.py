@@ -1,10 +1,10 @@
-"""Whether this process is to end, of which neighbours are told at once."""
+"""The state of a process that is about to end, which its neighbours learn at once."""
 
 from collections.abc import Callable
 
 
 class Draining:
-    """Who has requests here goes on until they end; whoever has somebody else to go to brings nothing new."""
+    """Whether the process drains: running requests continue, and neighbours send new ones elsewhere, if they can."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -12,5 +12,5 @@ class Draining:
 
     def begin(self) -> None:
         self.has_begun = True
-        for tell in list(self.on_begin):
-            tell()
+        for notify in list(self.on_begin):
+            notify()

@@ -40,24 +40,23 @@ class OpenCall(Protocol[In, Out]):
 
 
 class LinkOwner(Protocol[Out, In]):
-    """Who uses a Link, sending Out and receiving In. Every call comes from the Link's own task, one at a time."""
+    """The user of a Link, which sends Out and receives In. All calls come from the Link's own task, one at a time."""
 
     async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> bool | None:
-        """A new stream was opened: nothing that was sent before counts. May send at once.
+        """Handles a new stream; messages on earlier streams no longer count. May send at once.
 
-        Returns:
-            True if the other side has answered, which proves that it is there; else its first message does.
+        Returns True if the other side has answered, which proves that it is there; else its first message proves it.
         """
 
     def on_message(self, message: In) -> None:
-        """A message arrived. An exception here ends the stream (and starts a new one)."""
+        """Handles a message. An exception ends the stream, and a new one starts."""
 
     def on_disconnect(self, end: StreamEnd) -> None:
-        """The stream is gone; a new attempt follows. Called once per on_connect."""
+        """Handles the end of the stream, once for each on_connect; a new attempt follows."""
 
 
 class Link(Generic[Request, Response]):
-    """The client side of one multiplexed stream, kept up for as long as `run()` runs."""
+    """The client side of one multiplexed stream, which reconnects for as long as `run()` runs."""
 
     def __init__(
         self,
@@ -67,20 +66,21 @@ class Link(Generic[Request, Response]):
         pings: Pings | None = None,
         on_ping: Callable[[], None] = lambda: None,
     ) -> None:
-        """open_call starts the call (`stub.Connect`); name is for the log ("scheduler"). pings: break the stream if the
-        other side hangs; on_ping: `pings.is_serving` may have changed."""
+        """open_call: starts the call (`stub.Connect`). name: for the log ("scheduler"). pings: break the stream if the
+        other side hangs. on_ping: is called when `pings.is_serving` may have changed."""
         self._name = name
         self._open_call = open_call
         self._owner = owner
         self._call: BidiCall[Request, Response] | None = None
         self._write_lock = asyncio.Lock()
         self._pings, self._on_ping = pings, on_ping
-        self._was_heard = False
+        self._has_received = False
         self._why_broken: str | None = None  # by this side
-        self._starts_over = False  # as it was told to
+        self._starts_over = False  # after start_over()
 
     async def send(self, message: Request) -> None:
-        """Sends in call order. Without a stream the message is dropped: on_connect has to say it all again."""
+        """Sends a message, in the order of the calls. Without a stream it is dropped: on_connect must send everything
+        again."""
         async with self._write_lock:
             call = self._call
             if call is None:
@@ -91,7 +91,7 @@ class Link(Generic[Request, Response]):
                 # The reader sees the same end of stream and reports it.
                 logger.debug("write to %s failed: %s", self._name, error)
             except asyncio.CancelledError:
-                # The reader may have ended the call under write(): then this task is not meant.
+                # The reader may have ended the call during write(); then this task is not cancelled.
                 if _is_cancelled():
                     raise
                 logger.debug("write to %s failed: the stream has ended", self._name)
@@ -111,7 +111,7 @@ class Link(Generic[Request, Response]):
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
 
     async def _run_once(self) -> bool:
-        """One stream, from its opening to its end; returns whether the other side was there."""
+        """Runs one stream from its opening to its end, and returns whether the other side was there."""
         # Waiting for the connection, which gRPC attempts several times a second, finds a successor at once.
         call = self._open_call(wait_for_ready=True)
         self._call = call
@@ -124,7 +124,7 @@ class Link(Generic[Request, Response]):
                 raise asyncio.CancelledError
             message = await _in_a_task(call.read())
             while message is not grpc.aio.EOF:
-                was_up = self._was_heard = True
+                was_up = self._has_received = True
                 if pinging is None and self._pings is not None:
                     pinging = asyncio.create_task(self._break_if_silent(call, self._pings), name=f"{self._name} pings")
                 self._owner.on_message(message)
@@ -132,7 +132,7 @@ class Link(Generic[Request, Response]):
         except grpc.aio.AioRpcError as error:
             end = StreamEnd.of(error)
         except asyncio.CancelledError:
-            # A call that is cancelled under read() looks the same as this task being stopped.
+            # A call that is cancelled during read() looks like a cancellation of this task.
             if _is_cancelled():
                 raise
             end = StreamEnd(self._why_broken or "stream cancelled", starts_over=self._starts_over)
@@ -155,15 +155,15 @@ class Link(Generic[Request, Response]):
         return was_up
 
     async def _break_if_silent(self, call: BidiCall[Request, Response], pings: Pings) -> None:
-        self._break_off(call, await pings.until_silent(self._has_heard, self._on_ping))
+        self._break_off(call, await pings.until_silent(self._take_received, self._on_ping))
 
     def _break_off(self, call: BidiCall[Request, Response], reason: str) -> None:
         self._why_broken = reason
         call.cancel()
 
-    def _has_heard(self) -> bool:
-        was_heard, self._was_heard = self._was_heard, False
-        return was_heard
+    def _take_received(self) -> bool:
+        has_received, self._has_received = self._has_received, False
+        return has_received
 
 
 def _is_cancelled() -> bool:
@@ -172,12 +172,15 @@ def _is_cancelled() -> bool:
 
 
 async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
-    """Its result. As long as a call is being made, gRPC may swallow the cancellation of whoever waits for it; that of a
-    task which waits for another one is never lost. Who has made the call cancels it, and so ends the other one."""
+    """Returns the result of `work`, which runs in a task of its own.
+
+    While a call is being made, gRPC may swallow the cancellation of the task that waits for it. A task that waits for
+    another task is always cancelled; the caller then cancels the call, which ends the other task.
+    """
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the result is not needed any more
         raise
     return task.result()

@@ -1,4 +1,4 @@
-"""Outputs that wait to be sent, by request."""
+"""Outputs of requests that wait to be sent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -8,24 +8,24 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Outputs of one request that wait as they are; then they are merged, which costs less for many at once.
+# This many outputs of a request wait unmerged: merging many at once costs less.
 MAX_PARTS = 64
 
 
 @dataclass(slots=True)
 class _Newer(Generic[V]):
-    """What waits behind the oldest output of a request."""
+    """The outputs of a request that wait behind the oldest one."""
 
     outputs: list[V] = field(default_factory=list)
-    size: int = 0  # of all that came, merged or not
+    size: int = 0  # of all outputs, merged or not
 
 
 class Outbox(Generic[K, V]):
-    """Outputs by request, merged until they are taken. One producer side, one consumer; all on one event loop."""
+    """Outputs by request, merged until they are taken. Producers and the one consumer are on one event loop."""
 
     def __init__(self, merge: Callable[[Sequence[V]], V], size: Callable[[V], int]) -> None:
-        """merge: returns one output that says the same as several of one request, the oldest first; it may change them.
-        size: of an output, in tokens and log probabilities."""
+        """merge: merges several outputs of a request, the oldest first; it may change them. size: of an output, in
+        tokens and log probabilities."""
         self._merge = merge
         self._size = size
         self._oldest: dict[K, V] = {}
@@ -36,7 +36,7 @@ class Outbox(Generic[K, V]):
         self._closed = False
 
     def put(self, key: K, output: V) -> int:
-        """Returns the size of what waits behind the oldest output of this key: 0 if that is this one."""
+        """Adds an output, and returns the size of the outputs that wait behind the oldest one of this key."""
         self._wake.set()
         if key not in self._oldest:
             self._oldest[key] = output
@@ -54,7 +54,7 @@ class Outbox(Generic[K, V]):
         return newer.size
 
     def discard(self, key: K) -> None:
-        """Drops what waits of a key."""
+        """Drops the outputs of a key."""
         self._oldest.pop(key, None)
         self._newer.pop(key, None)
 

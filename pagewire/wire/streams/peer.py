@@ -20,7 +20,7 @@ class Response(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether it is to end, as a greeting says."""
+        """Whether the sender drains."""
 
 
 Out = TypeVar("Out")
@@ -28,29 +28,32 @@ In = TypeVar("In", bound=Response)
 
 
 class PeerOwner(Protocol):
-    """Who has the requests. Calls come one at a time."""
+    """The owner of the requests. Calls come one at a time."""
 
     def check_greeting(self, peer: Any, message: Any) -> None:
-        """A stream's first message has arrived. Raises RpcError if the peer is not to be used."""
+        """Checks the first message of a stream. Raises RpcError if the peer must not be used."""
 
     def on_up(self, peer: Any) -> None:
-        """It has spoken."""
+        """Handles the first message of a stream."""
 
     def on_response(self, message: Any) -> None: ...
 
     def on_down(self, peer: Any) -> None:
-        """Its stream has broken, after it had spoken."""
+        """Handles the end of a stream on which the peer had sent a message."""
 
     def on_ping(self, peer: Any) -> None:
-        """Whether it is ready may have changed."""
+        """Handles a possible change of readiness."""
 
     def take_message(self, peer: Any) -> Any:
-        """What is to be sent to it now, of its `unsent` and its `aborts`; there is something."""
+        """Returns the next message to the peer, from its `unsent` requests and `aborts`; there are some."""
 
 
 class Peer(Generic[Out, In]):
-    """The other side speaks first on every stream, and nothing is sent before: what was sent has arrived, unless the
-    stream broke just then."""
+    """One service, and the stream to it.
+
+    The other side sends the first message on every stream, and nothing is sent to it before: a message that was sent
+    has arrived, unless the stream broke just then.
+    """
 
     def __init__(
         self,
@@ -61,17 +64,17 @@ class Peer(Generic[Out, In]):
         pings: Pings | None,
         owner: PeerOwner,
     ) -> None:
-        """name: for the log. open_call starts the stream, on the channel. pings: have a hang count as a death."""
+        """name: for the log. open_call: starts the stream on the channel. pings: a hang then counts as a death."""
         self.listed = listed
         self.channel = channel
         self.is_listed = True
-        self.is_up = False  # it has spoken on the present stream
-        self.is_draining = False  # and said that it is to end
-        self.unsent: dict[int, Any] = {}  # requests that the stream has not carried, by number
+        self.is_up = False  # it has sent a message on the present stream
+        self.is_draining = False  # and its last greeting says so
+        self.unsent: dict[int, Any] = {}  # requests that were not sent yet, by number
         self.aborts: list[int] = []
-        self.num_requests = 0  # that are here
-        self.num_calls = 0  # beside them, each of its own
-        self.last_choice = 0  # of those who choose among peers
+        self.num_requests = 0  # at this peer
+        self.num_calls = 0  # unary calls and streams beside them
+        self.last_choice = 0  # for balancing
         self._owner = owner
         self._pings = pings
         self._link: Link[Out, In] = Link(name, open_call, self, pings, self._on_ping)
@@ -83,7 +86,7 @@ class Peer(Generic[Out, In]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be served now: it is there, and says that it is ready."""
+        """Whether requests would be served now: the peer is up, and its health service reports readiness."""
         return self.is_up and (self._pings is None or self._pings.is_serving)
 
     @property
@@ -91,13 +94,13 @@ class Peer(Generic[Out, In]):
         return self.num_requests + self.num_calls
 
     def submit(self, request: Any) -> None:
-        """Sends a request soon."""
+        """Queues a request to be sent soon."""
         self.unsent[request.number] = request
         self.num_requests += 1
         self._wake.set()
 
     def abort(self, number: int) -> None:
-        """Sends that soon, unless the request was not sent yet; it is not here any more."""
+        """Removes a request, and queues its abort if it was sent already."""
         self.num_requests -= 1
         if self.unsent.pop(number, None) is None:
             self.aborts.append(number)
@@ -110,13 +113,13 @@ class Peer(Generic[Out, In]):
             tasks.create_task(self._send_all(), name=f"sender to {self.address}")
 
     async def _send_all(self) -> None:
-        """The only sender: whatever is unsent goes out together."""
+        """Sends everything unsent together; it is the only sender."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self.is_up and (self.unsent or self.aborts):
-                # Nothing happens between these two: what was taken goes out on this stream or, if it breaks, is placed
-                # anew.
+                # No other code runs between these two lines: a taken request is sent on this stream or, if the stream
+                # breaks, placed again.
                 message = self._owner.take_message(self)
                 await self._link.send(message)
 
@@ -132,7 +135,7 @@ class Peer(Generic[Out, In]):
             self._owner.on_up(self)
         if message.draining and not self.is_draining:
             self.is_draining = True
-            logger.info("%s drains: others get what is new, if there are any", self.address)
+            logger.info("%s drains; new requests go to other peers, if there are any", self.address)
         self._owner.on_response(message)
 
     def on_disconnect(self, end: StreamEnd) -> None:

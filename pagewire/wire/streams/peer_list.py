@@ -1,4 +1,4 @@
-"""The peers as they come and go."""
+"""The list of peers, which changes with discovery."""
 
 import asyncio
 import logging
@@ -12,18 +12,20 @@ logger = logging.getLogger(__name__)
 
 
 class PeerList:
-    """Those that are listed, and those that have left the list and still have requests or calls, while they are up.
-    `peers` changes in place."""
+    """The listed peers, and peers that have left the list but are up and still have requests or calls.
+
+    `peers` changes in place.
+    """
 
     def __init__(self, discovery: Discovery, make_peer: Callable[[Listed], Peer[Any, Any]]) -> None:
         self._discovery = discovery
         self._make_peer = make_peer
         self.peers: list[Peer[Any, Any]] = []
         self._tasks: dict[Listed, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()  # a peer may have to be started or let go
+        self._changed = asyncio.Event()  # a peer may have to be started or removed
 
     def follow(self, listed: Sequence[Listed]) -> None:
-        """The list is this now."""
+        """Applies a new list."""
         present = set(listed)
         for peer in self.peers:
             if peer.is_listed != (peer.listed in present):
@@ -34,12 +36,12 @@ class PeerList:
         self._changed.set()
 
     def on_progress(self) -> None:
-        """A request has ended, or a peer gone."""
+        """Handles the end of a request, or of a peer."""
         if not all(peer.is_listed for peer in self.peers):
             self._changed.set()
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Follows discovery, and runs the peers, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_all(), name="discovery")
@@ -60,7 +62,7 @@ class PeerList:
             self.follow(listed)
 
     async def _let_go(self, peer: Peer[Any, Any]) -> None:
-        # If it is listed again meanwhile, that is another peer.
+        # If it is listed again meanwhile, it becomes a new peer.
         self.peers.remove(peer)
         task = self._tasks.pop(peer.listed)
         task.cancel()

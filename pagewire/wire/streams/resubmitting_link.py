@@ -14,41 +14,20 @@ from pagewire.wire.discovery import Discovery, Listed
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams.balancing import Affinity, Popularity, choose, preferred_of
 from pagewire.wire.streams.link import MAX_BACKOFF_S, OpenCall
+from pagewire.wire.streams.linked_request import LinkedRequest
 from pagewire.wire.streams.peer import Peer, Response
 from pagewire.wire.streams.peer_list import PeerList
 from pagewire.wire.streams.pings import Pings
 
 logger = logging.getLogger(__name__)
 
-# Requests that share one message; far below what gRPC takes.
+# Most bytes of requests in one message; far below the limit of gRPC.
 MAX_SEND_BYTES = 16 * 1024 * 1024
-# Seconds after which a new stream is taken to last. A service that dies again and again as it gets the same requests
-# lives shorter, and these must not come back for ever.
+# Seconds after which a new stream counts as lasting. A service that dies again and again from the same requests lives
+# shorter, and these must not be sent forever.
 SETTLED_S = 2 * MAX_BACKOFF_S
-# Seconds after which requests leave a peer that says that it is not ready, if another one is: it may be so in a moment.
+# Seconds after which requests leave a peer that is not ready for one that is; it may become ready in a moment.
 UNREADY_S = 2.0
-
-
-class LinkedRequest(ABC):
-    """One request, with what it takes to go on after a break."""
-
-    __slots__ = ("affinity", "lost_at", "number", "peer", "was_sent")
-
-    def __init__(self) -> None:
-        self.number = 0  # unique on the link, another one wherever it is sent; 0 = not submitted
-        self.was_sent = False  # another side may have let it in
-        # time.monotonic() when the stream broke under it, until there is output again.
-        self.lost_at: float | None = None
-        self.affinity: Affinity | None = None  # of requests that had better be at the same peer
-        self.peer: Any = None  # that has it; None: it waits for one
-
-    @abstractmethod
-    def to_submit(self) -> Any:
-        """The protobuf message that starts it or, if was_sent, has it go on after the output received so far."""
-
-    @abstractmethod
-    def fail(self, error: RpcError) -> None:
-        """It has ended with an error."""
 
 
 R = TypeVar("R", bound=LinkedRequest)
@@ -59,11 +38,12 @@ In = TypeVar("In", bound=Response)
 class ResubmittingLink(ABC, Generic[R, Out, In]):
     """Carries requests until they end, each over the stream of one of several peers that do the same work.
 
-    When a stream breaks, its requests are submitted again, to another peer or, where none is up, to the first that is;
-    those that have waited for recovery_timeout seconds, without a stream that lasts, end with UNAVAILABLE. A peer that
-    drains or leaves the list gets no new requests, unless there is no other. The latter is left when it has none.
+    When a stream breaks, its requests are submitted again, to another peer or, if none is up, to the first that comes
+    up. Requests that have waited for recovery_timeout seconds without a lasting stream end with UNAVAILABLE. A peer
+    that drains or has left the list gets no new requests, unless there is no other. A peer that has left the list is
+    removed once it has no requests.
 
-    A subclass builds the messages and reads them.
+    A subclass builds messages and reads them.
     """
 
     def __init__(
@@ -73,7 +53,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         connect: Callable[[Listed], grpc.aio.Channel],
         recovery_timeout: float,
     ) -> None:
-        """connect: makes channels to peers. name is for the log and for errors ("tokenizer service")."""
+        """connect: makes channels to peers. name: for the log and for errors ("tokenizer service")."""
         self._name = name
         self._connect = connect
         self._recovery_timeout = recovery_timeout
@@ -93,24 +73,24 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
 
     @abstractmethod
     def open(self, channel: grpc.aio.Channel) -> tuple[OpenCall[Out, In], Pings | None]:
-        """What starts a peer's stream (`stub.Connect`), and what asks how the peer is."""
+        """Returns the call that starts the stream of a peer (`stub.Connect`), and the pings for it."""
 
     @abstractmethod
     def build_message(self, submits: list[Any], aborts: list[int]) -> Out:
-        """submits: what LinkedRequest.to_submit() returned; aborts: numbers."""
+        """Returns a message. submits: results of LinkedRequest.to_submit(); aborts: numbers."""
 
     @abstractmethod
     def on_response(self, message: In) -> None:
-        """Hands outputs to their requests: see answered() and finish(). An exception here breaks the stream."""
+        """Passes outputs to their requests, with answered() and finish(). An exception breaks the stream."""
 
     def check_greeting(self, peer: Peer[Out, In], message: In) -> None:
-        """A stream's first message. Raises RpcError if the peer is not to be used now."""
+        """Checks the first message of a stream. Raises RpcError if the peer must not be used now."""
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
-        """Whether a peer has spoken on its present stream."""
+        """Whether a peer has sent a message on its present stream."""
         return self._away_since is None
 
     @property
@@ -120,12 +100,12 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be served now: a peer is there, and says that it is ready."""
+        """Whether requests would be served now: a peer is up and ready."""
         return any(peer.is_ready for peer in self.peers)
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set once `is_available` or `is_ready` may differ from now; get it before you look."""
+        """An event that is set once `is_available` or `is_ready` may differ; get it before you read them."""
         return self._changed
 
     @property
@@ -137,7 +117,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         await self._idle.wait()
 
     def choose(self, affinity: Affinity | None = None) -> Peer[Out, In] | None:
-        """Whose a new request is; None: no peer is up."""
+        """Returns the peer for a new request; None if no peer is up."""
         share = self._popularity.seen(affinity.beginning) if affinity else 0.0
         preferred = preferred_of(self.peers)
         return choose(preferred, affinity, share) if preferred else None
@@ -147,7 +127,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     def submit(self, request: R) -> None:
         """Starts a request, or queues it while all peers are away.
 
-        Raises RpcError UNAVAILABLE if they have been for recovery_timeout seconds.
+        Raises RpcError UNAVAILABLE if they have been away for recovery_timeout seconds.
         """
         if self._given_up:
             raise self._unavailable()
@@ -156,7 +136,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         self._place(request)
 
     def abort(self, request: R) -> None:
-        """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
+        """Ends a request without a result; does nothing if it has ended."""
         if request.number in self._live:
             self._leave(request)
             self._forget(request)
@@ -172,14 +152,14 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
             self.fail(request, RpcError(code, message))
 
     def answered(self, number: int) -> R | None:
-        """The request for which output has arrived; None if it was aborted, or moved, and this was on its way."""
+        """Returns the request of an output; None if it was aborted or moved in the meantime."""
         request = self._live.get(number)
         if request is not None:
             request.lost_at = None
         return request
 
     def finish(self, request: R) -> None:
-        """Lets go of a request that the other side has ended."""
+        """Removes a request that the other side has ended."""
         if request.peer is not None:
             request.peer.num_requests -= 1
         self._forget(request)
@@ -192,16 +172,16 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
             self._idle.set()
 
     def _place(self, request: R) -> None:
-        """Has it sent to the peer that is to have it; it waits while there is none."""
+        """Submits a request to a peer; it waits while there is none."""
         self._live.pop(request.number, None)
-        request.number = next(self._numbers)  # what a peer that had it before still says is for nobody
+        request.number = next(self._numbers)  # late outputs of its previous peer are ignored
         self._live[request.number] = request
         request.peer = self.choose(request.affinity)
         if request.peer is not None:
             request.peer.submit(request)
 
     def _leave(self, request: R) -> None:
-        """Has its peer end it."""
+        """Aborts a request at its peer."""
         if request.peer is not None:
             request.peer.abort(request.number)
 
@@ -263,7 +243,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
             asyncio.get_running_loop().call_later(UNREADY_S, self._leave_unready, peer)
 
     def _leave_unready(self, peer: Peer[Out, In]) -> None:
-        """Its requests go to others, if these are ready."""
+        """Moves the requests of a peer that is not ready to ready peers."""
         if peer.is_up and not peer.is_ready and self.is_ready:
             requests = [request for request in self._live.values() if request.peer is peer]
             for request in requests:
@@ -272,7 +252,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
             self._list.on_progress()
 
     def _move(self, requests: Sequence[R], now: float) -> None:
-        """To peers that are up; whoever has been without a stream that lasts for too long ends."""
+        """Moves requests to peers that are up; requests without a lasting stream for too long end."""
         for request in requests:
             if request.lost_at is not None and request.lost_at <= now - self._recovery_timeout:
                 request.peer = None
@@ -283,12 +263,12 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     # -- the bound on recovery ---------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """The streams last: it is not lost any more who merely waits for output."""
+        """Clears lost_at of all requests: the streams last, and the requests merely wait for output."""
         for request in self._live.values():
             request.lost_at = None
 
     def _watch(self) -> None:
-        """Has the first end that has waited too long while all peers are away."""
+        """Sets the timer for the first request that will have waited too long while all peers are away."""
         assert self._away_since is not None
         first = min((r.lost_at for r in self._live.values() if r.lost_at is not None), default=self._away_since)
         self._start_timer(max(0.0, first + self._recovery_timeout - time.monotonic()), self._expire)

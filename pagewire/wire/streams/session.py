@@ -20,10 +20,10 @@ Out = TypeVar("Out")
 
 
 class Session(ABC, Generic[Request, Output, In, Out]):
-    """The requests of one client, by the numbers that it gave them: from one stream, or those of a call of its own.
+    """The requests of one client by its numbers, from one stream or from a single call.
 
-    A subclass reads and builds the messages and starts requests, whose outputs it puts into the outbox; whatever it
-    puts there under None has the session greet the client again.
+    A subclass reads and builds messages and starts requests. It puts their outputs into the outbox; an output under the
+    key None makes the session greet the client again.
     """
 
     def __init__(
@@ -32,40 +32,42 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         size: Callable[[Output], int],
         is_last: Callable[[Output], bool],
     ) -> None:
-        """merge, size: of outputs, see Outbox. is_last: whether nothing follows an output, as the request has ended."""
+        """merge, size: of outputs, see Outbox. is_last: whether an output ends its request."""
         self.outbox: Outbox[int | None, Output] = Outbox(merge, size)
         self._size = size
         self._is_last = is_last
-        self._live: dict[int, Callable[[], None]] = {}  # what ends each; a request is live until its end was taken
-        self._has_said_all = False
+        self._live: dict[
+            int, Callable[[], None]
+        ] = {}  # number -> ends the request; it is live until its last output is taken
+        self._has_sent_all = False
 
     @abstractmethod
     async def greet(self) -> Out:
-        """The first response, which tells the client that it may send. Raises RpcError to refuse the stream."""
+        """Returns the first response, after which the client may send. Raises RpcError to refuse the stream."""
 
     @abstractmethod
     def on_message(self, message: In) -> None:
-        """Calls start() and abort() with what the message holds."""
+        """Calls start() and abort() for the contents of a message."""
 
     @abstractmethod
     def begin(self, number: int, request: Request) -> Callable[[], None]:
-        """Starts a request; returns what ends it early. If it cannot be served, its error goes to the outbox."""
+        """Starts a request, and returns a function that ends it early. Errors of the request go to the outbox."""
 
     @abstractmethod
     def build_message(self, outputs: dict[int, Output]) -> Out:
-        """The response that tells of the outputs, by number."""
+        """Returns the response with these outputs, by number."""
 
     def start(self, number: int, request: Request) -> None:
-        """Raises RpcError if the number is in use."""
+        """Starts a request. Raises RpcError if its number is in use."""
         if number in self._live:
             raise RpcError(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"request number {number} is in use on this stream; each request needs one of its own",
+                f"request number {number} is in use on this stream; give each request its own number",
             )
         self._live[number] = self.begin(number, request)
 
     def abort(self, number: int) -> None:
-        """Ends a request, without a response; numbers of requests that ended are ignored."""
+        """Ends a request without a response; does nothing for a request that has ended."""
         end = self._live.pop(number, None)
         if end is not None:
             end()
@@ -73,15 +75,15 @@ class Session(ABC, Generic[Request, Output, In, Out]):
             self._close_if_done()
 
     def close(self) -> None:
-        """The client is gone, or all is said: ends what is live."""
+        """Ends all live requests, after the stream has ended."""
         live, self._live = self._live, {}
         for end in live.values():
             end()
 
     async def responses(self, messages: AsyncIterator[In]) -> AsyncGenerator[Out, None]:
-        """What is to be sent, until the client says no more and was told everything, or breaks the contract.
+        """Yields the responses, until the client has sent everything and received all outputs.
 
-        Raises RpcError in that case.
+        Raises RpcError if the client breaks the contract.
         """
         reader: asyncio.Task[Any] = asyncio.create_task(self._read(messages))
         try:
@@ -96,11 +98,11 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         finally:
             self.close()
             reader.cancel()
-            # How the stream ended is said above; of a server that stops, gRPC's reader raises an error of its own.
+            # The end of the stream is handled above; when the server stops, gRPC's reader raises another error.
             await asyncio.gather(reader, return_exceptions=True)
 
     def _messages(self, outputs: dict[int | None, Output]) -> Iterator[Out]:
-        """One, or several if there is very much to tell."""
+        """Yields the outputs as one message, or as several if they are large."""
         part: dict[int, Output] = {}
         size = 0
         for number, output in outputs.items():
@@ -120,13 +122,13 @@ class Session(ABC, Generic[Request, Output, In, Out]):
             async for message in messages:
                 self.on_message(message)
         except Exception:
-            # The stream ends with whatever it was, for instance with bytes that are no message.
+            # The stream ends with this error, for instance with bytes that are not a message.
             self.close()
             self.outbox.close()
             raise
-        self._has_said_all = True
+        self._has_sent_all = True
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._has_said_all and not self._live:
+        if self._has_sent_all and not self._live:
             self.outbox.close()

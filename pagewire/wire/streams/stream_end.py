@@ -1,4 +1,4 @@
-"""How a stream ended."""
+"""The end of a stream."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,11 +11,11 @@ from pagewire.wire.status import error_details
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """What one side knows about the end of a stream."""
+    """The end of a stream, as one side sees it."""
 
     text: str  # for the log
     code: grpc.StatusCode | None = None  # None: this side broke it; OK: the other side closed it
-    reason: str = ""  # that the other side gave, as `RpcError.reason`; empty if the connection failed
+    reason: str = ""  # `RpcError.reason` of the other side; "" if the connection failed
     starts_over: bool = False  # this side wanted another stream
 
     @classmethod

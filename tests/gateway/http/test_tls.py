@@ -81,7 +81,7 @@ async def test_commands_take_https_and_say_what_is_missing(fake: FakeTokenizer, 
             assert await server.models() == ["fake", "alias"]
         with (
             contextlib.closing(HttpServer(str(client.base_url), None)) as server,
-            pytest.raises(StartupError, match="name its CA with --ssl-ca-certs"),
+            pytest.raises(StartupError, match="set --ssl-ca-certs to its CA"),
         ):
             await server.models()
     async with running_gateway(address) as plain:

@@ -118,11 +118,11 @@ def test_wrong_files_are_named_with_their_remedy(directory: Path, ca: Authority,
         (Files(certfile=certfile, keyfile="/no/such.key"), "/no/such.key cannot be read"),
         (Files(certfile=certfile), "has no private key in PEM"),
         (Files(certfile=keyfile, keyfile=keyfile), "has no certificate in PEM"),
-        (Files(certfile=certfile, keyfile=str(stranger.keyfile)), "the key is another certificate's"),
+        (Files(certfile=certfile, keyfile=str(stranger.keyfile)), "the key belongs to another certificate"),
         (Files(certfile=certfile, keyfile=str(encrypted)), "is encrypted"),
         (Files(certfile=str(damaged), keyfile=keyfile), "cannot be used"),
         (Files(certfile=certfile, keyfile=keyfile, ca_certs=str(damaged)), "--ssl-ca-certs"),
-        (expired.files, "certificate has expired; have it issued anew"),
+        (expired.files, "certificate has expired; renew it"),
     ):
         with pytest.raises(StartupError) as caught:
             Certificates(files, cert_reqs=2)
@@ -275,7 +275,7 @@ async def test_certificates_are_read_again(tmp_path: Path, ca: Authority, issued
             renew(files, ca.issue("renewed"))
             second = await serial(address)
         assert second != first
-        assert "certificates were read again" in caplog.text
+        assert "certificates read again" in caplog.text
         renew(files, stranger)
         assert await serial(address) not in (first, second)
         assert await asked(address, **stranger.flags) == "stranger"
@@ -294,7 +294,7 @@ async def test_files_that_do_not_do_change_nothing_and_the_log_says_so_once(
         shutil.copy(stranger.keyfile, files.keyfile)
         for _ in range(3):
             assert await serial(address) == first
-        assert caplog.text.count("the key is another certificate's") == 1
+        assert caplog.text.count("the key belongs to another certificate") == 1
         assert "the previous certificates remain in use until this is fixed" in caplog.text
         files.keyfile.unlink()
         assert await serial(address) == first

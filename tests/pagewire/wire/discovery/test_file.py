@@ -48,5 +48,5 @@ async def test_who_writes_and_who_reads_agree(tmp_path: Path) -> None:
 
 
 def test_one_file_is_named() -> None:
-    with pytest.raises(StartupError, match="name one file"):
+    with pytest.raises(StartupError, match="use one file"):
         discover("file", "--executor-address", "a.txt,b.txt")

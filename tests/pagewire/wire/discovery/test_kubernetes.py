@@ -152,7 +152,7 @@ async def test_addresses_name_services(server: FakeApiServer, address: str) -> N
 
 def test_outside_of_a_pod_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(StartupError, match="in no pod"):
+    with pytest.raises(StartupError, match="not in a pod"):
         discover("kubernetes", "--executor-address", "executor:7")
     with pytest.raises(StartupError, match="automountServiceAccountToken"):
         Api("https://localhost:1", tmp_path)
