@@ -1,4 +1,4 @@
-"""What an executor finds out about itself at start, and reports to the scheduler."""
+"""Facts about an executor, found at start and reported to the scheduler."""
 
 from __future__ import annotations
 

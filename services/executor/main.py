@@ -45,7 +45,7 @@ _LAST_WORDS_S = 0.5
 
 
 class LoadProgress:
-    """What starting is at, phase by phase: a bar on a terminal, else a log line `loading FRACTION TEXT` twice a second.
+    """Progress of the start, by phases: a bar on a terminal, else a log line `loading FRACTION TEXT` twice a second.
 
     The fraction starts again with a phase that takes long: reading weights, capturing CUDA graphs.
     """
@@ -69,8 +69,8 @@ class LoadProgress:
 
 
 async def serve(config: ExecutorConfig) -> None:
-    """Serves until a signal ends it: not ready at once, so that the scheduler gives new requests to others, if there
-    are any; after SIGTERM, those that are here may end.
+    """Serves until a signal ends it. On SIGTERM it stops being ready, so that the scheduler places new requests
+    elsewhere, and lets running requests finish.
 
     Raises StartupError if the model cannot be served, or if the device fails later: the process has to end then.
     """
@@ -122,7 +122,7 @@ async def serve(config: ExecutorConfig) -> None:
             if stopping.result():
                 drained = partial(_until_idle, worker)
     except DeviceError as error:
-        raise StartupError(f"{error}; ending, so that a supervisor starts anew") from error
+        raise StartupError(f"{error}; the process ends, so that a supervisor restarts it") from error
     finally:
         await rpc.cancel([stopping])
         await server.stop(drained)
@@ -145,14 +145,14 @@ def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:
 
 
 def _end_hung(worker: Worker, message: str) -> None:
-    """Ends this process, once the event loop, which may be alive, had time to say why."""
-    worker.tell(DeviceError(message, grpc.StatusCode.DEADLINE_EXCEEDED))
+    """Ends this process after a moment in which the event loop, if it is alive, can send the reason."""
+    worker.end_stream(DeviceError(message, grpc.StatusCode.DEADLINE_EXCEEDED))
     time.sleep(_LAST_WORDS_S)
     end_process(message)
 
 
 async def _until_idle(worker: Worker) -> None:
-    """Returns when there was nothing to do for a moment: the first step of somebody may be on its way."""
+    """Returns after a moment without work: the first step of a request may be on its way."""
     idle_since = time.monotonic()
     while not worker.failed.done() and time.monotonic() < idle_since + _IN_TRANSIT_S:
         await asyncio.sleep(0.02)  # another thread's state
@@ -161,7 +161,7 @@ async def _until_idle(worker: Worker) -> None:
 
 
 async def _first(work: Future[Any], stopping: asyncio.Task[bool]) -> bool:
-    """Whether `work` was done before the process was told to stop. Raises what `work` raised."""
+    """Returns whether `work` was done before a signal to stop. Raises what `work` raised."""
     waiting = asyncio.wrap_future(work)
     await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not waiting.done():

@@ -1,4 +1,4 @@
-"""How far a phase of the start has come."""
+"""Progress of a phase of the start."""
 
 from __future__ import annotations
 

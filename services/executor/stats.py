@@ -121,7 +121,7 @@ stage_waits: defaultdict[int, float] = defaultdict(float)  # as STAGE_IDLE_SECON
 
 
 def record_stages(times: StageTimes) -> None:
-    """Of a step of a pipeline."""
+    """Records the times of a step of a pipeline."""
     for stage, (busy, waited) in enumerate(zip(times.busy, times.waited, strict=True)):
         STAGE_BUSY_SECONDS.labels(stage).inc(busy / 1e9)
         STAGE_IDLE_SECONDS.labels(stage).inc(waited / 1e9)
@@ -129,7 +129,7 @@ def record_stages(times: StageTimes) -> None:
 
 
 def step_kind(step: Step) -> str:
-    """decode: one known token per request; prefill: more for each; mixed; empty: only rows were freed."""
+    """Returns decode: one known token per request; prefill: more for each; mixed; or empty: only rows were freed."""
     if not step.request_ids:
         return "empty"
     num_drafts = 0 if step.num_draft_tokens is None else step.num_draft_tokens
@@ -148,7 +148,7 @@ def record_step(kind: str, num_tokens: int, num_requests: int, execute_ns: int, 
 
 
 def record_drafts(tokens: HostTokens) -> None:
-    """What was drafted in a step, and what of it was right."""
+    """Records the drafts of a step, and how many of them were right."""
     if tokens.num_drafted is None:
         return
     accepted = (tokens.num_tokens - 1)[tokens.num_drafted > 0]
@@ -187,7 +187,7 @@ class RequestSpans:
                 self._open[request.request_id] = Span("execute", request.trace, serves=True)
 
     def end_all(self, reason: str) -> None:
-        """The stream is gone, and all rows with it."""
+        """Ends all spans, when the stream has ended."""
         for request_id, span in self._open.items():
             span.end(_attributes(request_id, "UNAVAILABLE"), error=reason)
         self._open.clear()

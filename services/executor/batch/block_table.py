@@ -76,7 +76,7 @@ class BlockTables:
         self._count(rows, counts, block_ids)
 
     def num_slots(self, rows: np.ndarray, max_model_len: int) -> np.ndarray:
-        """int64 [n]: how many tokens the tables of each row reach, in all groups; without any, max_model_len."""
+        """Returns int64 [n], the tokens that the tables of a row reach in all groups; without groups, max_model_len."""
         reaches: np.ndarray = self.num_blocks[rows] * self._block_tokens
         return reaches.min(axis=1) if self.num_groups else np.full(len(rows), max_model_len)
 

@@ -1,4 +1,4 @@
-"""The model's inputs for one step: the host says who runs, the device gathers the rest from their rows.
+"""The inputs of the model for one step: the host names the rows, the device gathers the rest from them.
 
 `input_buffers` has the device's side.
 """
@@ -83,7 +83,9 @@ def make_batch(
     max_tokens: int,
     max_draft_tokens: int = 0,
 ) -> InputBatch:
-    """num_slots [num_reqs]: how many tokens the blocks of each request hold. Raises InvalidStep.
+    """Returns the batch of a step. Raises InvalidStep.
+
+    num_slots [num_reqs]: how many tokens the blocks of each request hold.
 
     The state's counts may be upper bounds, all by the same number for one request: their differences are exact.
     """

@@ -26,7 +26,7 @@ PADDING_ROW = -1
 
 
 class Rows(Protocol):
-    """What is gathered from: a `RequestState`, or its rows with other counts."""
+    """The source of a gather: a `RequestState`, or its rows with other counts."""
 
     token_ids: Tensor  # int32 [max_num_seqs, max_model_len]
     columns: RowColumns
@@ -45,7 +45,7 @@ class InputBuffers:
         max_rounds: int = 0,
     ) -> None:
         """max_rounds: see `stage_rounds`."""
-        # All that the host tells is staged as one array and copied at once.
+        # All inputs from the host are staged as one array and copied at once.
         max_num_reqs = max_num_seqs + 1  # where tokens are padded there is a request that they belong to
         max_samples = max_num_seqs * (1 + max_draft_tokens)
         num_groups = block_tables.num_groups
@@ -125,7 +125,7 @@ class InputBuffers:
     def stage_rounds(
         self, batch: InputBatch, sizes: Sequence[int], step: Step, block_tables: BlockTables, shape: BatchShape
     ) -> None:
-        """As `stage`, for several steps of one token each: step i is of the batch's first sizes[i] requests. sizes fall
+        """Stages several steps of one token each: step i is of the batch's first sizes[i] requests. sizes fall
         from that of the batch; shape: of the first step. What the others need is on the device, then."""
         rounds = self._host_sections["rounds"].reshape(self._rounds.shape)
         rounds[: len(sizes)] = PADDING_ROW
@@ -164,7 +164,7 @@ class InputBuffers:
         images: StepImages | None = None,
         stream: Stream | None = None,
     ) -> tuple[Tensor, StepContext]:
-        """(input_ids, context) of the staged step; rows and block tables move on."""
+        """Returns (input_ids, context) of the staged step; rows and block tables move on."""
         num_reqs, num_tokens, num_groups = shape.num_reqs, shape.num_tokens, block_tables.num_groups
         rows = self._rows[:num_reqs]
         query_start_loc = self._query_start_loc[: num_reqs + 1]
@@ -211,11 +211,11 @@ class InputBuffers:
         return hidden.index_select(0, self._logits_indices[: shape.num_sampled])
 
     def sample_rows(self, num_sampled: int) -> Tensor:
-        """int32 [num_sampled]: sampled position -> row."""
+        """Returns sampled position -> row, int32 [num_sampled]."""
         return self._sample_rows[:num_sampled]
 
     def offsets(self, num_sampled: int) -> Tensor:
-        """int32 [num_sampled], in a step with drafts: how many lie before each sampled position."""
+        """Returns how many drafts lie before each sampled position, int32 [num_sampled]; of a step with drafts."""
         return self._offsets[:num_sampled]
 
     def accept(self, sampled: Tensor, shape: BatchShape, state: RequestState) -> None:
@@ -231,5 +231,6 @@ class InputBuffers:
         )
 
     def num_gained(self, num_reqs: int) -> Tensor:
-        """int64 [num_reqs]: what each request has gained in the last step with drafts. The next overwrites it."""
+        """Returns how many tokens each request gained in the last step with drafts, int64 [num_reqs]. The next such
+        step overwrites it."""
         return self._num_gained[:num_reqs]

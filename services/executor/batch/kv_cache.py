@@ -1,4 +1,4 @@
-"""How much KV cache there is, and its memory."""
+"""The KV cache: how many blocks it has, and their memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU_MAX_BYTES = 4 * 1024**3
 
 
 def is_fp8(name: str) -> bool:
-    """Of a value of `--kv-cache-dtype`."""
+    """Returns whether a value of `--kv-cache-dtype` means fp8."""
     return name in ("fp8", "fp8_e4m3", SMALLEST)
 
 
@@ -74,13 +74,13 @@ class KVGroup:
     state_tokens: int = 0  # that a block is for, where blocks hold states; 0 = they hold something of every token
 
     def block_tokens(self, limits: Limits) -> int:
-        """That a block is for."""
+        """Returns for how many tokens a block is."""
         return self.state_tokens or limits.block_size
 
 
 def kv_groups(model: Model, num_blocks: int, limits: Limits) -> tuple[KVGroup, ...]:
-    """num_blocks: of a group that sees all tokens. One with a window has no more than are of use to it; states have as
-    many as are for the same number of tokens, or as are of use."""
+    """Returns the groups of the model. num_blocks: of a group that sees all tokens; a group with a window has no more
+    than it can use; one of states has as many as serve the same number of tokens, or as it can use."""
     return tuple(_group(spec, num_blocks, limits) for spec in groups(model))
 
 
@@ -130,7 +130,7 @@ def longest_request(kv_groups: Sequence[KVGroup], limits: Limits) -> int:
 
 
 def cache_bytes(model: Model, num_blocks: int, limits: Limits) -> int:
-    """Of the whole cache; num_blocks as in `kv_groups`."""
+    """Returns the bytes of the whole cache; num_blocks as in `kv_groups`."""
     sizes = [group.num_blocks for group in kv_groups(model, num_blocks, limits)]
     return sum(
         size * len(layers) * spec.page_bytes(limits.block_size)
@@ -168,7 +168,7 @@ def allocate(
 
 
 def zeros(num_bytes: int, device: torch.device) -> Tensor:
-    """uint8 [num_bytes], of which all our dtypes are views: not every torch build can fill fp8."""
+    """Returns zeros, uint8 [num_bytes], to be viewed as any dtype: not every torch build can fill fp8."""
     if device.type == "cpu":
         # numpy asks for zero pages where torch.zeros would write them, and for huge ones, without which attention over
         # a group's cache would be up to 9 % slower.
@@ -179,7 +179,7 @@ def zeros(num_bytes: int, device: torch.device) -> Tensor:
 def blocks_within(
     num_bytes: int, model: Model, limits: Limits, flag: str, bytes_of: Callable[[int], int] | None = None
 ) -> int:
-    """The num_blocks of `kv_groups` whose cache takes num_bytes, where there is a cache. Raises OutOfMemoryError if one
+    """Returns the num_blocks of `kv_groups` with which the cache takes num_bytes. Raises OutOfMemoryError if one
     request of max_model_len would not fit.
 
     flag: what to raise for more. bytes_of: what so many blocks take, if that is not `cache_bytes`.
@@ -193,7 +193,7 @@ def blocks_within(
         fewer = f"lower --max-model-len to {num_blocks * block_size} or less, or " if num_blocks else ""
         raise OutOfMemoryError(
             f"the KV cache would be {mib(num_bytes)}, {num_blocks * block_size} tokens, but one request of "
-            f"{max_model_len} tokens needs {mib(bytes_of(needed))}: {fewer}raise {flag}"
+            f"{max_model_len} tokens needs {mib(bytes_of(needed))}; {fewer}raise {flag}"
         )
     return num_blocks
 

@@ -74,11 +74,11 @@ class RequestState:
         return request_id in self._row_of
 
     def admissions(self, rows: np.ndarray) -> np.ndarray:
-        """int64 [n], how many requests each row has had"""
+        """Returns int64 [n], how many requests each row has had."""
         return self._admissions[rows]
 
     def rows(self, request_ids: Sequence[int]) -> np.ndarray:
-        """batch index -> row, int64 [n]. Raises InvalidStep naming an unknown or repeated request."""
+        """Returns batch index -> row, int64 [n]. Raises InvalidStep naming an unknown or repeated request."""
         try:
             rows = [self._row_of[request_id] for request_id in request_ids]
         except KeyError as error:
@@ -88,7 +88,7 @@ class RequestState:
         return np.array(rows, dtype=np.int64)
 
     def known_rows(self, request_ids: Sequence[int]) -> np.ndarray:
-        """int64 [at most n]: of those that have a row."""
+        """Returns the rows of those requests that have one, int64 [at most n]."""
         return np.array([self._row_of[id] for id in request_ids if id in self._row_of], dtype=np.int64)
 
     def add(self, requests: Sequence[NewRequest]) -> np.ndarray:
@@ -177,7 +177,7 @@ class RequestState:
         return drafted
 
     def settle(self) -> None:
-        """Takes back the drafts that were refused in steps whose results have come."""
+        """Takes back the drafts that were refused in steps with known results."""
         while self._drafted and (num_gained := self._drafted[0].num_gained) is not None:
             drafted = self._drafted.popleft()
             rows, num_refused = self._same_requests(drafted, drafted.num_samples - num_gained)
@@ -186,11 +186,11 @@ class RequestState:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the host's counts are."""
+        """True if the host's counts are exact: no draft is in flight."""
         return not self._drafted
 
     def least_num_tokens(self, rows: np.ndarray) -> np.ndarray:
-        """int64 [n]: what each row's num_tokens is if every draft in flight is refused."""
+        """Returns int64 [n], the num_tokens of each row if every draft in flight is refused."""
         if not self._drafted:
             return self.num_tokens[rows]
         least = self.num_tokens.copy()
@@ -200,8 +200,9 @@ class RequestState:
         return least[rows]
 
     def common_bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [n], int64 [n]: what num_tokens is at least and at most, to all ranks of a group alike. They learn the
-        result of a step at times of their own, but all before the second step behind it: here nobody knows the last."""
+        """Returns the least and the most that num_tokens may be, int64 [n] each, alike on all ranks of a group. Ranks
+        learn the result of a step at different times, but before the second step behind it: so the result of the
+        last step counts as unknown."""
         least, most = self.least_num_tokens(rows), self.num_tokens[rows]
         last = self._last
         if last is None or last.num_gained is None or any(drafted is last for drafted in self._drafted):

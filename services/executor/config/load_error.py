@@ -8,7 +8,7 @@ class ModelLoadError(StartupError):
 
 
 def wrong_value(key: str, expected: str, found: object) -> ModelLoadError:
-    """Of a key of config.json that has a value which no model has."""
+    """Returns the error for a key of config.json with a value that no model has."""
     return ModelLoadError(
         f"config key {key}: expected {expected}, found {found!r:.100}; correct config.json, or put another value over "
         "it with --hf-overrides"

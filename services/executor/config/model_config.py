@@ -1,4 +1,4 @@
-"""What is known about a model before it is made: one frozen value, whatever file it was read from."""
+"""The configuration of a model: one frozen value, whatever file it was read from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_SIZE = 1 << 28  # of a tensor's dimension, far beyond any model's: products
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What is known of any model, whatever it computes."""
+    """The part of a configuration that all models have."""
 
     architecture: str  # Hugging Face class name, e.g. "LlamaForCausalLM"
     vocab_size: int
@@ -86,7 +86,7 @@ class DecoderConfig(ModelConfig):
 
 
 def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) -> DecoderConfig:
-    """As `decoder_values`; `family` holds what an architecture adds."""
+    """Returns the configuration with `decoder_values`; `family` holds what an architecture adds."""
     return DecoderConfig(**(decoder_values(raw, dtype) | family))
 
 
@@ -126,12 +126,12 @@ def required(raw: Mapping[str, Any], key: str) -> int:
 
 
 def optional(raw: Mapping[str, Any], key: str, default: int) -> int:
-    """As `required`, but the key may be missing or null."""
+    """Returns a positive integer; the key may be missing or null."""
     return default if raw.get(key) is None else required(raw, key)
 
 
 def positive_number(raw: Mapping[str, Any], key: str, default: float) -> float:
-    """As `optional`, of a float; JSON as Python writes it may hold NaN and Infinity."""
+    """Returns a positive float; the key may be missing or null. JSON as Python writes it may hold NaN and Infinity."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise wrong_value(key, "a positive number", value)

@@ -32,7 +32,7 @@ _NUMBERS = (
 )
 _MAY_BE_ZERO = ("mscale", "mscale_all_dim")
 _LISTS = ("short_factor", "long_factor")
-# Not parameters of the rotation of text, whose tokens have the same position in every section.
+# Not parameters of the rotation of text: its tokens have the same position in every section.
 _WITHOUT_MEANING = ("type", "finetuned", "mrope_section", "mrope_interleaved")
 
 
@@ -62,7 +62,7 @@ class RopeConfig:
     frequency_factors: tuple[float, ...] | None = None
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many dimensions of a head the table of angles covers."""
+        """Returns how many dimensions of a head the table of angles covers."""
         if self.rope_type == "proportional":  # the others are turned by 0
             return head_dim
         return int(head_dim * self.partial_rotary_factor)
@@ -79,7 +79,7 @@ class RopeConfig:
 def rope_config(raw: Mapping[str, Any], layer_type: str | None = None) -> RopeConfig:
     """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` beside it (before).
 
-    layer_type: whose parameters, where `rope_parameters` has them per entry of `layer_types`.
+    layer_type: the entry of `layer_types`, where `rope_parameters` has parameters per entry.
     Raises ModelLoadError naming the key for a rope type or parameter that is not implemented.
     """
     source = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
@@ -105,7 +105,7 @@ def rope_config(raw: Mapping[str, Any], layer_type: str | None = None) -> RopeCo
 
 
 def layer_parameters(raw: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
-    """Those of an entry of `layer_types`, where `rope_parameters` has them by entry; none if it has not."""
+    """Returns the parameters of an entry of `layer_types`; none if `rope_parameters` has them not by entry."""
     params = (raw.get("rope_parameters") or {}).get(layer_type) or {}
     if not isinstance(params, Mapping):
         raise wrong_value(f"rope_parameters.{layer_type}", "an object", params)

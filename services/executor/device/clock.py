@@ -1,4 +1,4 @@
-"""How long a step waited, took, and left the device idle before it."""
+"""Times of a step: how long it waited, took, and left the device idle before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Of one step, nanoseconds, by stage."""
+    """Times of one step, in nanoseconds, by stage."""
 
     busy: tuple[int, ...]
     waited: tuple[int, ...]  # with a step at hand: for the stage before, or for ids of tokens
@@ -51,7 +51,7 @@ class Clock:
         return int(start.elapsed_time(end) * 1e6)
 
     def idle_ns(self, previous: Clock) -> int:
-        """How long the device had nothing to do between the end of the step before and this one."""
+        """Returns how long the device was idle between the previous step and this one."""
         if self._events is None or previous._events is None:
             return max(0, self._received_ns - previous._ended_ns)
         return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))

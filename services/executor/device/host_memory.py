@@ -1,4 +1,4 @@
-"""Which memory the host may look at."""
+"""Memory that the host may read."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def is_shared(device: torch.device) -> bool:
-    """Whether the device's memory is the host's own, and what was launched is done: reading it waits for nobody."""
+    """Returns whether host and device share memory: launched work is done then, and reading does not wait."""
     return device.type == "cpu"

@@ -1,4 +1,4 @@
-"""How much memory the device has, what is left of it for the KV cache, and the error for what does not fit."""
+"""Memory of the device: its size, what is left for the KV cache, and the error for what does not fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """What serving takes apart from the KV cache, bytes; measured once (`memory_profile`)."""
+    """Bytes that serving takes apart from the KV cache; measured once (`memory_profile`)."""
 
     peak_bytes: int  # torch's at the peak of the largest steps: weights, rows, activations
     library_bytes: int  # by which memory outside of torch grew in these steps: code of kernels, handles, workspaces
@@ -44,7 +44,7 @@ class MemoryProfile:
 
 
 def kv_cache_bytes(memory: DeviceMemory, utilization: float, profile: MemoryProfile) -> int:
-    """utilization * total - outside torch - libraries - peak - graphs; negative if that does not fit.
+    """Returns utilization * total - outside torch - libraries - peak - graphs; negative if that does not fit.
 
     memory: as it was before the profile was measured, or would have been.
     """
@@ -87,7 +87,7 @@ def check_weights_fit(weight_bytes: int, device: torch.device) -> None:
     available = available_bytes(device)
     if weight_bytes > available:
         raise OutOfMemoryError(
-            f"the weights need {mib(weight_bytes)}, {device} has {mib(available)} free: use a smaller model or "
+            f"the weights need {mib(weight_bytes)}, {device} has {mib(available)} free; use a smaller model or "
             "--dtype bfloat16, or a larger device"
         )
 
@@ -98,7 +98,7 @@ def check_positions_fit(num_positions: int, head_dim: int) -> None:
     available = available_cpu_bytes()
     if num_bytes > available:
         raise OutOfMemoryError(
-            f"{num_positions} positions need {mib(num_bytes)}, {mib(available)} are free: lower --max-model-len"
+            f"{num_positions} positions need {mib(num_bytes)}, {mib(available)} are free; lower --max-model-len"
         )
 
 
@@ -110,12 +110,12 @@ def check_kv_cache_fits(num_bytes: int, device: torch.device, flag: str) -> None
     available = available_bytes(device)
     if num_bytes > available:
         raise OutOfMemoryError(
-            f"the KV cache would be {mib(num_bytes)}, {device} has {mib(available)} free: lower {flag}"
+            f"the KV cache would be {mib(num_bytes)}, {device} has {mib(available)} free; lower {flag}"
         )
 
 
 def resident_bytes(tensors: Sequence[Tensor]) -> int:
-    """Of contiguous tensors in host memory: whole pages that the system has handed out because they were touched."""
+    """Returns the bytes of contiguous tensors in host memory that take memory: whole pages that were touched."""
     return sum(_resident_pages(tensor.data_ptr(), tensor.nbytes) for tensor in tensors) * mmap.PAGESIZE
 
 

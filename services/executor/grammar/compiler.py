@@ -29,9 +29,9 @@ class Compiler:
     """Thread-safe."""
 
     def __init__(self, model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Raises GrammarError if the model's vocabulary is none that grammars can be compiled for."""
+        """Raises GrammarError if grammars cannot be compiled for the model's vocabulary."""
         if not eos_token_ids:
-            raise GrammarError("a grammar needs a model with an end-of-sequence token, and this one names none")
+            raise GrammarError("a grammar needs a model with an end-of-sequence token; this model names none")
         try:
             backend = load_tokenizer(model_path).backend
             self._tokenizer = LLTokenizer(_exact(backend.to_str()), n_vocab=vocab_size, eos_token=list(eos_token_ids))
@@ -44,7 +44,8 @@ class Compiler:
         self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """At its start, with the first mask computed, as some of the work happens only then. Raises GrammarError."""
+        """Returns the grammar at its start, with the first mask computed, which does some of the work. Raises
+        GrammarError."""
         try:
             matcher = LLMatcher(self._tokenizer, to_llguidance(grammar, self._marks), log_level=0, limits=self._limits)
         except GrammarError:
@@ -62,7 +63,7 @@ class Compiler:
         return True
 
     def check(self, grammar: bytes) -> None:
-        """A serialized Grammar. Raises GrammarError."""
+        """Compiles a serialized Grammar. Raises GrammarError."""
         self.compile(Grammar.FromString(grammar))
 
 
@@ -78,7 +79,7 @@ def _exact(tokenizer: str) -> str:
 
 
 def trial_compiler(model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Compiler:
-    """In a process that may be given up."""
+    """Makes a compiler with limits on memory and stack, in a process that may be given up."""
     compiler = Compiler(model_path, vocab_size, eos_token_ids)
     for limit, value in ((resource.RLIMIT_STACK, TRIAL_STACK), (resource.RLIMIT_AS, _TRIAL_MEMORY)):
         _, most = resource.getrlimit(limit)

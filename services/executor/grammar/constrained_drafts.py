@@ -1,9 +1,9 @@
-"""Drafts of requests whose tokens are restricted, by a grammar or a thinking budget.
+"""Drafts for requests with a grammar or a thinking budget.
 
-Where the host can see drafts without waiting for the device, they are what has to follow, such as the keys of a JSON
-object, which costs nothing to know, and of what another proposer offers what may follow. Elsewhere they stay what is
-offered: a draft that may not follow is refused. In both cases masks are filled for what is sampled behind them, while
-the device runs the forward pass (`constraints.py`).
+Where the host can read drafts without waiting for the device, the drafts are tokens that have to follow, such as the
+keys of a JSON object, which cost nothing, and those tokens of another proposer that may follow. Elsewhere the other
+proposer's drafts stay as they are, and wrong ones are refused. In both cases masks are filled for the positions behind
+drafts while the device runs the forward pass (`constraints.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pagewire.services.executor.step.step import PendingResults, Step
 
 
 class ConstrainedDrafts(Proposer):
-    """Another one's drafts, as far as they may follow. Steps of a model are the other one's."""
+    """A proposer that restricts the drafts of another one. Steps of a model that drafts are delegated to it."""
 
     def __init__(
         self, proposer: Proposer, constraints: GrammarConstraints, device: torch.device, *, is_alone: bool
@@ -57,9 +57,9 @@ class ConstrainedDrafts(Proposer):
         num_samples: np.ndarray,
         state: RequestState,
     ) -> np.ndarray | None:
-        """How many drafts there are, int64 [num_reqs]; num_drafted: that so many are offered."""
+        """Returns how many drafts there are, int64 [num_reqs]; num_drafted: how many are offered."""
         constraints = self._constraints
-        # As `SamplingState.prepare` asks for masks.
+        # The same condition with which `SamplingState.prepare` asks for masks.
         num_tokens = state.num_tokens[batch.sampled_rows] + num_samples - 1 if state.is_exact else None
         restricted = constraints.are_restricted(batch.sampled_rows, num_tokens)
         asked = [index for index in restricted if num_samples[index] > 1]
@@ -80,8 +80,8 @@ class ConstrainedDrafts(Proposer):
         counts: np.ndarray,
         most: np.ndarray,
     ) -> np.ndarray:
-        """Behind the known tokens of rows [n] so many drafts [n] are offered; how many there are now, int64 [n].
-        most [n]: how many there may be."""
+        """Replaces the drafts behind the known tokens of rows [n], counts [n] of them, by those that may follow;
+        returns how many there are now, int64 [n]. most [n]: how many there may be."""
         token_ids, starts = state.token_ids.numpy(), state.columns.num_tokens.numpy()[rows]
         bounds = list(zip(rows.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True))
         offered = [token_ids[row, start:end].tolist() for row, start, end in bounds]
@@ -94,11 +94,11 @@ class ConstrainedDrafts(Proposer):
         return np.array([len(chosen) for chosen in drafts], dtype=np.int64)
 
     def _show(self, state: RequestState, rows: np.ndarray, counts: np.ndarray) -> None:
-        """The drafts go to the host, beside the forward pass."""
+        """Copies the drafts to the host, beside the forward pass."""
         most, token_ids = int(counts.max()), state.token_ids
         on_device = upload(token_ids.device, {"rows": rows})["rows"]
         behind = torch.arange(most, device=token_ids.device)
-        # What lies behind the end of a row is nobody's draft.
+        # Columns behind the end of a row hold no draft.
         columns = (state.columns.num_tokens[on_device][:, None] + behind).clamp(max=token_ids.shape[1] - 1)
         pending = PendingResults.fetch({"drafts": token_ids[on_device[:, None], columns]}, self._copy_stream)
 
@@ -128,6 +128,6 @@ class ConstrainedDrafts(Proposer):
 
 
 def num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Returns the length of the longest common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

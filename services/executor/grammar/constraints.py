@@ -1,10 +1,10 @@
-"""Rows whose tokens are restricted, by a grammar or a thinking budget, and the masks that say how.
+"""Masks for rows with a grammar or a thinking budget.
 
-A mask depends on the token before, which is on the device only while the next step is launched. So a thread waits for
-the tokens of each step, advances the matchers and fills the next masks, while the device runs the forward pass that
-follows; only sampling waits for it. Nobody else does, and a step without such a row costs nothing more. Behind drafts,
-the thread fills a mask for each of them in that time, and takes the matcher back. Who chooses drafts by what may follow
-waits for the matchers to be advanced, so masks are left until then (`fill_masks`).
+A mask depends on the token before it, which is on the device only while the next step is launched. So a thread waits
+for the tokens of each step, advances the matchers and fills the next masks while the device runs the forward pass that
+follows. Only sampling of such rows waits for the thread; a step without them costs nothing more. Behind drafts, the
+thread fills a mask for each draft in that time, and takes the matcher back. A proposer that chooses drafts by what may
+follow waits until the matchers are advanced, so masks are filled after that (`fill_masks`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Restricted:
-    """A request with a matcher. The thread alone uses that, and tells the device thread of it by the rest."""
+    """A request with a matcher. Only the thread uses the matcher; the device thread reads the other fields."""
 
     matcher: Matcher
     mask: np.ndarray  # int32 [ceil(vocab_size / 32)], behind its last token
@@ -62,19 +62,19 @@ class _Restricted:
         self._guarded(lambda: fill_masks(self.matcher, drafts, masks))
 
     def _guarded(self, use_matcher: Callable[[], None]) -> None:
-        """What a matcher raises ends its own request."""
+        """Calls a function of the matcher; an error ends only its own request."""
         if self.error:
             return
         try:
             use_matcher()
         except Exception as error:
-            logger.exception("a grammar failed")
+            logger.exception("the matcher of a request failed; the request ends")
             self.error = f"the grammar cannot be followed any further: {type(error).__name__}: {error}"
             self.mask.fill(-1)
 
 
 class GrammarConstraints:
-    """By row [max_num_seqs]. All calls come from the device thread."""
+    """The `sampling.constraints.Constraints` of matchers, by row [max_num_seqs]."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self._shape = (max_num_seqs, -(-vocab_size // 32))
@@ -82,12 +82,12 @@ class GrammarConstraints:
         self._restricted: dict[int, _Restricted] = {}  # by row
         # By row: of the step that is launched, [its drafts, ceil(vocab_size / 32)]. The thread fills them.
         self._behind_drafts: dict[int, np.ndarray] = {}
-        self._are_filled_late = False  # masks, so that nobody who asks for drafts waits for them
+        self._are_filled_late = False  # masks, so that a proposer does not wait for them
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None  # what the thread was last given
 
     def fill(self, row: int, matcher: Matcher, num_prompt_tokens: int) -> None:
-        """A request with a matcher has the row."""
+        """Gives the row to a request with a matcher."""
         if self._thread is None:
             self._thread = grammar_thread("masks")
             self._masks = np.empty(self._shape, dtype=np.int32)
@@ -100,12 +100,12 @@ class GrammarConstraints:
     def clear(self, row: int) -> None:
         if self._restricted.pop(row, None) is not None:
             if not self._restricted:
-                self._last = None  # whatever it raises is nobody's
+                self._last = None  # its error concerns no request any more
             stats.CONSTRAINED_REQUESTS.set(len(self._restricted))
 
     def are_restricted(self, rows: np.ndarray, num_tokens: np.ndarray | None = None) -> list[int]:
-        """Indices into rows of those in which not any token may follow. num_tokens [n]: of their sequences; None: that
-        is not known."""
+        """Returns indices into rows of those with restricted next tokens. num_tokens [n]: of their sequences; None: not
+        known."""
         if not self._restricted:
             return []
         counts = None if num_tokens is None else num_tokens.tolist()
@@ -117,9 +117,9 @@ class GrammarConstraints:
         ]
 
     def fitting(self, rows: Sequence[int], proposed: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
-        """Drafts for these rows [n], which are restricted: what has to follow, and of what is proposed what may; for
-        each at most as many as `most` [n] says. Waits for the tokens of all steps launched; of now on nobody fills a
-        mask before `fill_masks` is called."""
+        """Returns drafts for these restricted rows [n]: tokens that have to follow, and proposed ones that may; for
+        each at most `most` [n]. Waits for the tokens of all launched steps. From the first call on, masks are filled
+        only by `fill_masks`."""
         self._are_filled_late = True
         requests = [self._restricted[row] for row in rows]
         drafts = list[list[int]]()
@@ -131,15 +131,14 @@ class GrammarConstraints:
         return drafts
 
     def fill_masks(self) -> None:
-        """Those behind the last tokens, if it was not done when these came. To be called in each step, once `fitting`
-        has been."""
+        """Fills the masks behind the last tokens that are not filled yet. Call it in each step, after `fitting`."""
         if self._are_filled_late and self._restricted:
             requests = list(self._restricted.values())
             self._submit(lambda: _fill_masks(requests))
 
     def look_ahead(self, rows: Sequence[int], drafts: Callable[[], Sequence[Sequence[int]]], most: int) -> None:
-        """The step that is launched next has drafts in these rows, which are restricted. drafts: returns them, once
-        they are there, for each row at most so many; called on the thread."""
+        """Fills masks for the drafts of the step that is launched next, in these restricted rows. drafts: waits for
+        them, and returns at most `most` for each row; called on the thread."""
         requests = [self._restricted[row] for row in rows]
         masks = np.empty((len(rows), most, self._shape[1]), dtype=np.int32)
         self._behind_drafts = dict(zip(rows, masks, strict=True))
@@ -156,12 +155,7 @@ class GrammarConstraints:
     def masks(
         self, rows: np.ndarray, num_tokens: np.ndarray | None, offsets: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """(batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the rows [S] of the positions that are
-        sampled, once the tokens before them are known. None: none is restricted.
-
-        num_tokens [S]: of their sequences; None: that is not known. offsets int64 [S]: how many of them are drafts,
-        which `look_ahead` was told of; None: none.
-        """
+        """Returns the masks of restricted positions (`sampling.constraints`); drafts are those of `look_ahead`."""
         indices = self.are_restricted(rows, num_tokens)
         behind_drafts, self._behind_drafts = self._behind_drafts, {}
         if not indices:
@@ -177,14 +171,14 @@ class GrammarConstraints:
         return np.array(indices, dtype=np.int32), masks
 
     def errors(self, rows: np.ndarray) -> dict[int, str]:
-        """Index into rows -> why its grammar cannot be followed any further; `masks` was called for them."""
+        """Returns, by index into rows, why an output cannot go on. Call it after `masks`."""
         if not self._restricted:
             return {}
         requests = ((index, self._restricted.get(row)) for index, row in enumerate(rows.tolist()))
         return {index: request.error for index, request in requests if request is not None and request.error}
 
     def follow(self, output: StepOutput, rows: np.ndarray) -> None:
-        """These rows [R] are sampled in a step that was launched: their matchers get the tokens when they are there."""
+        """Gives the tokens of a launched step to the matchers of the sampled rows [R], once these tokens are known."""
         if not self._restricted:
             return
         found = ((index, self._restricted.get(row)) for index, row in enumerate(rows.tolist()))
@@ -205,7 +199,7 @@ class GrammarConstraints:
         stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
 
     def _submit(self, job: Callable[[], None]) -> Future[None]:
-        """Jobs run in order: a failure is raised by `masks`, when nothing later hides it."""
+        """Runs jobs in order; `masks` raises their errors."""
         assert self._thread is not None
         previous = self._last
 

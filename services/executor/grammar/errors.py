@@ -1,4 +1,4 @@
-"""What is wrong with a grammar."""
+"""Errors of grammars."""
 
 MAX_ERROR_LENGTH = 400
 
@@ -8,4 +8,4 @@ class GrammarError(ValueError):
 
 
 class SlowGrammarError(GrammarError):
-    """One that takes too long to compile, at this time."""
+    """A grammar that took too long to compile, this time."""

@@ -1,4 +1,4 @@
-"""The executor's grammars: each compiled once, tried in a process of its own first, and kept."""
+"""The grammars of an executor: each is tried in a separate process, compiled once, and kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _START_SECONDS = 120.0  # of the process, which reads the vocabulary
 
 
 def is_restricted(params: SamplingParams) -> bool:
-    """Whether a request needs a matcher."""
+    """Returns whether a request needs a matcher."""
     return params.HasField("grammar") or params.HasField("thinking")
 
 
@@ -62,7 +62,7 @@ class Grammars:
         self._trial: WorkerProcess | None = None
 
     async def compile(self, grammar: Grammar) -> LLMatcher:
-        """At its start, not to be changed. Raises GrammarError."""
+        """Returns the compiled grammar at its start; do not change it. Raises GrammarError."""
         key = grammar.SerializeToString(deterministic=True)
         found = self._compiled.get(key)
         stats.GRAMMARS.labels("compiled" if found is None else "cached").inc()
@@ -100,7 +100,7 @@ class Grammars:
         return replace(request, matcher=matcher, failure=failure)
 
     def _make_matcher(self, params: SamplingParams, compiled: LLMatcher | None, output: list[int]) -> Matcher:
-        """On the thread. compiled: of the grammar, if there is one. Advanced over the output."""
+        """Makes a matcher and advances it over the output. On the thread. compiled: the grammar, if there is one."""
         vocab_size, eos_token_ids = self._vocabulary
         grammar = None if compiled is None else GrammarMatcher(compiled, params, eos_token_ids)
         matcher: Matcher | None = grammar
@@ -111,7 +111,7 @@ class Grammars:
         return matcher
 
     def _keep_or_forget(self, key: bytes, compiled: asyncio.Future[LLMatcher]) -> None:
-        """What is wrong with a grammar stays wrong; other failures may pass."""
+        """Keeps errors of the grammar, which are permanent, and forgets others, which may pass."""
         error = None if compiled.cancelled() else compiled.exception()
         if compiled.cancelled() or (error is not None and type(error) is not GrammarError):
             self._compiled.pop(key, None)
@@ -122,7 +122,7 @@ class Grammars:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def _compile(self, grammar: bytes) -> LLMatcher:
-        """On the thread."""
+        """Tries and compiles a grammar. On the thread."""
         self._start()
         assert self._trial is not None and self._compiler is not None
         start = time.perf_counter()
@@ -135,7 +135,7 @@ class Grammars:
                 "--grammar-compile-timeout"
             ) from error
         except WorkerDiedError as error:
-            logger.warning("a grammar of %d bytes ended the process that compiled it: %s", len(grammar), error)
+            logger.warning("a grammar of %d bytes ended the process that tried it: %s", len(grammar), error)
             raise GrammarError("the grammar is too large or too deeply nested to compile; simplify it") from error
         finally:
             stats.GRAMMAR_COMPILE_SECONDS.observe(time.perf_counter() - start)
@@ -148,7 +148,7 @@ class Grammars:
         self._trial.call("started", (), _START_SECONDS)
 
     def close(self) -> None:
-        """Ends thread and process."""
+        """Ends the thread and the process."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
         if self._trial is not None:

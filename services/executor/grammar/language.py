@@ -1,4 +1,4 @@
-"""From the languages that clients write grammars in to the one of llguidance, with errors that name the place."""
+"""Translation of the grammars that clients write to llguidance's language, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _FORMATS = frozenset(
 )
 # In one place at most as much as indents deep nesting: a model that has begun to write whitespace may never stop.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-# Keys of a schema whose values are no schemas, and those with a schema per name.
+# Keys of a schema that hold data, and keys that hold a schema per name.
 _DATA = frozenset({"const", "enum", "default", "examples", "required", "type"})
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
 def to_llguidance(grammar: Grammar, marks: Marks) -> str:
-    """marks: of the vocabulary.
+    """Returns the grammar in llguidance's language. marks: of the vocabulary.
 
-    Raises GrammarError for what is wrong in its form; what is wrong in its content shows when it is compiled.
+    Raises GrammarError for an error of form; errors of content show when it is compiled.
     """
     form = grammar.WhichOneof("form")
     if form == "json_schema":
@@ -45,11 +45,11 @@ def to_llguidance(grammar: Grammar, marks: Marks) -> str:
         return _from_ebnf(grammar.ebnf)
     if form == "structural_tag":
         return from_structural_tag(grammar.structural_tag, marks, _prepared_part)
-    raise GrammarError("grammar says nothing; set one of json_schema, regex, choice, ebnf and structural_tag")
+    raise GrammarError("grammar is empty; set one of json_schema, regex, choice, ebnf and structural_tag")
 
 
 def describe_error(grammar: Grammar, error: str) -> str:
-    """What a client reads of an error in llguidance's words."""
+    """Returns an error of llguidance in words for the client."""
     form = grammar.WhichOneof("form") or "grammar"
     # Behind the first paragraph llguidance repeats the grammar, which here is none that the client has written.
     lines = error.replace("<non-verbose/>", "").splitlines()
@@ -61,7 +61,7 @@ def describe_error(grammar: Grammar, error: str) -> str:
     if text == "NoExtensionBias":
         text = "nothing matches it"
     if "oneOf constraints are not supported" in text:
-        text = "oneOf whose schemas may hold at the same time; write anyOf"
+        text = "oneOf with schemas that may hold at the same time; write anyOf"
     return f"{form}{f' at {place}' if place else ''}: {text[:MAX_ERROR_LENGTH]}"
 
 
@@ -106,7 +106,7 @@ def _drop_unknown_formats(schema: Any) -> None:
 
 
 def schemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(JSON pointer, schema) of a schema that was read from JSON, and of all within it."""
+    """Yields (JSON pointer, schema) of a schema that was read from JSON, and of all schemas within it."""
     pending: list[tuple[str, Any]] = [("", schema)]
     while pending:
         pointer, part = pending.pop()

@@ -1,4 +1,4 @@
-"""What a matcher says of tokens that are drafted behind an output. It stays where it is."""
+"""Drafts and masks ahead of a matcher, which stays where it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagewire.services.executor.step.matcher import Matcher
 
 
 def fitting(matcher: Matcher, proposed: Sequence[int], most: int) -> list[int]:
-    """At most so many drafts: what has to follow, and of what is proposed what may."""
+    """Returns at most `most` drafts: tokens that have to follow, and proposed ones that may."""
     place, drafts, agrees = matcher.place(), list[int](), True
     try:
         while len(drafts) < most:
@@ -28,8 +28,8 @@ def fitting(matcher: Matcher, proposed: Sequence[int], most: int) -> list[int]:
 
 
 def fill_masks(matcher: Matcher, drafts: Sequence[int], masks: np.ndarray) -> None:
-    """masks [n, ceil(vocab_size / 32)]: what may follow behind each of the drafts [n], as of `Matcher.fill_mask`; any
-    token behind one that cannot follow itself, as that is refused."""
+    """Fills masks [n, ceil(vocab_size / 32)] behind each of the drafts [n], as `Matcher.fill_mask` does. Behind a draft
+    that cannot follow itself, and is refused, any token may."""
     place = matcher.place()
     try:
         for index, token_id in enumerate(drafts):

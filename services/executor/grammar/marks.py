@@ -10,10 +10,10 @@ Piece = str | int  # text, or a token
 
 
 class Marks:
-    """Of a vocabulary."""
+    """The marks of a vocabulary."""
 
     def __init__(self, token_ids: Mapping[str, int], eos_token_ids: Collection[int]) -> None:
-        """token_ids: of the tokens that no text is made of, by what they are called."""
+        """token_ids: the tokens that are not made of text, by their names."""
         self._token_ids = dict(token_ids)
         self._names = {token_id: name for name, token_id in token_ids.items()}
         self._eos = frozenset(eos_token_ids)
@@ -32,7 +32,7 @@ class Marks:
         return [*pieces, text[at:]] if at < len(text) or not pieces else pieces
 
     def before_end(self, text: str) -> str:
-        """Without the end tokens that it ends with: where they may follow, a grammar is complete."""
+        """Returns the text without the end tokens at its end: where they may follow, a grammar is complete."""
         *_, last = self.split(text)
         while isinstance(last, int) and last in self._eos:
             text = text.removesuffix(self._names[last])
@@ -40,7 +40,7 @@ class Marks:
         return text
 
     def written(self, pieces: Sequence[Piece], *, by_token: bool = False) -> str:
-        """As an expression. by_token: the first mark is the token itself."""
+        """Returns the pieces as an expression. by_token: the first mark is the token itself."""
         parts = []
         for piece in pieces:
             if isinstance(piece, int):

@@ -1,4 +1,4 @@
-"""Which tokens may follow in the output of a request with a grammar."""
+"""The matcher of a grammar, and sets of tokens as bits of masks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GrammarMatcher:
         self.error = ""  # why the grammar cannot be followed any further, for the client
 
     def skip(self, num_tokens: int) -> None:
-        """So many tokens of the output come before what the grammar is for."""
+        """Counts tokens of the output that come before the part with the grammar."""
         self._num_tokens += num_tokens
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ class GrammarMatcher:
         self._matcher.consume_tokens(self._consumed)
 
     def _keep_allowed(self, mask: np.ndarray, allowed: TokenBits) -> None:
-        """Besides, an output whose grammar is complete may end where nothing else is left."""
+        """Keeps allowed tokens in the mask; if none is left, an output with a complete grammar may end."""
         for tokens in (allowed, self._eos_tokens):
             kept = np.zeros_like(mask)
             tokens.allow(kept)
@@ -115,7 +115,7 @@ class GrammarMatcher:
         self._fail("none of allowed_token_ids may follow")
 
     def _put_off_end(self, mask: np.ndarray) -> None:
-        """Without the tokens that end the output, unless no others are possible."""
+        """Removes the tokens that end the output, unless no others are possible."""
         others = mask.copy()
         self._end_tokens.forbid(others)
         if others.any():

@@ -93,7 +93,7 @@ class _Translation:
             known = ", ".join(self._formats)
             raise _wrong(where, f"a format's type must be one of {known}, not {kind!r:.50}")
         if kind in _UNLIMITED and end is None:
-            raise _wrong(where, f"{kind} has no end: put it last, or in a tag whose end is not empty")
+            raise _wrong(where, f"{kind} has no end; put it last, or in a tag with an end that is not empty")
         return translate(value, where, end)
 
     # -- what is limited ---------------------------------------------------------------------------------------------
@@ -157,9 +157,9 @@ class _Translation:
         if not ends or not all(isinstance(text, str) for text in ends):
             raise _wrong(f"{where}/end", "must be a text, or several")
         content, place = _member(tag, "content", where, dict), f"{where}/content"
-        told = [text for text in map(self._marks.before_end, ends) if text]
-        ways = [self._ended(self.format(content, place, told), end)] if told else []
-        if len(told) < len(ends):
+        given = [text for text in map(self._marks.before_end, ends) if text]
+        ways = [self._ended(self.format(content, place, given), end)] if given else []
+        if len(given) < len(ends):
             ways.append(self.format(content, place, end))
         return self._rule(" | ".join(ways))
 

@@ -9,7 +9,7 @@ TRIAL_STACK = 4 * 2**20  # of the process that tries grammars, bytes
 
 
 def grammar_thread(name: str) -> ThreadPoolExecutor:
-    """One thread, whose stack fits whatever fits the stack on which grammars are tried."""
+    """Returns a pool of one thread with twice the stack on which grammars are tried."""
     pool = ThreadPoolExecutor(1, thread_name_prefix=name)
     previous = threading.stack_size(8 * TRIAL_STACK)
     try:

@@ -1,4 +1,4 @@
-"""Which steps are captured as CUDA graphs: numbers of requests, and of tokens where there are prompts or drafts."""
+"""The steps that are captured as CUDA graphs: by requests, or by tokens where there are prompts or drafts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def capture_sizes(sizes: Sequence[int] | None, max_size: int | None, max_num_req
     if sizes:
         if max_size is not None and max_size != largest:
             raise StartupError(
-                f"--max-cudagraph-capture-size {max_size} contradicts --cudagraph-capture-sizes, whose largest is "
-                f"{largest}: give one of them"
+                f"--max-cudagraph-capture-size {max_size} contradicts --cudagraph-capture-sizes with a largest "
+                f"size of {largest}; give one of the two flags"
             )
         return tuple(sorted(set(sizes)))
     return _up_to(largest or min(max_num_reqs, DEFAULT_MAX_SIZE))
@@ -59,8 +59,8 @@ def prompt_sizes(max_tokens: int | None, max_num_tokens: int) -> tuple[int, ...]
 def graph_shapes(
     sizes: Sequence[int], limits: Limits, max_draft_tokens: int, prompts: Sequence[int] = ()
 ) -> list[BatchShape]:
-    """Of the steps that are captured, falling in tokens: of these numbers of requests, and with drafts; prompts: of
-    these numbers of tokens."""
+    """Returns the shapes of captured steps, falling in tokens: of these numbers of requests, and with drafts; prompts:
+    of these numbers of tokens."""
     shapes = [BatchShape.uniform(size) for size in sizes]
     for num_tokens in draft_sizes(sizes, max_draft_tokens, limits.max_num_batched_tokens):
         shapes.append(_by_tokens(num_tokens, num_tokens, 1 + max_draft_tokens, limits))
@@ -70,7 +70,7 @@ def graph_shapes(
 
 def _prompt_shapes(sizes: Sequence[int], limits: Limits) -> Iterator[BatchShape]:
     """Steps that may have decodes and chunks of prompts beside each other, and those of long queries alone, which need
-    no kernel for short ones. Whoever is sampled."""
+    no kernel for short ones, for any sampled requests."""
     longest = min(limits.max_model_len - 1, limits.max_num_batched_tokens)
     for size in sizes:
         if size <= SHORT_QUERY or (limits.max_num_seqs > 1 and min(size - 1, longest) > SHORT_QUERY):
@@ -81,8 +81,8 @@ def _prompt_shapes(sizes: Sequence[int], limits: Limits) -> Iterator[BatchShape]
 
 
 def drafter_shapes(sizes: Sequence[int], limits: Limits, longest: int, prompts: Sequence[int] = ()) -> list[BatchShape]:
-    """Likewise of a model that drafts: rounds of one token each, and what it has left out, at most `longest` tokens of
-    each request, of which one has the next; prompts: beside them of these numbers of tokens."""
+    """Returns the same for a model that drafts: rounds of one token each, and steps over tokens that it has left out,
+    at most `longest` of each request; prompts: steps with prompts of these numbers of tokens."""
     shapes = [BatchShape.uniform(size) for size in sizes]
     for num_tokens in draft_sizes(sizes, longest - 1, limits.max_num_batched_tokens):
         shapes.append(_by_tokens(num_tokens, min(num_tokens - 1, limits.max_num_seqs), longest, limits))

@@ -4,10 +4,11 @@ A graph reads and writes the addresses it was recorded with, so everything it to
 (`InputBuffers`), rows, KV cache, weights. A batch between two sizes runs as the next larger one; the padding has no
 row (-1) and leaves no trace.
 
-Steps of one token each are recorded by their requests, all others by their tokens, whoever has how many of them. Of
-steps with drafts, a graph for each number of drafts would be k times as many, and to give every request as many as the
-longest has would multiply the tokens. Steps with prompts could be nothing else. Kernels whose work depends on requests
-(attention) find on the device what there is to do: their grid is the most that so many tokens may need.
+Steps of one token each are recorded by their requests, all others by their tokens, however these are divided among
+requests. For steps with drafts, a graph for each number of drafts would be k times as many graphs, and padding every
+request to the longest would multiply the tokens. For steps with prompts there is no other way. Kernels whose work
+depends on requests (attention) find on the device what there is to do: their grid is the most that so many tokens may
+need.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Steps(Protocol):
         """The shape that a step of this one is launched with, no smaller; the same if it runs eagerly."""
 
     def missing(self) -> BatchShape | None:
-        """A padded shape that a step of nobody would add, so that no request has to wait for that."""
+        """Returns a padded shape that an empty step would record, so that no request has to wait for the recording."""
 
     def mode(self, shape: BatchShape) -> str:
-        """How a step of this padded shape runs, or has just run: captured, replayed or eager."""
+        """Returns how a step of this padded shape runs, or has just run: captured, replayed or eager."""
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
         """The function's result; of a part that is kept for this padded shape, in memory that the next run reuses."""
@@ -46,7 +47,7 @@ class Steps(Protocol):
 class Graph(Protocol):
     @property
     def output(self) -> Tensor:
-        """What the function returned; every replay overwrites it."""
+        """The result of the function; every replay overwrites it."""
 
     def replay(self) -> None: ...
 
@@ -106,7 +107,7 @@ class CudaGraphs:
         return None
 
     def mode(self, shape: BatchShape) -> str:
-        """How a step of this padded shape runs: captured, replayed or eager."""
+        """Returns how a step of this padded shape runs: captured, replayed or eager."""
         if self._capturing is not None:
             return "captured" if self._record is not None else "eager"
         return "replayed" if _key("forward", shape) in self._graphs else "eager"
@@ -120,7 +121,7 @@ class CudaGraphs:
                 step()
             finally:
                 self._capturing, self._record = None, None
-        assert _key("forward", shape) in self._graphs, f"the step that was to be captured is none of {shape}"
+        assert _key("forward", shape) in self._graphs, f"the captured step does not have the shape {shape}"
         bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
@@ -169,7 +170,7 @@ def _kinds(shape: BatchShape) -> Sequence[str]:
 
 
 def _key(name: str, shape: BatchShape) -> tuple[str, BatchShape]:
-    """The forward pass is the same whoever samples."""
+    """Returns the key of a graph. The forward pass does not depend on the sampled positions."""
     return name, replace(shape, num_sampled=0) if name == "forward" else shape
 
 

@@ -1,9 +1,9 @@
 """Steps on a CPU, replayed as the first of their shape was recorded: the counterpart of `cuda_graphs`.
 
-All steps are padded to one of a list of shapes. Recording is an ordinary step that takes 30 to 50 ms longer, so none is
-recorded at start but those of the warm-up: `missing` says which are to be, while nobody waits (`idle_recording`). If a
-step comes first, it is recorded itself. What follows the forward pass of a step with prompts runs eagerly: recorded, it
-would be 0.2 ms shorter.
+All steps are padded to one of a list of shapes. Recording is an ordinary step that takes 30 to 50 ms longer, so at
+start only those of the warm-up are recorded. `missing` returns the others, which are recorded while no request waits
+(`idle_recording`); a step of such a shape that comes earlier is recorded itself. What follows the forward pass of a
+step with prompts runs eagerly: recorded, it would be 0.2 ms shorter.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RecordedSteps:
         return min(missing, key=lambda shape: shape.num_tokens, default=None)
 
     def mode(self, shape: BatchShape) -> str:
-        """How the last step, of this shape, ran: captured, replayed or eager."""
+        """Returns how the last step, of this shape, ran: captured, replayed or eager."""
         return self._mode
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
@@ -138,7 +138,7 @@ class RecordedSteps:
             self._mode = "eager"
             self._unrecordable.add(shape.is_uniform)
             kind = "uniform steps" if shape.is_uniform else "steps with prompts"
-            logger.warning("%s run from Python, more slowly: %s", kind, error.reason)
+            logger.warning("%s are launched from Python, which is slower: %s", kind, error.reason)
             return error.output
         return recorded.output
 
@@ -150,5 +150,5 @@ def _next(counts: list[int], count: int) -> int | None:
 
 
 def _key(name: str, shape: BatchShape) -> tuple[str, int, int, int]:
-    """The forward pass is the same whoever samples."""
+    """Returns the key of a recording. The forward pass does not depend on the sampled positions."""
     return name, shape.num_reqs, shape.num_tokens, 0 if name == "forward" else shape.num_sampled

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class EmbeddingCache:
-    """Embeddings of images by what tells them apart; those longest unused go first."""
+    """Embeddings of images by a key of each image; the least recently used are dropped first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

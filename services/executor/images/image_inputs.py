@@ -4,8 +4,8 @@ An image is encoded when a step first computes one of its tokens. Its embeddings
 computed, however many steps that takes, and beyond that as long as there is room: the next prompt with the same image
 finds them by the image's hash.
 
-Images are checked when their request enters, here, as only a model knows what it reads. One that is not what the model
-reads is its sender's fault: the request is computed as text, and the scheduler is told to end it.
+Images are checked here when their request enters, as only a model knows what it reads. For an image that the model
+cannot read, the client is to blame: the request is computed as text, and fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.step import Image, InvalidImage, InvalidStep, NewRequest, Step
 from pagewire.services.executor.step.step_context import StepImages
 
-# Of one image, as the model reads it: memory for encoding it is set aside at start.
+# Of one image, in the tensors that the model reads: memory to encode it is reserved at start.
 MAX_IMAGE_BYTES = 32 * 1024 * 1024
 
 
@@ -74,7 +74,7 @@ class ImageInputs:
         return form.num_tokens(form.largest(1, 0)) or 0
 
     def filled(self, request: NewRequest) -> NewRequest:
-        """A fake request with the largest images that its prompt has room for, up to the prompt's end."""
+        """Returns a dummy request with the largest images that its prompt has room for, up to the prompt's end."""
         if not isinstance(self._model, VisionModel):
             return request
         form, end = self._model.image_form, request.num_prompt_tokens
@@ -88,8 +88,7 @@ class ImageInputs:
         return replace(request, token_ids=token_ids, images=images)
 
     def update(self, step: Step) -> Step:
-        """Takes in who leaves and who enters; returns the step with what rows are to know of it, and with a refusal
-        of each request whose images are not what the model reads."""
+        """Removes finished requests, adds new ones, and returns the step as `runner.images` says."""
         if self._prompts:
             for request_id in step.finished_request_ids:
                 self._prompts.pop(request_id, None)
@@ -120,7 +119,9 @@ class ImageInputs:
     def _prompt(self, request: NewRequest) -> _Prompt:
         """Raises InvalidImage."""
         if not isinstance(self._model, VisionModel):
-            raise InvalidImage(f"the request has images; {self._model.config.architecture} reads none")
+            raise InvalidImage(
+                f"the request has images, which {self._model.config.architecture} does not read; leave them out"
+            )
         placeholders, last = [], 0
         for index, image in enumerate(request.images):
             end = image.offset + image.num_tokens
@@ -154,7 +155,7 @@ class ImageInputs:
             raise InvalidImage(f"there is no {PIXELS}, and its tokens are still to be computed")
 
     def of(self, batch: InputBatch, step: Step, state: RequestState) -> StepImages | None:
-        """What the step computes of prompts with images; None: nothing."""
+        """Returns what the step computes of prompts with images; None: nothing."""
         if not self._prompts:
             return None
         parts = _Parts()
@@ -188,7 +189,7 @@ class ImageInputs:
 
     def _encode(self, image: Image, num_placeholders: int) -> Tensor:
         """[num_placeholders, hidden_size]"""
-        key = (image.hash, num_placeholders)  # the hash alone is its sender's word
+        key = (image.hash, num_placeholders)  # the client states the hash
         embeddings = self._cache.get(key)
         stats.IMAGES.labels("encoded" if embeddings is None else "found").inc()
         if embeddings is None:

@@ -1,4 +1,4 @@
-"""What the ranks of a group say to each other within a step.
+"""Collectives: what the ranks of a group exchange within a step.
 
 All ranks make the same calls in the same order: each returns when the others have made it, too.
 """
@@ -12,24 +12,24 @@ from torch import Tensor
 
 @runtime_checkable
 class Communicator(Protocol):
-    """One rank's end. Every rank gets the same bits: sums are in the order of ranks."""
+    """The end of one rank. Every rank receives the same bits: sums are in the order of ranks."""
 
     rank: int  # from 0
     size: int  # ranks
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x, of any shape; x may be overwritten."""
+        """Returns the sum of all ranks' x, of any shape; x may be overwritten."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """x [n, k] of each rank -> [n, size * k], in the order of ranks"""
+        """Joins x [n, k] of all ranks to [n, size * k], in the order of ranks."""
 
     def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
-        """Row rows[i] of x [n, k] goes from rank s to the same row of rank d's x, for i in
+        """Sends row rows[i] of x [n, k] from rank s to the same row of rank d's x, for i in
         [starts[d * size + s], starts[d * size + s + 1]): int32 [any], int32 [size * size + 1], the same on all ranks.
         """
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        """Rank root's x; the others give one of its shape and dtype, which may be overwritten."""
+        """Returns x of rank root. Other ranks pass a tensor of its shape and dtype, which may be overwritten."""
 
 
 class _Alone:

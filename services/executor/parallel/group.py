@@ -1,4 +1,4 @@
-"""The processes of one executor, as one of them sees them."""
+"""The processes of one executor, seen from one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pagewire.services.executor.parallel.shared_memory import SharedMemory
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 LEADER = 0  # the rank that samples, and answers the scheduler
-# For the reason to arrive of what the collectives have shown.
+# Seconds for the reason to arrive after a collective has failed.
 REASON_S = 2.0
 
 
@@ -32,10 +32,10 @@ class RankLost(DeviceError):
 
 
 class Failure:
-    """Why a group ends; the first reason counts. On any thread."""
+    """The reason for which a group ends: the first one counts. Used on any thread."""
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
-        """memory: that of the group, if it has some."""
+        """memory: the shared memory of the group, if there is any."""
         self.reason: str | None = None
         self._in_a_step = False
         self._memory = memory
@@ -43,7 +43,8 @@ class Failure:
         self._is_known = threading.Event()
 
     def set(self, reason: str, after: float = 0.0, in_a_step: bool = False) -> bool:
-        """Whether it is the first. after: seconds in which a better one may come. in_a_step: as of RankLost."""
+        """Sets the reason; returns whether it is the first. after: seconds to wait for a better one. in_a_step: see
+        RankLost."""
         self._is_known.wait(after)
         with self._lock:
             if self.reason is not None:
@@ -51,22 +52,22 @@ class Failure:
             self.reason, self._in_a_step = reason, in_a_step
         self._is_known.set()
         if self._memory is not None:
-            self._memory.end()  # nobody waits for the others any more
+            self._memory.end()  # ends the waiting of other ranks
         return True
 
     def check(self) -> None:
-        """Raises RankLost if there is a reason, or there must be one."""
+        """Raises RankLost if there is a reason, or if the memory has ended for one that is still to arrive."""
         if self.reason is None and not (self._memory is not None and self._memory.has_ended):
             return
         self._is_known.wait(REASON_S)
-        reason = self.reason or "a rank was lost, or ranks did not do the same: the log of the leader says which"
+        reason = self.reason or "a rank was lost, or ranks made different calls; see the log of the leader"
         raise RankLost(reason, self._in_a_step)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Every rank makes the same calls in the same order. Once one is lost, what collectives return is worth nothing,
-    and `check` raises."""
+    """The ranks of an executor. Each makes the same calls in the same order. Once one is lost, results of collectives
+    are undefined, and `check` raises."""
 
     rank: int = 0
     size: int = 1
@@ -80,19 +81,19 @@ class Group:
     pipes: Pipes = NO_PIPES  # to other stages
 
     def check(self) -> None:
-        """To be called before anybody is told what collectives have returned. Raises RankLost."""
+        """Raises RankLost once a rank is lost. Call it before results of collectives leave this process."""
         self.failure.check()
 
     def of_all(self, number: int) -> list[int]:
-        """Each rank's number. Raises RankLost."""
+        """Returns the number of each rank. Raises RankLost."""
         return self._gathered(self.world, number)
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers. Raises RankLost."""
+        """Returns the smallest of all ranks' numbers. Raises RankLost."""
         return min(self.of_all(number))
 
     def all_have(self, has: bool) -> bool:
-        """Whether it is true of all ranks. Raises RankLost."""
+        """Returns whether `has` is true on all ranks. Raises RankLost."""
         return self.least(int(has)) == 1
 
     def check_same(self, what: str, text: str) -> None:
@@ -101,15 +102,15 @@ class Group:
         digests = self.of_all(digest)
         for rank, other in enumerate(digests):
             if other != digests[0]:
-                raise StartupError(f"rank {rank} has other {what} than rank 0: give all ranks the same")
+                raise StartupError(f"rank {rank} has other {what} than rank 0; give all ranks the same")
 
     def without_error(self, error: Exception | None) -> None:
-        """While weights are read: raises this rank's own error, or StartupError if another rank has one."""
+        """Raises the error of this rank, or StartupError if another rank has one; for weights that are read."""
         wrong = [rank for rank, failed in enumerate(self._gathered(self.loading, int(error is not None))) if failed]
         if error is not None:
             raise error
         if wrong:
-            raise StartupError(f"rank {wrong[0]} of the executor cannot read them: its log says why")
+            raise StartupError(f"rank {wrong[0]} of the executor cannot read them; see its log")
 
     def _gathered(self, communicator: Communicator, number: int) -> list[int]:
         if communicator.size == 1:

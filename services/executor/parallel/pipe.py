@@ -1,8 +1,8 @@
-"""From one rank to another: what goes from stage to stage of a pipeline, and back from its end to its beginning.
+"""Pipes between two ranks: for the stream from stage to stage of a pipeline, and for tokens from its end to its start.
 
-Who sends does not wait for who receives, as long as no more messages are under way than there may be; who receives
-waits. On one machine the tensors are in memory that both have mapped, and a socket says that they are there: whoever
-waits sleeps, and wakes if the other one is gone.
+The sender does not wait for the receiver unless the pipe is full; the receiver waits for messages. On one machine the
+tensors lie in memory that both processes have mapped, and a socket announces them: a rank that waits sleeps, and wakes
+when the other one ends.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _ALIGNMENT = 64  # bytes
 
 
 class PeerLost(RuntimeError):
-    """The other rank is gone."""
+    """The other rank has ended."""
 
 
 class Pipe(Protocol):
-    """One end. Messages come in order, and both ends know what the tensors are."""
+    """One end of a pipe. Messages arrive in order, and both ends know shapes and dtypes of the tensors."""
 
     def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """The tensors may be overwritten afterwards. Raises PeerLost."""
+        """Sends a message. The tensors may be overwritten afterwards. Raises PeerLost."""
 
     def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
         """Waits, writes to the tensors, which have the shapes and dtypes of those that were sent, and returns the
         numbers. Raises PeerLost."""
 
 
-# Makes an end of a pipe whose messages have tensors of so many bytes at most.
+# Makes an end of a pipe for messages with tensors of at most this many bytes each.
 PipeEnd = Callable[[Sequence[int]], Pipe]
 
 
@@ -54,7 +54,8 @@ NO_PIPES = Pipes()
 
 
 class SharedPipe:
-    """Of two processes of one machine. A ring of messages is in memory without a name, a byte back frees a place."""
+    """A pipe between two processes of one machine: a ring of messages in memory. The receiver frees a place by a byte
+    that it sends back."""
 
     def __init__(self, connection: socket.socket, descriptor: int, num_places: int, most_bytes: Sequence[int]) -> None:
         """connection: one end of a pair of stream sockets. descriptor: of memory that both ends have, of no size yet.
@@ -62,7 +63,7 @@ class SharedPipe:
         self._connection = connection
         self._place_bytes, self._num_places = sum(map(_padded, most_bytes)), num_places
         num_bytes = max(1, num_places * self._place_bytes)
-        os.ftruncate(descriptor, num_bytes)  # whoever is first; the other one gives it the same size
+        os.ftruncate(descriptor, num_bytes)  # the other end sets the same size
         self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
         self._next = 0
         self._num_free = num_places  # to the sender
@@ -90,7 +91,7 @@ class SharedPipe:
         return numbers
 
     def _places(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Where the next message has these tensors."""
+        """Returns the memory of these tensors in the next message."""
         start, places = self._next * self._place_bytes, []
         self._next = (self._next + 1) % self._num_places
         for tensor in tensors:
@@ -106,13 +107,13 @@ class SharedPipe:
             except OSError as error:
                 raise PeerLost(str(error)) from error
             if not part:
-                raise PeerLost("it has closed its end")
+                raise PeerLost("the other rank has closed its end")
             received += part
         return received
 
 
 def make_memory() -> int:
-    """The descriptor of memory without a name."""
+    """Returns the descriptor of new memory, which has no name."""
     return os.memfd_create("pagewire-pipe", os.MFD_CLOEXEC)
 
 

@@ -15,8 +15,8 @@ from pagewire.kernels.channel import channel_bytes, channel_ended, channel_waite
 
 
 class SharedMemory:
-    """Channels (`pagewire.kernels.channel`), one after the other, in memory that only who has the descriptor can map:
-    it has no name, and is gone with its processes."""
+    """Channels (`pagewire.kernels.channel`) in memory without a name: only a process with the descriptor can map it,
+    and it is freed with its processes."""
 
     def __init__(self, sizes: Sequence[int], descriptor: int | None = None) -> None:
         """sizes: ranks of each channel. descriptor: of what another process has made with the same sizes."""
@@ -32,7 +32,7 @@ class SharedMemory:
         return Channel(self._part(index), rank, self._sizes[index])
 
     def end(self) -> None:
-        """Nobody waits for anybody any more. On any thread."""
+        """Ends the waiting of all ranks. Called on any thread."""
         for index in range(len(self._sizes)):
             end_channel(self._part(index))
 
@@ -46,7 +46,7 @@ class SharedMemory:
 
 
 class Channel:
-    """A `Communicator`. What it returns is worth nothing once its memory `has_ended`."""
+    """A `Communicator`. Its results are undefined once its memory `has_ended`."""
 
     def __init__(self, memory: Tensor, rank: int, size: int) -> None:
         """memory: uint8 [channel_bytes(size)], see `pagewire.kernels.channel`"""

@@ -1,4 +1,4 @@
-"""Which layers a rank has, where the layers of a model are divided among ranks."""
+"""Stages of a pipeline: the layers of a model, divided among ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stage:
         return self.index == self.count - 1
 
     def layers(self, num_layers: int) -> range:
-        """Those of the model's layers that it has."""
+        """Returns the indices of its layers."""
         return range(num_layers)[self.first_layer : self.end_layer]
 
 
@@ -33,7 +33,7 @@ WHOLE = Stage()
 
 
 def divide(layer_costs: Sequence[float], head_cost: float, count: int) -> list[Stage]:
-    """Stages of at least one layer each, such that the slowest is as fast as can be. A step takes as long as that one.
+    """Returns stages of at least one layer each. The slowest, which determines the rate, is as fast as possible.
 
     layer_costs: of each layer; head_cost: of what the last stage does beside its layers; in any unit.
     """
@@ -41,7 +41,7 @@ def divide(layer_costs: Sequence[float], head_cost: float, count: int) -> list[S
 
     @cache
     def best(start: int, left: int) -> tuple[float, int]:
-        """(the cost of the slowest of `left` stages that have the layers from `start` on, the first one's end)"""
+        """Returns the cost of the slowest of `left` stages for the layers from `start` on, and the end of the first."""
         if left == 1:
             return sum(layer_costs[start:]) + head_cost, num_layers
         ends = range(start + 1, num_layers - left + 2)

@@ -59,8 +59,8 @@ _ops = torch.ops.pagewire_ranks
 
 
 class TorchCommunicator:
-    """A `Communicator`. Sums are in an order that depends on the library, but not on time, and every rank is given the
-    same bits: rings, by which both add, compute each part of a sum once.
+    """A `Communicator`. The order of sums depends on the library, but not on time, and all ranks receive the same
+    bits: both libraries add in rings, which compute each part of a sum once.
 
     On CUDA calls only launch, on the current stream, and may be captured in a graph once one has run outside of it.
     """
@@ -82,7 +82,7 @@ class TorchCommunicator:
         return parts.view(self.size, rows, columns).transpose(0, 1).reshape(rows, self.size * columns)
 
     def all_to_all(self, x: Tensor, rows: Tensor, starts: Tensor) -> None:
-        """Not to be captured: the host waits for `starts`."""
+        """Exchanges rows. The host waits for `starts`, so this cannot be captured."""
         _ops.all_to_all.default(x, rows, starts, self._index)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:

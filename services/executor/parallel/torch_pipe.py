@@ -1,4 +1,4 @@
-"""From one rank to another through torch.distributed: gloo between machines' CPUs, NCCL between GPUs."""
+"""A pipe between two ranks through torch.distributed: gloo between the CPUs of machines, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pagewire.services.executor.parallel.pipe import PeerLost
 
 
 class TorchPipe:
-    """A `Pipe` of two ranks with a process group of their own. On CUDA calls only launch, on the current stream, and no
-    numbers are sent: what the host measures there is not the device's time."""
+    """A `Pipe` of two ranks with a process group of their own. On CUDA, calls only launch, on the current stream, and
+    no numbers are sent: the times that the host would send are not those of the device."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int) -> None:
-        """peer: the other one's rank among all."""
+        """peer: the rank of the other end, among all."""
         self._group, self._peer = group, peer
         # gloo sends when the other end receives, and reads the memory then.
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()

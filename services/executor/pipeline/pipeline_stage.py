@@ -1,11 +1,11 @@
-"""What a model runner does as one stage of a pipeline: receive, pass on, and know the tokens that the last one samples.
+"""The exchange of one stage of a pipeline: it receives the stream, passes it on, and receives the sampled tokens.
 
-All stages execute the same steps in the same order, each as soon as the one before it is done with its part. The host's
-counts of tokens need no token, so nothing but the stream goes forward, and nothing but sampled ids back to the first
-stage. It takes them when a step has one of their requests, and not before: until then it computes other steps.
+All stages execute the same steps in the same order, each as soon as the stage before it is done with its part. The
+host's counts need no token values, so only the stream goes forward, and only sampled ids go back to the first stage. It
+receives them when a step has one of their requests, and not before: until then it computes other steps.
 
-Where tokens are drafted, all stages get the ids, and have the same rows, so each drafts for itself what the others do
-(`speculation/`): a step then needs its requests' last tokens before it is known how large it is.
+Where tokens are drafted, all stages receive the ids and keep the same rows, so each computes the same drafts
+(`speculation/`). The size of a step is then known only once the last tokens of its requests are.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from pagewire.services.executor.step.step_context import Stream
 
 
 def stream_of(model: Model, max_num_tokens: int, device: torch.device) -> Stream:
-    """Memory for what goes between its stages, of so many tokens."""
+    """Allocates the memory of the stream between stages, for max_num_tokens tokens."""
     shape, dtype = (max_num_tokens, model.config.hidden_size), model.config.dtype
     stream_dtype = getattr(model, "stream_dtype", None) or dtype
     return Stream(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=stream_dtype, device=device))
 
 
 class PipelineStage(StageExchange):
-    """One of several, each with a rank of its own or several that split its layers."""
+    """One stage of several. Each has one rank, or several that split its layers."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class PipelineStage(StageExchange):
 
     def _take_tokens(self, rows: np.ndarray, state: RequestState) -> None:
         """Writes the last tokens of the requests in these rows, and those that were sampled before them."""
-        # Those of steps that were done before this one was decided do not let it wait: nothing piles up.
+        # Tokens of steps that ended before this one was decided are here already; receiving them keeps the queue short.
         most = self._stage.count + 1
         while len(self._awaited) > most or any(sampled.has(rows, state) for sampled in self._awaited):
             sampled = self._awaited.popleft()
@@ -129,7 +129,7 @@ class PipelineStage(StageExchange):
 def stage_in(
     group: Group, model: Model, limits: Limits, device: torch.device, max_draft_tokens: int = 0
 ) -> StageExchange:
-    """What this rank does as a stage; model: its part."""
+    """Returns the exchange of this rank; model: its part."""
     if group.stage is WHOLE:
         return NO_EXCHANGE
     stream, pipes = stream_of(model, limits.max_num_batched_tokens, device), group.pipes
@@ -149,7 +149,7 @@ def stage_in(
 
 @dataclass(frozen=True)
 class _Sampled:
-    """Who was sampled in a step whose ids are still to come."""
+    """The sampled rows of a step before its token ids arrive."""
 
     rows: np.ndarray  # int64 [R]
     admissions: np.ndarray  # int64 [R], requests that each row had had
@@ -171,8 +171,8 @@ class _Sampled:
         return bool(np.isin(self.rows[self._are_here(state)], rows).any())
 
     def write(self, token_ids: Tensor, state: RequestState) -> None:
-        """token_ids int64 [num_ids]: behind the known ones of each row, as sampling does, and as many of them as it
-        keeps. Rows that have gone to other requests since are left alone."""
+        """Writes token_ids int64 [num_ids] behind the known tokens of each row, as many as sampling keeps. Rows that
+        have gone to other requests since are left alone."""
         rows = np.where(self._are_here(state), self.rows, PADDING_ROW).astype(np.int32)
         index = upload(token_ids.device, {"rows": rows, "starts": self.starts})
         num_gained = torch.zeros(len(rows), dtype=torch.int64, device=token_ids.device)

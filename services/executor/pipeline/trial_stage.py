@@ -17,11 +17,11 @@ from pagewire.services.executor.step.step_context import Stream
 
 
 class TrialStage(StageExchange):
-    """One of several that try weights which they have read, by a step of their own, while others go on: what one stage
-    gives to the next is told to all ranks. No token is sampled for a second step."""
+    """The exchange of stages that try new weights by one step, while other steps go on with the old ones: each stage
+    broadcasts its stream to all ranks. No token is sampled for a second step."""
 
     def __init__(self, group: Group, stream: Stream) -> None:
-        """stream: as of PipelineStage."""
+        """stream: see PipelineStage."""
         self._stage, self._ranks, self._ranks_of_stage = group.stage, group.loading, group.tensor.size
         self.is_last = group.stage.is_last
         self._stream = stream
@@ -36,7 +36,7 @@ class TrialStage(StageExchange):
         self._receive_from(range(self._stage.index, self._stage.count - 1), batch.num_tokens)
 
     def _receive_from(self, stages: range, num_tokens: int) -> None:
-        """Of each in turn, what its first rank has."""
+        """Receives the stream of each of these stages in turn, from its first rank."""
         stream = self.stream(num_tokens)
         for stage in stages:
             root = (self._stage.count - 1 - stage) * self._ranks_of_stage
@@ -45,7 +45,7 @@ class TrialStage(StageExchange):
 
 
 def trial_stage(group: Group, model: Model, limits: Limits, device: torch.device) -> StageExchange:
-    """As `stage_in`, for a single step with weights that are not in force."""
+    """Returns the exchange of this rank for a single step with weights that are not in force."""
     return (
         NO_EXCHANGE
         if group.stage is WHOLE

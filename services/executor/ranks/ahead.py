@@ -1,7 +1,7 @@
-"""Telling the stages of a pipeline of a step when it arrives, long before the last one, the leader, is at it.
+"""Sends a step to the other stages of a pipeline when it arrives, long before the last one, the leader, computes it.
 
-What the leader's device thread will do is certain when it is put into its queue, but for what waits behind a call
-between steps: that is told when its turn comes. All else is told in the order of the queue, so all ranks do the same.
+What the leader's device thread will do is certain once it is in its queue, except for items behind a call between
+steps: these are sent in their turn. All others are sent in the order of the queue, so all ranks do the same.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from pagewire.v1.rank_link_pb2 import RankCommand
 
 
 class Ahead:
-    """A `work.Order`."""
+    """The `work.WorkObserver` of a leader with several stages."""
 
     is_strict = True
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._lock = threading.Lock()
-        self._session: Session | None = None  # whose steps the followers were told last
-        self._behind: set[int] = set()  # ids of items that are to be told in their turn
+        self._session: Session | None = None  # the followers have received its steps last
+        self._behind: set[int] = set()  # ids of items that are to be sent in their turn
 
     def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
         with self._lock:
             if self._behind or isinstance(item, Called):
                 self._behind.add(id(item))
             else:
-                self._tell(item)
+                self._send(item)
             put(item)
 
     def begins(self, item: Item) -> None:
         with self._lock:
             if id(item) in self._behind:
-                self._tell(item)
+                self._send(item)
 
     def ended(self, item: Item) -> None:
         with self._lock:
             self._behind.discard(id(item))
 
-    def _tell(self, item: Item) -> None:
+    def _send(self, item: Item) -> None:
         with contextlib.suppress(RankLost):  # the device thread notices
             if isinstance(item, Opened):
                 self._session = item.session

@@ -1,4 +1,4 @@
-"""A follower: a rank that computes its part of each step, as the leader tells it."""
+"""A follower: a rank that computes its part of each step which the leader sends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 async def follow(config: ExecutorConfig) -> None:
-    """Until the leader ends, or says that this is the end. Raises StartupError if this rank cannot go on."""
+    """Serves until the leader ends, or ends this rank. Raises StartupError if the rank cannot go on."""
     follower = Follower(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, follower.on_signal, number)
@@ -82,7 +82,7 @@ class Follower:
         if self._link is None:
             self._gives_up.set()
             return
-        logger.info("this rank ends with its leader; a second %s ends it now", number.name)
+        logger.info("this rank ends when its leader ends; a second %s ends it now", number.name)
         asyncio.get_running_loop().remove_signal_handler(number)
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class Follower:
         except (EOFError, OSError) as error:
             is_new = self._link is None and not link.is_local
             cause = (is_new and why_unavailable(config.leader, str(error))) or error
-            raise StartupError(f"the leader has gone: {cause}") from error
+            raise StartupError(f"the connection to the leader is lost: {cause}") from error
 
     def _serve(self, link: Link, group: Group) -> None:
         try:
@@ -116,8 +116,8 @@ class Follower:
         except (RankLost, EOFError, ConnectionError):
             raise
         except PeerLost as error:
-            time.sleep(REASON_S)  # the leader sees who it was, and ends this process
-            raise RankLost(f"another stage has gone: {error}") from error
+            time.sleep(REASON_S)  # the leader sees which rank it was, and ends this process
+            raise RankLost(f"the connection to another stage is lost: {error}") from error
         except Exception as error:
             link.send(RankReport(failed=f"{type(error).__name__}: {error}" if _is_defect(error) else str(error)))
             group.failure.set(str(error))
@@ -154,7 +154,7 @@ class Follower:
                 begun.is_true or self._config.pipeline_parallel_size > 1
             ):  # with stages, the steps behind it are under way
                 raise
-            logger.exception("this rank cannot do a step")
+            logger.exception("this rank cannot execute a step")
             assert self._link is not None
             self._link.send(RankReport(refused=f"{type(error).__name__}: {error}"))
 
@@ -163,11 +163,11 @@ class Follower:
         try:
             return load_weights(self._config, runner, wanted, group)
         except Exception as error:
-            logger.error("these weights cannot replace those in force: %s", error)
+            logger.error("these weights cannot replace the weights in force: %s", error)
             raise
 
     def _watch(self, link: Link, failure: Failure) -> None:
-        """Tells the leader that this process goes on, and ends it once the leader has gone."""
+        """Reports to the leader that this process lives, and ends it once the leader has ended."""
         try:
             while not link.has_gone(BEAT_S):
                 link.send(RankReport(alive=True))

@@ -1,4 +1,4 @@
-"""How ranks are joined: what they must have in common, and the communicators between them."""
+"""The formation of a group: what ranks must have in common, and the communicators between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pagewire.services.executor.ranks.piping import pipes_through_torch
 from pagewire.services.executor.ranks.tls_link import has_tls
 from pagewire.services.executor.start.startup import resolve_device
 
-# What each rank may have its own of. Of the model it is the weights that are compared, once they are read.
+# Flags that may differ between ranks. Of the model, weights are compared, once they are read.
 _OWN_FLAGS = frozenset(
     {
         *("rank", "leader", "group_secret", "distributed_executor_backend", "listen", "metrics_port", "admin_host"),
@@ -30,12 +30,12 @@ _OWN_FLAGS = frozenset(
         *("cpu_bind", "numa_bind"),
     }
 )
-# Channels in shared memory; of _TENSOR one for each stage, and then one more for each, for weights that are read.
+# Channels in shared memory. _TENSOR: one for each stage, and one more for each, for weights that are read.
 _WORLD, _LOADING, _TENSOR = range(3)
 
 
 def common_flags(config: ExecutorConfig) -> dict[str, str]:
-    """Those that all ranks must have the same, as --name."""
+    """Returns the flags that all ranks must have in common, by --name."""
     return {
         "--" + field.name.replace("_", "-"): str(getattr(config, field.name))
         for field in dataclasses.fields(ExecutorConfig)
@@ -44,28 +44,28 @@ def common_flags(config: ExecutorConfig) -> dict[str, str]:
 
 
 def secret_of(config: ExecutorConfig) -> str:
-    """Raises StartupError if anybody on the network could join."""
+    """Returns the secret of the group. Raises StartupError if any process on the network could join."""
     if config.group_secret is None and not is_local(config.leader) and not has_tls(config):
         raise StartupError(
             f"--leader {config.leader}: give all ranks the same --group-secret (PAGEWIRE_GROUP_SECRET), or "
-            "certificates (--ssl-certfile, --ssl-ca-certs), so that nobody else can join"
+            "certificates (--ssl-certfile, --ssl-ca-certs), so that no other process can join"
         )
     return config.group_secret or ""
 
 
 def shares_memory(config: ExecutorConfig) -> bool:
-    """Whether ranks compute together through memory; else through torch.distributed."""
+    """Returns whether ranks communicate through memory; if not, they do through torch.distributed."""
     return is_local(config.leader) and resolve_device(config.device).type == "cpu"
 
 
 def stage_of_rank(config: ExecutorConfig, rank: int) -> Stage:
-    """The leader, rank 0, is the first of the last stage, which samples."""
+    """Returns the stage of a rank. The leader, rank 0, is the first of the last stage, which samples."""
     count = config.pipeline_parallel_size
     return WHOLE if count == 1 else Stage(count - 1 - rank // config.tensor_parallel_size, count)
 
 
 def make_memory(config: ExecutorConfig, descriptor: int | None = None) -> SharedMemory:
-    """descriptor: of what the leader has made."""
+    """Makes the shared memory of the group, or maps that of the leader (descriptor)."""
     sizes = [config.num_ranks] * 2 + [config.tensor_parallel_size] * (2 * config.pipeline_parallel_size)
     return SharedMemory(sizes, descriptor)
 

@@ -1,5 +1,5 @@
-"""The leader's side of an executor group: starts the followers, lets them in, tells them what to do, and notices when
-one is lost."""
+"""The leader's side of an executor group: starts the followers, admits them, sends them commands, and notices when one
+is lost."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class Leader:
         self._changed = threading.Condition()
         self._stopping = False
         self._is_ready = False  # and all others are
-        self._was_killed = False  # a rank, by somebody else
+        self._was_killed = False  # a rank, from outside of the group
 
     def start(self) -> None:
         """Listens. Raises StartupError."""
         self._listening = links.listen(self._config.leader)
         if self._local is None:
-            logger.info("waiting for %d other ranks at %s", len(self._followers), self._config.leader)
+            logger.info("waiting for %d other ranks on %s", len(self._followers), self._config.leader)
         threading.Thread(target=self._accept, name="ranks", daemon=True).start()
 
     def gather(self) -> Group:
-        """Waits until all are there. Raises StartupError if one cannot be."""
+        """Waits until all ranks have joined. Raises StartupError if one cannot."""
         with self._changed:
             while any(follower.link is None for follower in self._followers.values()):
                 self._check_processes()
@@ -94,7 +94,7 @@ class Leader:
         return group_with_torch(self._config, 0, self._store, self.failure)
 
     def wait_ready(self) -> None:
-        """Waits until all can execute steps. Raises StartupError."""
+        """Waits until all ranks can execute steps. Raises StartupError."""
         with self._changed:
             while not all(follower.is_ready for follower in self._followers.values()):
                 self.check_start()
@@ -103,7 +103,7 @@ class Leader:
         self._is_ready = True
 
     def send(self, command: RankCommand) -> None:
-        """To all followers. Raises RankLost."""
+        """Sends a command to all followers. Raises RankLost."""
         self.failure.check()
         frame = links.frame_of(command)
         for follower in self._followers.values():
@@ -115,8 +115,8 @@ class Leader:
                 self.failure.check()
 
     def all_refuse(self, why: str) -> None:
-        """This rank cannot do the step that it has told; returns once all others have found the same. Raises RankLost
-        if one of them can."""
+        """Returns once all followers report that they cannot execute the step either which this rank could not. Raises
+        RankLost if one of them can."""
         others = self._followers.values()
         with self._changed:
             self._changed.wait_for(
@@ -141,7 +141,7 @@ class Leader:
             self.send(RankCommand(drop=True))
 
     def describe(self, status: ServiceStatus, with_kv_maps: bool) -> None:
-        """Fills in what ranks there are. On any thread."""
+        """Fills in the states of all ranks. Called on any thread."""
         own = RankState.RANK_STATE_READY if self._is_ready else RankState.RANK_STATE_STARTING
         ranks = [(0, own, f"process {os.getpid()} on {socket.gethostname()}")]
         ranks += [(rank, follower.state, follower.name) for rank, follower in self._followers.items()]
@@ -151,7 +151,7 @@ class Leader:
             status.executor.ranks.add(rank=rank, stage=stage, state=state, wait_seconds=waited, process=process)
 
     def _waited(self, rank: int) -> float | None:
-        """Seconds that a rank has waited for others."""
+        """Returns for how many seconds a rank has waited for others, if that is known."""
         return None if self._memory is None else waited(self._config, self._memory, rank)
 
     def stop(self) -> None:
@@ -170,8 +170,7 @@ class Leader:
                 follower.link.close()
 
     def end_as_it_was_ended(self) -> None:
-        """If somebody killed a rank, this process ends in the same way, so that no request is blamed for it: its own
-        doing it was not."""
+        """Ends this process by SIGKILL if a rank was killed from outside: the supervisor then blames no request."""
         if self._was_killed:
             logging.shutdown()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -181,7 +180,7 @@ class Leader:
             code = None if follower.process is None else follower.process.poll()
             if code is not None:
                 self._raise_reason(follower)
-                raise StartupError(f"rank {follower.rank} ended while it started ({ending(code)}): see its log above")
+                raise StartupError(f"rank {follower.rank} ended while it started ({ending(code)}); see its log above")
 
     def _raise_reason(self, follower: Member) -> None:
         if follower.failed:
@@ -212,21 +211,23 @@ class Leader:
             follower = self._followers[hello.rank]
             with self._changed:
                 if follower.link is not None:
-                    raise Refused(f"there is a rank {hello.rank} already, {follower.name}: give each its own --rank")
+                    raise Refused(
+                        f"rank {hello.rank} has joined already ({follower.name}); give each rank its own --rank"
+                    )
                 self._welcome(link, hello)
                 sock.settimeout(None)
                 follower.name = f"process {hello.pid} on {hello.host}"
                 follower.link = link
                 self._changed.notify_all()
         except Refused as refusal:
-            logger.error("a rank is refused: %s", refusal)
+            logger.error("a rank was refused: %s", refusal)
             with contextlib.suppress(OSError):
                 links.refuse(link, str(refusal))
         except (EOFError, OSError) as error:
             cause = failed_handshake(str(error)) or error
-            logger.warning("somebody connected at %s and is no rank: %s", self._config.leader, cause)
+            logger.warning("a connection to %s does not come from a rank: %s", self._config.leader, cause)
         else:
-            logger.info("rank %d is there: %s", follower.rank, follower.name)
+            logger.info("rank %d has joined: %s", follower.rank, follower.name)
             threading.Thread(target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True).start()
 
     def _welcome(self, link: Link, hello: RankHello) -> None:
@@ -236,10 +237,10 @@ class Leader:
         give_ends(link, self._ends, hello.rank)
 
     def _listen(self, follower: Member) -> None:
-        """Until the follower has gone."""
+        """Reads the reports of a follower until it ends."""
         link, timeout = follower.link, self._config.hang_timeout
         assert link is not None
-        # Sooner than the step that waits for it is found to hang: who is stopped gets the blame, not the step.
+        # Sooner than the step that waits for it is found to hang: the stopped process is to blame, not the step.
         silence = Silence(max(timeout - 2 * BEAT_S, timeout / 2))
         try:
             while not self._stopping:
@@ -248,13 +249,13 @@ class Leader:
                     self._take(follower, link.receive(RankReport))
                     self._check_refusal(follower)
                 elif timeout and follower.is_ready and silence.lasts():
-                    self._was_killed = True  # as who is stopped is by the supervisor
+                    self._was_killed = True  # as the supervisor kills a process that hangs
                     self._lost(
                         follower, f"hangs: no sign of life for {silence.timeout:g} s (--hang-timeout {timeout:g})"
                     )
                     if follower.process is not None:
                         follower.process.kill()
-                    link.close()  # whoever sends to it may be waiting for it
+                    link.close()  # a thread that sends to it may be waiting
                     return
         except (EOFError, OSError):
             self._lost(follower, self._how_it_ended(follower))
@@ -265,7 +266,7 @@ class Leader:
             self._changed.notify_all()
 
     def _check_refusal(self, follower: Member) -> None:
-        """Ends the group if this rank has begun a step that the follower cannot do."""
+        """Ends the group if this rank has begun a step that the follower cannot execute."""
         with self._changed:
             is_alone = follower.refuses_alone
             if is_alone:
@@ -277,7 +278,7 @@ class Leader:
         if follower.failed:
             return f"failed: {follower.failed}"
         code = follower.exit_code()
-        if code is None or code in (-signal.SIGKILL, -signal.SIGTERM):  # what fails by itself has said so
+        if code is None or code in (-signal.SIGKILL, -signal.SIGTERM):  # a rank that fails by itself reports it
             self._was_killed = True
         return "ended" if code is None else f"ended ({ending(code)})"
 
@@ -287,7 +288,7 @@ class Leader:
         in_a_step = bool(follower.failed)
         if self._stopping or not self.failure.set(reason, in_a_step=in_a_step):
             return
-        logger.error("%s; all ranks start anew", reason)
+        logger.error("%s; all ranks restart", reason)
         with self._changed:
             self._changed.notify_all()
         if all(other.is_ready for other in self._followers.values()):

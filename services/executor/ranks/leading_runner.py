@@ -1,4 +1,4 @@
-"""The leader's runner: what it is told, its followers are told first."""
+"""The leader's runner: it sends each call to its followers before it executes it."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ logger = logging.getLogger(__name__)
 
 
 class LeadingRunner:
-    """A `Runner`. All of it raises RankLost once a rank is lost, or if some ranks can do a step and others cannot. What
-    else it raises is so on all ranks: they go on with the next step after a reset, as a lone executor does."""
+    """The `Runner` of rank 0. Each call raises RankLost once a rank is lost, or if some ranks can execute a step and
+    others cannot. Any other error occurs on all ranks: they go on after a reset, as a single rank does."""
 
-    def __init__(self, runner: Runner, leader: Leader, group: Group, tells: bool = True) -> None:
-        """tells: it tells the followers; else they know already (`ahead.py`)."""
+    def __init__(self, runner: Runner, leader: Leader, group: Group, sends: bool = True) -> None:
+        """sends: calls go to the followers; if not, the followers have received them already (`ahead.py`)."""
         self._runner, self._leader, self._group = runner, leader, group
-        self._tells = tells
+        self._sends = sends
         self._outputs: deque[StepOutput] = deque(maxlen=MOST_PENDING + 1)  # of the last steps
 
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
-        if self._tells:
+        if self._sends:
             unknown = num_unknown(self._outputs)
             self._leader.send(RankCommand(step=step_to_proto(step), num_unknown=unknown))
         begun = Begun(launching)
         try:
             output = self._runner.execute(step, begun)
         except PeerLost as error:
-            self._leader.failure.set(f"another stage has gone: {error}", after=REASON_S)
+            self._leader.failure.set(f"the connection to another stage is lost: {error}", after=REASON_S)
             self._group.check()
             raise
         except Exception as error:
-            if self._tells:
+            if self._sends:
                 self._agree_on(error, begun.is_true)
             raise
         self._group.check()
@@ -54,7 +54,7 @@ class LeadingRunner:
         return output
 
     def _agree_on(self, error: Exception, has_begun: bool) -> None:
-        """Returns if no rank can do the step. Raises RankLost otherwise: some of them wait for this one."""
+        """Returns if no rank can execute the step. Raises RankLost if some ranks can: they wait for this one."""
         why = f"{type(error).__name__}: {error}"
         if not has_begun:
             self._leader.all_refuse(why)
@@ -65,7 +65,7 @@ class LeadingRunner:
         self._group.check()
 
     def reset(self) -> None:
-        if self._tells:
+        if self._sends:
             self._leader.send(RankCommand(reset=True))
         self._runner.reset()
         self._outputs.clear()

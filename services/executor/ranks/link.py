@@ -1,4 +1,4 @@
-"""The sockets between a leader and its followers: frames of protobuf messages, and how both ends prove who they are."""
+"""The sockets between a leader and its followers: frames of protobuf messages, and proofs that both know a secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagewire.errors import StartupError
 from pagewire.v1.rank_link_pb2 import RankChallenge, RankHello, RankWelcome
 
 _LENGTH = struct.Struct("<I")
-_MOST_BYTES = 1 << 27  # of a frame: more than a step has, which comes over gRPC (`rpc.MAX_MESSAGE_BYTES`)
+_MOST_BYTES = 1 << 27  # of a frame: more than a step has, which arrives over gRPC (`rpc.MAX_MESSAGE_BYTES`)
 _UNIX = "unix:"
 _CONNECT_EVERY_S = 0.1
 _CLOSED = "the other end has closed the connection"
@@ -36,7 +36,7 @@ M = TypeVar("M", bound=_Message)
 
 
 class Link:
-    """One end. One thread receives; any may send."""
+    """One end of a connection. One thread receives; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -46,12 +46,12 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: _Message, descriptor: int | None = None) -> None:
-        """Raises OSError. descriptor: of a file that the other end, on this machine, is to have open, too."""
+        """Sends a message. Raises OSError. descriptor: a file that the other end, on this machine, opens too."""
         data = message.SerializeToString()
         self.send_frame(_LENGTH.pack(len(data)) + data, descriptor)
 
     def send_frame(self, frame: bytes, descriptor: int | None = None) -> None:
-        """What `frame_of` has made."""
+        """Sends what `frame_of` returned."""
         with self._sending:
             if descriptor is None:
                 self._send_bytes(frame)
@@ -60,11 +60,11 @@ class Link:
                 self._socket.sendall(frame[sent:])
 
     def receive(self, kind: type[M]) -> M:
-        """The next message. Raises EOFError once the other end has gone, OSError."""
+        """Returns the next message. Raises EOFError once the other end has closed, OSError."""
         return self._message(kind, self._exactly(_LENGTH.size))
 
     def receive_with_descriptor(self, kind: type[M]) -> tuple[M, int | None]:
-        """As `receive`, of one that may have come with a descriptor; over a unix socket."""
+        """Receives a message, and the descriptor that came with it, if one did. Only over a unix socket."""
         head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 1)
         if not head:
             raise EOFError(_CLOSED)
@@ -74,7 +74,7 @@ class Link:
     def _message(self, kind: type[M], head: bytes) -> M:
         (length,) = _LENGTH.unpack(head)
         if length > _MOST_BYTES:
-            raise EOFError(f"a frame of {length} bytes: the other end is none of Pagewire's")
+            raise EOFError(f"a frame of {length} bytes: the other end is not a rank of Pagewire")
         return kind.FromString(self._exactly(length))
 
     def _exactly(self, count: int) -> bytes:
@@ -91,15 +91,15 @@ class Link:
         self._socket.sendall(data)
 
     def _receive_into(self, view: memoryview) -> int:
-        """How many bytes; 0: the other end has closed."""
+        """Returns how many bytes were received; 0: the other end has closed."""
         return self._socket.recv_into(view)
 
     def has_something(self, timeout: float) -> bool:
-        """Whether there is something to receive, or the other end has gone, within so many seconds."""
+        """Waits up to `timeout` seconds; returns whether there is something to receive, or the other end has closed."""
         return self._poll(select.POLLIN, timeout)
 
     def has_gone(self, timeout: float) -> bool:
-        """Whether the other end goes within so many seconds, whatever is left to be received."""
+        """Waits up to `timeout` seconds; returns whether the other end has closed, even if data is left to receive."""
         return self._poll(select.POLLRDHUP, timeout)
 
     def _poll(self, events: int, timeout: float) -> bool:
@@ -108,22 +108,22 @@ class Link:
         return bool(poll.poll(1000 * timeout))
 
     def close(self) -> None:
-        """Whoever receives is told so."""
+        """Closes the connection, for a thread that is receiving too."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other end was first
+            pass  # the other end has closed first
         self._socket.close()
 
 
 def frame_of(message: _Message) -> bytes:
-    """For those who send the same to several."""
+    """Returns the bytes of a message, to be sent to several links."""
     data = message.SerializeToString()
     return _LENGTH.pack(len(data)) + data
 
 
 def listen(address: str) -> socket.socket:
-    """At unix:/path or host:port. Raises StartupError."""
+    """Listens at unix:/path or host:port. Raises StartupError."""
     try:
         if address.startswith(_UNIX):
             path = Path(address.removeprefix(_UNIX))
@@ -137,14 +137,16 @@ def listen(address: str) -> socket.socket:
         return socket.create_server((host, port))
     except OSError as error:
         raise StartupError(
-            f"--leader {address}: cannot listen there ({error.strerror or error}): stop what is using it, or choose "
-            "another address, of this machine"
+            f"--leader {address}: cannot listen there ({error.strerror or error}); stop the process that uses it, "
+            "or choose another address of this machine"
         ) from error
 
 
 def connect(address: str, gives_up: threading.Event, secured: Callable[[socket.socket], Link] = Link) -> Link:
-    """Waits until the leader is there. secured: makes a link of what is connected over TCP. Raises StartupError for an
-    address that is none, or once `gives_up` is set, and what `secured` raises."""
+    """Waits until the leader listens, and connects. secured: makes a link of a TCP connection.
+
+    Raises StartupError for an invalid address, or once `gives_up` is set, and what `secured` raises.
+    """
     target = None if address.startswith(_UNIX) else _host_and_port(address)
     while not gives_up.wait(_CONNECT_EVERY_S):
         try:
@@ -154,17 +156,17 @@ def connect(address: str, gives_up: threading.Event, secured: Callable[[socket.s
             sock.connect(address.removeprefix(_UNIX))
             return Link(sock)
         except OSError:
-            pass  # it is not there yet
+            pass  # the leader does not listen yet
     raise StartupError(f"stopped before the leader was found at {address}")
 
 
 def is_local(address: str) -> bool:
-    """Whether who connects is on this machine for certain."""
+    """Returns whether the other end is on this machine for certain."""
     return address.startswith(_UNIX)
 
 
 def host_of(address: str) -> str:
-    """Where the others find who listens at the address."""
+    """Returns the host at which other ranks find this address."""
     return "127.0.0.1" if is_local(address) else _host_and_port(address)[0]
 
 
@@ -176,24 +178,24 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 class Refused(Exception):
-    """Somebody connected who is not to be let in; the message says why."""
+    """A process connected that must not join; the message says why."""
 
 
 def let_in(link: Link, secret: str, flags: Mapping[str, str], num_ranks: int) -> RankHello:
-    """The leader's side, up to its welcome. Raises Refused, EOFError, OSError."""
+    """Runs the leader's side of the handshake, up to its welcome. Raises Refused, EOFError, OSError."""
     nonce = secrets.token_bytes(32)
     link.send(RankChallenge(nonce=nonce))
     hello = link.receive(RankHello)
     if not hmac.compare_digest(hello.proof, _proof(secret, nonce, hello.rank)):
         raise Refused("it has another --group-secret")
     if not 1 <= hello.rank < num_ranks:
-        raise Refused(f"there is no rank {hello.rank} among {num_ranks}: --rank is from 0, and each has its own")
+        raise Refused(f"--rank {hello.rank} is not within 1 to {num_ranks - 1}; give each rank its own")
     if hello.version != __version__:
-        raise Refused(f"it is Pagewire {hello.version}, the leader {__version__}: run the same on all ranks")
+        raise Refused(f"it is Pagewire {hello.version}, the leader {__version__}; run the same version on all ranks")
     differing = sorted(name for name in flags.keys() | hello.flags if flags.get(name) != hello.flags.get(name))
     if differing:
-        told = ", ".join(f"{name} {hello.flags.get(name)} (the leader's: {flags.get(name)})" for name in differing)
-        raise Refused(f"other flags than the leader's: {told}: give all ranks the same")
+        listed = ", ".join(f"{name} {hello.flags.get(name)} (the leader's: {flags.get(name)})" for name in differing)
+        raise Refused(f"its flags differ from the leader's: {listed}; give all ranks the same")
     return hello
 
 
@@ -206,8 +208,10 @@ def refuse(link: Link, reason: str) -> None:
 
 
 def introduce(link: Link, secret: str, rank: int, flags: Mapping[str, str]) -> tuple[RankWelcome, int | None]:
-    """The follower's side; the descriptor of the shared memory, if there is any. Raises StartupError, EOFError,
-    OSError."""
+    """Runs the follower's side of the handshake; returns also the descriptor of the shared memory, if there is any.
+
+    Raises StartupError, EOFError, OSError.
+    """
     nonce = secrets.token_bytes(32)
     challenge = link.receive(RankChallenge)
     hello = RankHello(
@@ -226,10 +230,10 @@ def introduce(link: Link, secret: str, rank: int, flags: Mapping[str, str]) -> t
     if answer.refusal:
         raise StartupError(f"the leader refuses rank {rank}: {answer.refusal}")
     if not hmac.compare_digest(answer.proof, _proof(secret, nonce, 0)):
-        raise StartupError("who listens at --leader has another --group-secret")
+        raise StartupError("the process that listens at --leader has another --group-secret; give all ranks the same")
     return answer, descriptor
 
 
 def _proof(secret: str, nonce: bytes, rank: int) -> bytes:
-    """Whose rank it is keeps an answer from being sent back as one's own."""
+    """Returns a proof of the secret. The rank is part of it, so a proof cannot be sent back by another rank."""
     return hmac.digest(secret.encode(), nonce + b"%d" % rank, hashlib.sha256)

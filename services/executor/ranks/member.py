@@ -1,4 +1,4 @@
-"""What the leader knows of another rank."""
+"""The leader's record of another rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pagewire.services.executor.ranks.link import Link
 from pagewire.v1.admin_pb2 import RankState
 from pagewire.v1.rank_link_pb2 import RankReport
 
-REFUSAL_S = 5.0  # for the other ranks to find, too, that they cannot do a step
-_EXIT_CODE_S = 1.0  # for a process whose connection is gone to have ended
+REFUSAL_S = 5.0  # for the other ranks to report that they cannot execute a step either
+_EXIT_CODE_S = 1.0  # for a process to end after its connection is lost
 
 
 @dataclass
@@ -20,13 +20,13 @@ class Member:
     """A follower."""
 
     rank: int
-    process: subprocess.Popen[bytes] | None  # None: somebody else has started it
+    process: subprocess.Popen[bytes] | None  # None: it was started from outside
     link: Link | None = None
     name: str = ""  # for the log
     is_ready: bool = False
     is_lost: bool = False
-    failed: str = ""  # why, by its own words
-    refused: str = ""  # why it cannot do the step that it was told last
+    failed: str = ""  # the reason that it reported
+    refused: str = ""  # why it cannot execute the last step
     _refused_at: float = 0.0
 
     def take(self, report: RankReport) -> None:
@@ -40,7 +40,7 @@ class Member:
 
     @property
     def refuses_alone(self) -> bool:
-        """Whether the leader would have found by now, too, that the step cannot be done."""
+        """True if the leader has executed a step that this rank refused: otherwise it would have reported by now."""
         return bool(self.refused) and time.monotonic() - self._refused_at > REFUSAL_S
 
     @property
@@ -50,7 +50,7 @@ class Member:
         return RankState.RANK_STATE_READY if self.is_ready else RankState.RANK_STATE_STARTING
 
     def exit_code(self) -> int | None:
-        """Once its connection is gone. None: it goes on without, or is somebody else's."""
+        """Returns the exit code after the connection is lost; None: the process lives, or was started from outside."""
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self.process.wait(_EXIT_CODE_S)

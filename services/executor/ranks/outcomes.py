@@ -1,8 +1,8 @@
-"""What ranks know of how many drafts were right: with that, the host of each counts what rows have.
+"""Outcomes of steps with drafts, from which the host of each rank counts the tokens of rows.
 
-The scheduler's counts are those that a step is decided with, and a rank's must not be above them: there would be too
-few blocks. So a rank knows of all results that the leader had when it told the step; and, in any case, of all but the
-last, without which no step is decided.
+The scheduler decides a step by its own counts; a rank's counts must not be above them, or there would be too few
+blocks. So a rank waits for all results that the leader had when it sent the step, and in any case for all but the last
+one, without which no step is decided.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from pagewire.services.executor.step.step import StepOutput
 
-MOST_PENDING = 1  # steps whose outcome is not waited for
+MOST_PENDING = 1  # steps without a known outcome
 
 
 def num_unknown(outputs: Sequence[StepOutput]) -> int:
-    """How many steps have followed the last one with drafts whose result is there; of the leader's last ones."""
+    """Returns how many of the leader's last steps followed the last step with drafts that has a result."""
     for count, output in enumerate(reversed(outputs)):
         if output.drafted is not None and output.drafted.num_gained is not None:
             return count
@@ -24,13 +24,13 @@ def num_unknown(outputs: Sequence[StepOutput]) -> int:
 
 
 class Outcomes:
-    """A follower's, by which its rows learn how many drafts were right."""
+    """The pending outcomes of a follower; waiting for one updates the counts of its rows."""
 
     def __init__(self) -> None:
         self._pending: deque[StepOutput] = deque()
 
     def wait(self, most: int = MOST_PENDING) -> None:
-        """Until no more than so many steps, the last ones, are without."""
+        """Waits until at most this many steps, the last ones, have no outcome."""
         while len(self._pending) > most:
             self._pending.popleft().wait()
 

@@ -1,4 +1,4 @@
-"""The pipes between the ranks of a pipeline: which there are, and how ranks get their ends."""
+"""The pipes between the ranks of a pipeline, and how ranks receive their ends."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ Ends = dict[int, tuple[int, int]]
 
 
 def plan(tensor: int, stages: int, drafts: bool = False) -> _Plan:
-    """Ranks count from the last stage, whose first is the leader, to the first stage. tensor: ranks of a stage. drafts:
-    whether tokens are drafted, for which all stages need those that are known."""
+    """Returns the pipes of a pipeline. Ranks count from the last stage, which begins with the leader, to the first.
+
+    tensor: ranks of a stage. drafts: whether tokens are drafted, for which all stages need the known tokens.
+    """
     streams = [(rank, rank - tensor, "stream") for stage in range(stages - 1, 0, -1) for rank in _ranks(stage, tensor)]
-    told = range(1 if drafts else max(1, stages - 1), stages)
-    return streams + [(LEADER, rank, "tokens") for place in told for rank in _ranks(place, tensor)]
+    informed = range(1 if drafts else max(1, stages - 1), stages)
+    return streams + [(LEADER, rank, "tokens") for place in informed for rank in _ranks(place, tensor)]
 
 
 def _ranks(place: int, tensor: int) -> range:
@@ -39,7 +41,7 @@ def _plan_of(config: ExecutorConfig) -> _Plan:
 
 
 def make_ends(config: ExecutorConfig) -> dict[int, Ends]:
-    """By rank: the ends of all pipes, of processes of one machine."""
+    """Returns, by rank, the ends of all pipes between processes of one machine."""
     ends: dict[int, Ends] = {}
     for index, (sender, receiver, _) in enumerate(_plan_of(config)):
         memory, pair = make_memory(), socket.socketpair()
@@ -49,15 +51,15 @@ def make_ends(config: ExecutorConfig) -> dict[int, Ends]:
 
 
 def give_ends(link: Link, ends: Mapping[int, Ends], rank: int) -> None:
-    """To a follower that was let in; the leader has no use for them. Raises OSError."""
+    """Gives its ends to a follower that has joined, and closes them here. Raises OSError."""
     for _, (connection, memory) in sorted(ends.get(rank, {}).items()):
         link.send(RankWelcome(), connection)
         link.send(RankWelcome(), memory)
-        socket.socket(fileno=connection).close()  # so that its death is seen at the other end
+        socket.socket(fileno=connection).close()  # so that the other end sees when the follower dies
 
 
 def take_ends(link: Link, config: ExecutorConfig) -> dict[int, Ends]:
-    """What the leader gives, as `make_ends` has it. Raises EOFError, OSError."""
+    """Receives the ends of this rank from the leader, in the form of `make_ends`. Raises EOFError, OSError."""
     mine = [index for index, (*ranks, _) in enumerate(_plan_of(config)) if config.rank in ranks]
     return {config.rank: {index: (_descriptor(link), _descriptor(link)) for index in mine}}
 
@@ -65,12 +67,12 @@ def take_ends(link: Link, config: ExecutorConfig) -> dict[int, Ends]:
 def _descriptor(link: Link) -> int:
     descriptor = link.receive_with_descriptor(RankWelcome)[1]
     if descriptor is None:
-        raise EOFError("the leader has given no pipe")
+        raise EOFError("the leader sent no pipe")
     return descriptor
 
 
 def pipes_of(ends: Mapping[int, Ends], rank: int, config: ExecutorConfig) -> Pipes:
-    """A rank's, of processes of one machine."""
+    """Returns the pipes of a rank to processes of the same machine."""
     places = config.pipeline_parallel_size + 3  # a step in each stage, one that waits, and room
     made = {
         index: partial(_shared, connection, memory, places)
@@ -84,8 +86,8 @@ def _shared(connection: int, memory: int, num_places: int, most_bytes: Sequence[
 
 
 def pipes_through_torch(config: ExecutorConfig, rank: int) -> Pipes:
-    """A rank's, through torch.distributed: each pipe has a process group, so that what goes forward never waits for
-    what comes back."""
+    """Returns the pipes of a rank through torch.distributed. Each pipe has a process group of its own, so that the
+    stream, which goes forward, never waits for tokens, which go back."""
     made: dict[int, PipeEnd] = {}
     planned = _plan_of(config)
     for index, (sender, receiver, _) in enumerate(planned):

@@ -1,4 +1,4 @@
-"""The leader's way from a configuration to a runner that all ranks follow."""
+"""The start of a leader: from a configuration to a runner that all ranks follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagewire.v1.executor_pb2 import Weights
 
 
 class LeadersStart:
-    """What `Worker` and `Replacements` call, of an executor with several ranks."""
+    """The functions of an executor with several ranks that `Worker` and `Replacements` call."""
 
     def __init__(self, config: ExecutorConfig, leader: Leader) -> None:
         self._config, self._leader = config, leader
@@ -27,7 +27,7 @@ class LeadersStart:
         self.observer: WorkObserver = Ahead(leader) if config.pipeline_parallel_size > 1 else NO_OBSERVER
 
     def runner(self, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
-        """As `start_runner`."""
+        """Starts the runner as `start_runner` does, on all ranks."""
         self._group = self._leader.gather()
         try:
             runner, info = start_runner(self._config, model_path, progress, self._group)
@@ -35,10 +35,10 @@ class LeadersStart:
             self._leader.check_start()  # another rank may be the cause
             raise
         self._leader.wait_ready()
-        return LeadingRunner(runner, self._leader, self._group, tells=self.observer is NO_OBSERVER), info
+        return LeadingRunner(runner, self._leader, self._group, sends=self.observer is NO_OBSERVER), info
 
     def weights(self, runner: Runner, wanted: Weights) -> LoadedWeights:
-        """As `load_weights`."""
+        """Loads weights as `load_weights` does, on all ranks."""
         self._leader.load(wanted)
         loaded = load_weights(self._config, runner, wanted, self._group)
         return dataclasses.replace(loaded, others=self._leader)

@@ -1,4 +1,4 @@
-"""The link between a leader and a follower over TLS, by which both show certificates, as services do to each other."""
+"""The link between a leader and a follower over TLS. Both ends show certificates, as services do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _READ_BYTES = 65536
 
 
 class TlsLink(Link):
-    """Other than an ssl.SSLSocket, it can be sent to while a thread waits to receive."""
+    """A link that can send while a thread waits to receive, which an ssl.SSLSocket cannot."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str | None = None) -> None:
-        """host: whom the other end has to be; None: this is the server's end. Raises OSError."""
+        """host: the name that the other end has to prove; None: this is the server's end. Raises OSError."""
         super().__init__(sock)
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._received, self._to_send, server_side=host is None, server_hostname=host)
-        self._lock = threading.Lock()  # of what is said, not of the socket
+        self._lock = threading.Lock()  # of the TLS state, not of the socket
         self._shake_hands()
 
     def _shake_hands(self) -> None:
@@ -69,12 +69,12 @@ class TlsLink(Link):
 
 
 def has_tls(config: ExecutorConfig) -> bool:
-    """Whether the ranks of a group speak TLS with their leader: as services do with each other."""
+    """Returns whether the ranks of a group speak TLS with their leader."""
     return bool(config.ssl_certfile and config.ssl_ca_certs) and not is_local(config.leader)
 
 
 def leaders_link(config: ExecutorConfig, sock: socket.socket) -> Link:
-    """To whoever has connected. Raises OSError."""
+    """Returns the leader's end of a new connection. Raises OSError."""
     if not has_tls(config):
         return Link(sock)
     files = _files(config)
@@ -87,7 +87,7 @@ def leaders_link(config: ExecutorConfig, sock: socket.socket) -> Link:
 
 
 def followers_link(config: ExecutorConfig, sock: socket.socket) -> Link:
-    """To the leader. Raises StartupError saying what is wrong with TLS, OSError."""
+    """Returns the follower's end. Raises StartupError that says what is wrong with TLS, OSError."""
     if not has_tls(config):
         return Link(sock)
     try:

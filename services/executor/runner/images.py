@@ -25,7 +25,7 @@ class Images(Protocol):
 
     def update(self, step: Step) -> Step:
         """Returns the step with what rows need to know of the images of new requests, and with a failure for each
-        request whose images the model cannot read."""
+        request with images that the model cannot read."""
 
     def of(self, batch: InputBatch, step: Step, state: RequestState) -> StepImages | None:
         """Returns what the step computes of prompts with images; None: nothing."""

@@ -98,14 +98,14 @@ class ModelRunner:
         self._eager: Steps = CudaGraphs()  # has none
 
     def reset(self) -> None:
-        """Forgets all requests. What the KV cache holds is nobody's any more."""
+        """Forgets all requests; the contents of the KV cache are void."""
         self._state.reset()
         self._images.reset()
         self._prompt_scores.reset()
         self.proposer.reset()
 
     def on_other_weights(self) -> None:
-        """The model's tensors have other numbers: nothing is used again that was computed with the old ones."""
+        """Forgets all that was computed with the previous weights."""
         self.reset()
         self._images.on_other_weights()
         self.proposer.on_other_weights()
@@ -130,7 +130,7 @@ class ModelRunner:
 
     @property
     def max_prompt_lines(self) -> int:
-        """Most tokens of prompts whose log probabilities are computed at once."""
+        """Most tokens of prompts that are scored at once."""
         return self._prompt_scores.max_lines
 
     @property
@@ -180,7 +180,7 @@ class ModelRunner:
             self._block_tables.fill(rows, [request.blocks for request in step.new_requests])
 
     def _make_batch(self, step: Step) -> tuple[Step, InputBatch]:
-        """The step with as many drafts as there are, and its batch."""
+        """Returns the step with as many drafts as there are, and its batch."""
         rows = self._state.rows(step.request_ids)
         self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
         num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
@@ -238,13 +238,13 @@ class ModelRunner:
         return sampled
 
     def _pass_on(self, step: Step, batch: InputBatch) -> StepOutput:
-        """The last stage samples, and answers."""
+        """Passes the step on to the next stage; the last one samples and answers."""
         drafted = self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
         self._stage.pass_on(batch, self._state, drafted)
         return StepOutput(step.step_id, [], [], batch.num_tokens, None)
 
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
-        """What the host is to know, by the names of `HostTokens`, in memory of its own."""
+        """Returns the results for the host, by the names of `HostTokens`, in memory of their own."""
         results = {} if sampled is None else sampled.tensors()
         if sampled is not None and batch.num_samples is not None:
             indices = upload(self._device, {"sampled": batch.sampled})["sampled"]
@@ -257,7 +257,7 @@ class ModelRunner:
     def _output(
         self, step: Step, batch: InputBatch, results: dict[str, Tensor], prompt_parts: Sequence[PromptPart]
     ) -> StepOutput:
-        """The rows' counts move on."""
+        """Returns the output of a launched step; the counts of rows move on."""
         yielding = [*batch.sampled.tolist(), *batch.vectors.tolist()]
         errors = self._state.sampling.constraints.errors(batch.sampled_rows)
         output = StepOutput(
@@ -277,13 +277,13 @@ class ModelRunner:
         return output
 
     def use_graphs(self, graphs: Steps) -> None:
-        """Of now on."""
+        """Launches the following steps by these graphs."""
         self._graphs = graphs
 
     @torch.inference_mode()
     def record_missing(self) -> bool:
-        """Runs a step of nobody, so that the next of its shape finds it recorded; between steps, whoever has a row.
-        False: there is none to be recorded. Other stages would have to take part."""
+        """Runs an empty step of a shape that is not recorded yet. May be called between steps, also with requests in
+        rows. Returns False if there is no such shape. With several stages, others would have to take part."""
         if self._stage is not NO_EXCHANGE or (shape := self._graphs.missing()) is None:
             return self.proposer.record_missing()
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)

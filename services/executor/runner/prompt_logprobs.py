@@ -26,7 +26,7 @@ _PIECE_BYTES = 64 * 1024**2
 
 
 class PromptLogprobs:
-    """The prompts of all requests that want it, while they are computed."""
+    """The prompts that are scored, while they are computed."""
 
     def __init__(self, model: Model, device: torch.device, mode: LogprobsMode) -> None:
         """Of the modes it matters only whether they give logits: nothing is processed before a prompt's tokens."""
@@ -41,7 +41,7 @@ class PromptLogprobs:
         self._prompts.clear()
 
     def update(self, step: Step) -> None:
-        """Takes in who leaves and who enters. Raises InvalidStep."""
+        """Removes finished requests and adds new ones. Raises InvalidStep."""
         if self._prompts:
             for request_id in step.finished_request_ids:
                 self._prompts.pop(request_id, None)
@@ -63,8 +63,7 @@ class PromptLogprobs:
     def compute(
         self, hidden: Tensor, batch: InputBatch, step: Step, state: RequestState
     ) -> tuple[list[PromptPart], dict[str, Tensor]]:
-        """What the step computes of prompts, in batch order, and the lines of all, as `prompt_lines.take_lines` knows
-        them. hidden [num_tokens, hidden_size]; the state is that before the step."""
+        """Scores the step's tokens of prompts (`runner.prompt_scores`)."""
         if not self._prompts:
             return [], {}
         parts, indices = self._parts(batch, step, state)

@@ -16,10 +16,10 @@ from pagewire.services.executor.step.step import Step
 
 
 class Proposer:
-    """Drafts on the device, before the step that checks them, without waiting for the device.
+    """Drafts on the device, before the step that checks the drafts, without waiting for the device.
 
-    What it drafts changes how many tokens a step gains, never which: a draft counts if it is the token that would have
-    been sampled in its place. All ranks of an executor must draft the same.
+    Drafts change how many tokens a step gains, never which: a draft counts if it is the token that would have been
+    sampled in its place. All ranks of an executor must draft the same.
     """
 
     max_draft_tokens: int  # most drafts of a request in one step
@@ -41,27 +41,27 @@ class Proposer:
         raise NotImplementedError
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
-        """Behind the first num_tokens [n] of these rows [n] stand other tokens than were drafted in this step."""
+        """Informs the proposer that its drafts behind the first num_tokens [n] of these rows [n] were replaced."""
 
     def reset(self) -> None:
-        """All requests are forgotten."""
+        """Forgets all requests."""
 
     def on_other_weights(self) -> None:
-        """The model has other weights."""
+        """Forgets what was computed with the previous weights."""
 
-    # Of a model of its own, whose steps are launched beside the target's.
+    # For a proposer with a model of its own: its steps are launched beside those of the target.
 
     def record_missing(self) -> bool:
-        """As of `ModelRunner`, of a step of this model."""
+        """Records a missing step of its model, as `ModelRunner.record_missing` does."""
         return False
 
     def graph_shapes(self, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
-        """Of its steps beside those of so many requests, and those with prompts of so many tokens, falling in
-        tokens."""
+        """Returns the shapes of its steps beside target steps of these numbers of requests, and steps with prompts of
+        these numbers of tokens; falling in tokens."""
         return []
 
     def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:
-        """After the first step with drafts; without one, there is nothing to capture."""
+        """Captures steps of these shapes. Called after the first step with drafts."""
 
 
 class _NoDrafts(Proposer):

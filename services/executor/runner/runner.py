@@ -1,4 +1,4 @@
-"""What executes steps, as the device thread sees it."""
+"""The interface to the device thread of what executes steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagewire.services.executor.step.step import Step, StepOutput
 
 
 class Runner(Protocol):
-    """A `ModelRunner`, or one that other ranks follow."""
+    """A `ModelRunner`, or the runner of rank 0, which other ranks follow."""
 
     @property
     def model(self) -> Model: ...
@@ -48,8 +48,8 @@ class Runner(Protocol):
 
 
 class Begun:
-    """Whether a rank has begun with its part of a step: before that, it has said nothing to other ranks. To be called
-    as `launching` of `Runner.execute`."""
+    """Notes whether a rank has begun its part of a step: before that, other ranks have received nothing of it. Pass it
+    as `launching` to `Runner.execute`."""
 
     def __init__(self, launching: Callable[[float], None] = lambda load: None) -> None:
         self.is_true = False

@@ -11,7 +11,7 @@ from pagewire.services.executor.step.step import InvalidStep, StepOutput
 
 
 class Constraints(Protocol):
-    """Rows whose next tokens are restricted, [max_num_seqs]. All calls come from the device thread."""
+    """Rows with restricted next tokens, [max_num_seqs]. All calls come from the device thread."""
 
     def fill(self, row: int, matcher: Matcher, num_prompt_tokens: int) -> None:
         """Gives the row to a request with a matcher."""
@@ -23,7 +23,7 @@ class Constraints(Protocol):
         self, rows: np.ndarray, num_tokens: np.ndarray | None, offsets: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns (batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the restricted ones among the
-        sampled positions, whose rows are rows [S]; None: no position is restricted. Waits for the tokens before them.
+        sampled positions, given by their rows [S]; None: no position is restricted. Waits for the tokens before them.
 
         num_tokens [S]: tokens of their sequences; None: not known. offsets int64 [S]: how many of them are drafts;
         None: none.

@@ -13,8 +13,8 @@ from pagewire.services.executor.sampling.row_columns import RowColumns
 
 
 class LogprobsMode(enum.StrEnum):
-    """What is told of a token, by vLLM's names. Raw: as the model gives it. Processed: as the token was drawn from,
-    with everything that sampling parameters and grammars change."""
+    """The values that are returned for a token, by vLLM's names. Raw: of the model's logits. Processed: of the logits
+    that the token was sampled from, after sampling parameters and grammars."""
 
     RAW_LOGPROBS = "raw_logprobs"
     PROCESSED_LOGPROBS = "processed_logprobs"
@@ -46,7 +46,7 @@ class LogprobsTensors:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int, mode: LogprobsMode) -> LogprobsTensors:
-    """Of the tokens token_ids int64 [L] and of the most probable ones; logits [L, vocab_size]."""
+    """Returns log probabilities of token_ids int64 [L] and of the most probable tokens; logits [L, vocab_size]."""
     ids, logprobs, ranks = ops.token_logprobs(logits, token_ids, num_top)
     return LogprobsTensors(ids, logits.gather(-1, ids).float() if mode.is_logits else logprobs, ranks)
 
@@ -60,9 +60,9 @@ def sampled_logprobs(
     selection: LogprobsSelection,
     mode: LogprobsMode,
 ) -> LogprobsTensors:
-    """Of what was sampled, int64 [S], for those who asked.
+    """Returns log probabilities of sampled int64 [S] for the selected requests.
 
-    logits, adjusted [S, vocab_size]: of the model, and what `sample_tokens` got. rows int32 [S]
+    logits, adjusted [S, vocab_size]: of the model, and the input of `sample_tokens`. rows int32 [S]
     """
     source = adjusted if mode.is_processed else logits
     if (indices := selection.batch_indices) is not None:

@@ -1,4 +1,4 @@
-"""From logits to the next token of every sampled request, on the device and without waiting for it.
+"""The sampler: from logits to the next token of every sampled request, without waiting for the device.
 
 Order of operations: logit_bias and min_tokens, bad_words, penalties, grammars and allowed_token_ids, temperature, min-p
 and top-k, top-p. Log probabilities are of the logits before all that, unless `--logprobs-mode` says otherwise. From
@@ -64,7 +64,7 @@ class Masks:
 
 @dataclass(frozen=True)
 class SamplingExtras:
-    """What some request of a step wants; batch indices count the sampled positions, 0 .. S - 1."""
+    """The extras of a step; batch indices count the sampled positions, 0 .. S - 1."""
 
     bias: LogitBias | None = None
     penalties: Penalties | None = None
@@ -83,7 +83,7 @@ class SampledTokens:
     logprobs: LogprobsTensors | None
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the names of `HostTokens`."""
+        """Returns the tensors by the names of `HostTokens`."""
         tensors = {"token_ids": self.token_ids}
         if self.logprobs is not None:
             tensors["logprob_token_ids"] = self.logprobs.token_ids
@@ -142,7 +142,7 @@ def sample_tokens(
 
 
 def add_bias(logits: Tensor, bias: LogitBias, rows: Tensor, columns: RowColumns, offsets: Tensor | None) -> None:
-    """In place, on fp32 logits [S, vocab_size]."""
+    """Adds biases in place, to fp32 logits [S, vocab_size]."""
     values = bias.values
     if bias.min_lens is not None:
         lens = columns.num_tokens.index_select(0, rows)
@@ -156,7 +156,8 @@ def add_bias(logits: Tensor, bias: LogitBias, rows: Tensor, columns: RowColumns,
 def forbid_words(
     logits: Tensor, words: BadWords, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
 ) -> None:
-    """In place, on fp32 logits [S, vocab_size]. The device decides: the host does not know the last tokens yet."""
+    """Forbids words in place, in fp32 logits [S, vocab_size]. The device decides: the host does not know the last
+    tokens yet."""
     of_words = rows.long()[words.batch_indices]  # [N]
     ends = columns.num_tokens[of_words]
     if offsets is not None:
@@ -171,7 +172,7 @@ def forbid_words(
 
 
 def apply_penalties(logits: Tensor, penalties: Penalties, columns: RowColumns, token_ids: Tensor) -> None:
-    """In place, on fp32 logits [S, vocab_size]."""
+    """Applies penalties in place, to fp32 logits [S, vocab_size]."""
     ops.apply_penalties(
         logits,
         penalties.batch_indices,

@@ -30,7 +30,7 @@ def column_values(params: SamplingParams, vocab_size: int) -> dict[str, float]:
 
 
 class SamplingState:
-    """The host's part, by row [max_num_seqs]: who wants what beyond `sample_tokens`."""
+    """The host's part of sampling, by row [max_num_seqs]: what requests want beyond `sample_tokens`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class SamplingState:
             of_rows.pop(row, None)
 
     def logprobs_of(self, rows: np.ndarray) -> list[tuple[int, int]]:
-        """(batch index, alternatives wanted) of the rows that want log probabilities, in batch order."""
+        """Returns (batch index, alternatives wanted) of the rows with log probabilities, in batch order."""
         if not self._with_extras:
             return []
         wanted = self._num_logprobs[rows]
@@ -124,7 +124,7 @@ class SamplingState:
         is_exact: bool = True,
         offsets: np.ndarray | None = None,
     ) -> SamplingExtras | None:
-        """For the rows [S] of the positions that are sampled in this step; None = nothing extra.
+        """Returns the extras for the rows [S] of the positions that are sampled in this step; None: there are none.
 
         num_tokens [S]: of the sequence before each, or, if not is_exact, at least so many: what depends on it is then
         decided on the device. offsets int64 [S]: how many of them are drafts.

@@ -1,4 +1,4 @@
-"""The seam for several ranks: who computes the next tokens, and how the others learn them."""
+"""The seam for several ranks: one samples the next tokens, and the others receive them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 
 class Tokens(Protocol):
-    """What a rank does for the next token of every sampled position."""
+    """The part of a rank in sampling the next token of every sampled position."""
 
     def sample(
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None

@@ -1,4 +1,4 @@
-"""Between the wire and the values that the model runner works with."""
+"""Conversion between messages and the values of the model runner."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _images(messages: Sequence[common_pb2.PromptImage]) -> tuple[list[Image], Fa
 
 def _tensor(name: str, message: common_pb2.Tensor) -> np.ndarray:
     if message.dtype not in _TENSOR_DTYPES:
-        raise InvalidImage(f"{name!r:.50} has dtype {message.dtype!r:.20}; {', '.join(_TENSOR_DTYPES)} are taken")
+        raise InvalidImage(f"{name!r:.50} has dtype {message.dtype!r:.20}; {', '.join(_TENSOR_DTYPES)} are supported")
     shape, dtype = tuple(message.shape), np.dtype(message.dtype)
     if len(shape) > _MAX_DIMENSIONS or any(size < 1 for size in shape):
         sizes = f"up to {_MAX_DIMENSIONS} sizes from 1 on"
@@ -202,7 +202,7 @@ def _vectors(vectors: np.ndarray, first_index: int) -> dict[int, common_pb2.Vect
 
 
 def first_weights(info: ExecutorInfo, revision: str = "") -> executor_pb2.Weights:
-    """Those that an executor starts with."""
+    """Returns the weights that an executor starts with."""
     digest = info.weights_digest
     return executor_pb2.Weights(version=digest, model=info.model, revision=revision, digest=digest)
 

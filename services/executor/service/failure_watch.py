@@ -1,4 +1,4 @@
-"""Whether the requests that yield NaN are to blame, or the model.
+"""Detection of models that yield NaN for every request.
 
 A request that yields NaN while others do not ends alone. Where all requests of a step yield NaN, the weights may be
 damaged: then a probe (`runner.probe`) decides.

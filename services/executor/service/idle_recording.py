@@ -1,4 +1,4 @@
-"""Records steps on a CPU while the device thread has nothing else to do (`RecordedSteps.missing`)."""
+"""Records steps on a CPU while no request waits (`RecordedSteps.missing`)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from pagewire.services.executor.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# Whoever asks again so soon after the last answer does not wait for a recording.
+# Seconds without a request before a recording begins: a client that sends the next request sooner does not wait for
+# one.
 QUIET_S = 0.1
-# A newcomer waits for the recording that is under way. Steps that take longer are recorded when they first occur: then
-# it matters little.
+# A new request waits for the recording that is under way. Longer steps are recorded when they first occur: for them it
+# matters little.
 LONGEST_S = 0.2
 
 
 class IdleRecording:
-    """One shape after the other, the smallest first. All calls come from the device thread."""
+    """Records one shape after the other, the smallest first. All calls come from the device thread."""
 
     def __init__(self, runner: Runner, longest: float = LONGEST_S) -> None:
-        """longest: seconds; when two in turn have taken longer, they are the last: one may have been unlucky."""
+        """longest: seconds. Recording ends when two in succession take longer; one alone may be chance."""
         self._runner = runner
         self._longest = longest
         self._num_recorded, self._num_long, self._seconds = 0, 0, 0.0
         self.is_done = False
 
     def record_next(self) -> None:
-        # Of this thread: on busy cores nobody learns from the time on the wall.
+        # Time of this thread: the time on the wall says little on busy cores.
         started = time.thread_time()
         try:
             self.is_done = not self._runner.record_missing()
         except Exception:
-            logger.exception("a step could not be recorded while nobody waited; others will be when they occur")
+            logger.exception("a step could not be recorded while idle; the remaining ones are recorded when they occur")
             self.is_done = True
         seconds = time.thread_time() - started
         self._seconds += seconds
@@ -41,4 +42,4 @@ class IdleRecording:
             self._num_long = self._num_long + 1 if seconds > self._longest else 0
             self.is_done = self._num_long == 2
         if self.is_done and self._num_recorded:
-            logger.info("recorded %d shapes of steps in %.1f s while nobody waited", self._num_recorded, self._seconds)
+            logger.info("recorded %d shapes of steps in %.1f s while idle", self._num_recorded, self._seconds)

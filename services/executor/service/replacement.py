@@ -1,6 +1,7 @@
-"""Other weights for the model that is served: read beside those in force, then put in their place between two steps.
+"""Replacement of the model's weights: new ones are read beside those in force, and copied over them between two steps.
 
-All of it may fail but the last, a copy within memory: so whatever is wrong with a checkpoint, the old weights stay.
+Everything may fail except the last part, a copy within memory: so whatever is wrong with a checkpoint, the old weights
+remain in use.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class LoadedWeights:
     others: Others | None = None  # with the same weights loaded
 
     def install(self, runner: Runner) -> None:
-        """Call it on the device thread, between two steps. What is in rows and KV cache is void."""
+        """Puts them in force. Call it on the device thread, between two steps: rows and KV cache are void then."""
         if self.others is not None:
             self.others.install()
         with torch.inference_mode():
@@ -109,18 +110,17 @@ def _read(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group)
     if wanted.digest not in ("", digest):
         raise RpcError(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"{path} has other weights than those of version {wanted.version}: put these back there, or replace the "
-            "weights again",
+            f"{path} has other weights than version {wanted.version}; restore its files, or replace the weights again",
         )
     # Without the cache of packed weights: each replacement would leave an entry there.
     settings = dataclasses.replace(config, weights_cache="")
     served = load_served(settings, path, runner.device, load_format, tensor=group.loading_tensor, stage=group.stage)
     if served.digest != digest:
-        raise StartupError(f"{path} was written to while it was read; replace the weights once it is complete")
+        raise StartupError(f"{path} changed while it was read; replace the weights once it is complete")
     found = twins(runner.model, served.model) + twins(runner.pooling, served.pooling, "pooling")
     pairs = [pair for pair in found if not pair[1].is_meta]  # others are of other stages
     if any(source.dtype in _CHECKED_FOR_NAN and bool(source.isnan().any()) for _, source in pairs):
-        raise BrokenModel("some of them are not a number (NaN): they are damaged, or their training failed")
+        raise BrokenModel("some weights are NaN: the checkpoint is damaged, or its training failed")
     return served, pairs, digest
 
 
@@ -146,7 +146,7 @@ class Replacements:
         stats.WEIGHTS_VERSION.labels(first.version).set(1)
 
     async def in_force(self) -> Weights:
-        """Once nobody is about to change it."""
+        """Returns the weights in force, after an installation that is under way."""
         async with self._install_lock:
             return self._in_force
 
@@ -162,17 +162,16 @@ class Replacements:
         except (memory.OutOfMemoryError, torch.OutOfMemoryError, MemoryError) as error:
             raise RpcError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "there is no memory for a second copy of the weights, which is needed for as long as they are "
-                f"replaced: {error}",
+                f"there is no memory for the second copy of the weights that a replacement needs: {error}",
             ) from error
         except (StartupError, Differs, BrokenModel, OSError) as error:
             raise RpcError(
-                grpc.StatusCode.INVALID_ARGUMENT, f"these weights cannot replace those in force: {error}"
+                grpc.StatusCode.INVALID_ARGUMENT, f"these weights cannot replace the weights in force: {error}"
             ) from error
         self._loaded = loaded
         seconds = time.perf_counter() - started
         stats.WEIGHTS_LOAD_SECONDS.observe(seconds)
-        logger.info("weights %s of %s are loaded, in %.2f s", loaded.weights.version, wanted.model, seconds)
+        logger.info("loaded weights %s of %s in %.2f s", loaded.weights.version, wanted.model, seconds)
         return loaded.weights
 
     async def install(self, wanted: Weights) -> float:
@@ -180,7 +179,7 @@ class Replacements:
         loaded, self._loaded = self._loaded, None
         if loaded is None or loaded.weights != wanted:
             raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"weights {wanted.version} were not loaded")
-        # Whoever asked may go away meanwhile.
+        # The caller may disconnect meanwhile.
         return await asyncio.shield(asyncio.create_task(self._install(loaded)))
 
     async def _install(self, loaded: LoadedWeights) -> float:
@@ -206,5 +205,5 @@ class Replacements:
 
 
 def _step_back() -> None:
-    """Of the calling thread and those that it starts."""
+    """Lowers the priority of the calling thread and of threads that it starts."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)

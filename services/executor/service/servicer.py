@@ -1,4 +1,4 @@
-"""ExecutorService: Describe, and the one stream of steps, which the scheduler of the highest term has."""
+"""ExecutorService: Describe, and the one stream of steps, which belongs to the scheduler with the highest term."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pagewire.wire.status.executor_failures import ExecutorFailure
 # None: the session was closed and all its results are there.
 _Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
 
-# How long a scheduler whose stream broke keeps those of lower terms out: it comes back at once if it can.
+# Seconds for which a scheduler with a broken stream keeps out lower terms: it reconnects at once if it can.
 TERM_HELD_S = 10.0
 
 
@@ -59,9 +59,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def _loaded(self) -> ExecutorInfo:
         """Waits, minutes perhaps, until steps can be executed. Raises RpcError UNAVAILABLE when they no longer can."""
         if self._worker.is_ending:
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the executor ends; its successor is to be asked")
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the executor is stopping; retry with its successor")
         try:
-            # Shielded: a caller who goes away must not cancel the loading.
+            # Shielded: a caller that disconnects must not cancel the loading.
             return await asyncio.shield(asyncio.wrap_future(self._worker.loaded))
         except Exception as error:
             raise RpcError(grpc.StatusCode.INTERNAL, f"the model could not be loaded: {error}") from error
@@ -127,7 +127,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             self._current.put_nowait(
                 RpcError(
                     grpc.StatusCode.ABORTED,
-                    "the executor is superseded: a new Execute stream has it",
+                    "the executor is superseded: a new Execute stream has taken over",
                     reason=ExecutorFailure.SUPERSEDED,
                 )
             )
@@ -162,7 +162,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             await cancel([reader])
 
     def _take(self, opening: executor_pb2.StepRequest) -> None:
-        """Gives the executor to the scheduler that opens a stream. Raises RpcError if a later one has it."""
+        """Gives the executor to the scheduler that opens a stream. Raises RpcError if it belongs to a later one."""
         if opening.step_id != 0:
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -172,7 +172,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._term = opening.term
 
     def _check_term(self, term: int) -> None:
-        """Raises RpcError if a later scheduler has this executor."""
+        """Raises RpcError if this executor belongs to a later scheduler."""
         is_held = self._current is not None or time.monotonic() - self._left_at < TERM_HELD_S
         if term < self._term and is_held:
             raise RpcError(

@@ -1,4 +1,4 @@
-"""How long a step may take, by those before it: what tells a device that hangs from one that is slow."""
+"""The time that a step may take, learned from earlier steps: it distinguishes a device that hangs from a slow one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_S = 60.0
 IMAGES_S = 120.0
 # For what copies all of the model's weights.
 INSTALL_S = 120.0
-# For a step of nobody that is recorded.
+# For an empty step that is recorded.
 RECORDING_S = 60.0
 _DECAY = 0.98  # of the slowest step of a size, with each that follows
 
@@ -48,7 +48,7 @@ def _magnitude(load: float) -> int:
 
 
 class StepWatch:
-    """Tells a watchdog in which time the device's next sign of life is expected. Called on any thread.
+    """Sets the time in which a watchdog expects the next sign of life of the device. Called on any thread.
 
     On CUDA a step is launched while the one before runs; steps are done in the order of their launches.
     """

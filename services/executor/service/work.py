@@ -1,4 +1,4 @@
-"""What the device thread has to do, in order, and what it hands to the thread that waits for results."""
+"""Items of work for the device thread, in order, and for the thread that waits for results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Failed:
-    """A step whose results are missing or impossible, because of a request, the model or the device."""
+    """A step with missing or impossible results, because of a request, the model or the device."""
 
     session: Session
     error: Exception

@@ -59,7 +59,7 @@ class Worker:
         that is done on. quiet: seconds without a request after which steps are recorded. observer: follows what
         there is to do."""
         self._observer = observer
-        self._watch = StepWatch(pulse or Pulse("nobody watches", 1.0))
+        self._watch = StepWatch(pulse or Pulse("no watchdog", 1.0))
         self._start_runner = start_runner
         self._on_cuda = on_cuda
         self.quiet = quiet
@@ -101,8 +101,9 @@ class Worker:
         """No more steps: those submitted are executed, then the session's rows are freed."""
         self._put(Closed(session))
 
-    def tell(self, error: DeviceError) -> None:
-        """Last words to the scheduler: why its stream ends, and no other is to be opened. On any thread."""
+    def end_stream(self, error: DeviceError) -> None:
+        """Sends the scheduler the error with which its stream ends; no other stream can be opened. Called on any
+        thread."""
         self.is_ending = True
         session = self._session
         if session is not None:
@@ -110,12 +111,12 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has a row and no step waits. May be asked on any thread."""
+        """True if no request has a row and no step waits. Read on any thread."""
         return not self._num_requests and self._submitted.empty()
 
     def between_steps(self, function: Callable[[Runner], None], reason: str) -> Future[None]:
-        """Has the device thread call a function that leaves rows and KV cache void: the session ends before. An error
-        in it is one of the device."""
+        """Calls a function on the device thread that leaves rows and KV cache void; the session ends before. An error
+        in it counts as one of the device."""
         called = Called(function, reason)
         self._put(called)
         return called.done
@@ -125,7 +126,7 @@ class Worker:
 
     @property
     def runner(self) -> Runner:
-        """Once it is `loaded`; to look at."""
+        """The runner, once the worker is `loaded`, to be read only."""
         assert self._runner is not None
         return self._runner
 
@@ -154,7 +155,7 @@ class Worker:
         self._end_session(None, "the executor stops")
 
     def _next(self, recording: IdleRecording) -> Item | None:
-        """Waits; while nobody is served, the time is used."""
+        """Waits for work; records steps while no request has a row."""
         while not (self._num_requests or recording.is_done):
             try:
                 return self._submitted.get(timeout=self.quiet)
@@ -188,7 +189,7 @@ class Worker:
             item.function(runner)
         except BaseException as error:
             item.done.set_exception(DeviceError(f"{type(error).__name__}: {error}"))
-            self._session = session  # which hears of the error
+            self._session = session  # it receives the error
             raise
         if session is not None:
             self._hand_over(Closed(session))
@@ -198,7 +199,7 @@ class Worker:
         try:
             self._hand_over(self._execute(runner, item.session, item.step, item.received_ns))
         except InvalidStep as error:
-            logger.error("step %d breaks the protocol: %s", item.step.step_id, error)
+            logger.error("step %d is invalid: %s", item.step.step_id, error)
             self._end_session(None, str(error))
             runner.reset()
             self._hand_over(Closed(item.session, error))
@@ -208,8 +209,8 @@ class Worker:
             self._recover(runner, item.session, error)
 
     def _recover(self, runner: Runner, session: Session, error: Exception) -> None:
-        """Ends a session because of an error that a request may have caused, and goes on. Raises what shows that the
-        cause is the device, or the model."""
+        """Ends a session because of an error that a request may have caused, and goes on. Raises the error if the
+        device or the model is the cause."""
         logger.error("a step failed", exc_info=error)
         if self._observer.is_strict:
             raise error  # steps that follow are under way
@@ -291,8 +292,8 @@ class Worker:
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
 
     def fail(self, cause: BaseException) -> None:
-        """The device is in an unknown state: the stream ends with the error and the process is to be restarted. On any
-        thread; the first cause counts."""
+        """Ends the stream with an error after which the process has to restart. Called on any thread; the first cause
+        counts."""
         if self.is_ending:
             return
         self.is_ending = True
@@ -302,13 +303,13 @@ class Worker:
             error = DeviceError(f"fatal device error: {type(cause).__name__}: {cause}")
         # A DeviceError says it all without a traceback.
         logger.critical("%s", error, exc_info=None if isinstance(cause, DeviceError) else cause)
-        self.tell(error)
+        self.end_stream(error)
         if not self.failed.done():
             self.failed.set_exception(error)
 
 
 def _allowance(item: Item, runner: Runner) -> float:
-    """Seconds that it may take to handle, apart from a step."""
+    """Returns the seconds that the item may take, apart from a step."""
     if isinstance(item, Called):
         return INSTALL_S
     return IMAGES_S if runner.smallest_image > 0 else 0.0

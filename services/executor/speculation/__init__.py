@@ -1,1 +1,1 @@
-"""Who drafts the tokens that a step checks: one class for each method, behind one `Proposer`."""
+"""Proposers of the tokens that a step checks: one class for each method, behind one `Proposer`."""

@@ -20,25 +20,26 @@ from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
 def can_have_drafts(model: Model, pooling: Pooling, group: Group) -> bool:
-    """Whether method auto is ngram. With stages, on CPUs, n-grams draft as well, but only for who asks for them."""
+    """Returns whether method auto is ngram. With stages, on CPUs, n-grams draft too, but only if the method is
+    named."""
     return pooling.generates and group.stage is WHOLE and not kv_cache.has_state(model)
 
 
 def make_proposer(
     speculation: Speculation | None, pooling: Pooling, group: Group, target: Target, drafter: Model | None
 ) -> Proposer | None:
-    """drafter: `drafters.load_drafter`. None: nothing is to be drafted. Raises StartupError for what cannot be drafted
-    here."""
+    """Returns the proposer, or None if nothing is drafted. drafter: see `drafters.load_drafter`. Raises StartupError
+    for a method that does not work here."""
     if speculation is None:
         return None
     if not pooling.generates:
         raise StartupError(
-            "--speculative-config: the model is served for vectors, of which nothing can be drafted; leave it out"
+            "--speculative-config: the model returns vectors, for which no token is drafted; leave the flag out"
         )
     if group.stage is not WHOLE and target.device.type != "cpu":
         raise StartupError(
-            "--speculative-config with --pipeline-parallel-size on GPUs: how large a step is follows from how many "
-            "drafts were right, for which the host of the first stage would wait; leave one of them out, or share the "
+            "--speculative-config with --pipeline-parallel-size on GPUs: the size of a step depends on how many drafts "
+            "were right, and the host of the first stage would wait for that; leave one of the two out, or split "
             "layers with --tensor-parallel-size instead"
         )
     device, most = target.device, speculation.num_speculative_tokens

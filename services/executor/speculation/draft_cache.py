@@ -1,7 +1,8 @@
-"""The KV cache of a model that drafts: memory of its own in the blocks of the target's, and how far it is filled.
+"""The KV cache of a model that drafts: memory of its own, in the blocks of the target's cache, and how far it is
+filled.
 
-A block of the target's has a place for what the other model keeps of the same tokens, under the same id. So whoever
-gives blocks to requests, shares them and takes them back knows nothing of it.
+Each block of the target has a counterpart with the same id, in which the other model keeps the same tokens. So the
+scheduler, which allocates, shares and frees blocks, does not know of it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pagewire.services.executor.step.limits import Limits
 
 
 def places(drafter: Model, target: Model) -> list[int]:
-    """The target's group whose blocks each of the drafter's caching layers has a place in: one that keeps as many
-    tokens, or all. Raises StartupError if there is none."""
+    """Returns, for each caching layer of the drafter, the group of the target with the same blocks: one that keeps as
+    many tokens, or all. Raises StartupError if there is none."""
     specs = list(kv_cache.groups(target))
     return [_place(layer.kv_spec(), specs, drafter, target) for layer in drafter.caching_layers]
 
@@ -40,12 +41,12 @@ def _place(spec: CacheSpec, specs: list[CacheSpec], drafter: Model, target: Mode
 
 
 def _sizes(target: Model, num_blocks: int, limits: Limits) -> list[int]:
-    """Blocks of each group, and one that nobody has: what belongs nowhere goes there."""
+    """Returns the blocks of each group, and one more, which takes writes that belong to no request."""
     return [group.num_blocks + 1 for group in kv_cache.kv_groups(target, num_blocks, limits)]
 
 
 def num_bytes(drafter: Model, target: Model, num_blocks: int, limits: Limits) -> int:
-    """Of the whole cache; num_blocks as in `kv_cache.kv_groups` of the target."""
+    """Returns the bytes of the whole cache; num_blocks as in `kv_cache.kv_groups` of the target."""
     sizes = _sizes(target, num_blocks, limits)
     return sum(
         sizes[group] * layer.kv_spec().page_bytes(limits.block_size)
@@ -67,7 +68,7 @@ def allocate(drafter: Model, target: Model, num_blocks: int, limits: Limits, dev
 
 
 class Filled:
-    """How many of the first tokens of each row, and of each block, the drafter has computed. A lower bound."""
+    """Lower bounds of how many tokens of each row, and of each block, the drafter has computed."""
 
     def __init__(self, max_num_seqs: int, num_blocks: int, group: int, block_size: int) -> None:
         """num_blocks: of the group that is looked at, where block tables are in memory that the host reads."""

@@ -4,7 +4,7 @@ A round is a plain step of one token each. Tokens are drawn with the seeds of th
 model will draw its own, so with the same noise: where both find the same distribution they draw the same token,
 greedily or not. Each token goes behind the row's known ones, where it is the input of the next round, and a draft in
 the step that follows. All rounds are staged together: between two of them the device needs nothing of the host. Of
-several ranks the leader draws, and tells the others, as it does for the other model.
+several ranks the leader samples for all, as it does for the other model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 class _Rows:
-    """The rows of a state, but for how many tokens they have."""
+    """The rows of a state with other counts of tokens."""
 
     def __init__(self, state: RequestState, first: int) -> None:
         self.token_ids = state.token_ids[:, first:]
@@ -52,11 +52,11 @@ class Target:
     device: torch.device
     split_size: int = 0  # as of `ModelRunner`
     steps: Callable[[], Steps] = CudaGraphs  # how those of a model that drafts are launched
-    tokens: Tokens = OWN_TOKENS  # who draws, of several ranks
+    tokens: Tokens = OWN_TOKENS  # how several ranks sample
 
 
 class DraftSteps:
-    """One model's. Nothing here waits for the device."""
+    """Steps of one model that drafts. Nothing here waits for the device."""
 
     reads_ahead = 0  # tokens: of each position the input is the token so far behind it
 
@@ -76,7 +76,7 @@ class DraftSteps:
 
     @torch.inference_mode()
     def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:
-        """CUDA graphs of steps of these shapes, by steps of nobody. The largest comes first."""
+        """Captures CUDA graphs of steps of these shapes, by empty steps. The largest comes first."""
         self._graphs = graphs = CudaGraphs()
 
         def nobodys_step(shape: BatchShape) -> None:
@@ -107,7 +107,7 @@ class DraftSteps:
         sizes = [int((counts > drafted).sum()) for drafted in range(int(is_begun), int(counts.max(initial=0)))]
         if not sizes:
             return
-        indices = np.argsort(-counts, kind="stable")[: sizes[0]]  # who has enough leaves at the end
+        indices = np.argsort(-counts, kind="stable")[: sizes[0]]  # requests with enough drafts leave at the end
         num_groups = self._block_tables.num_groups
         blocks = without_blocks(len(indices), num_groups) if is_begun else with_blocks_of(step, indices)
         staged = _batch(batch.rows[indices], np.ones_like(indices), np.arange(len(indices)))
@@ -136,7 +136,7 @@ class DraftSteps:
 
     @torch.inference_mode()
     def record_missing(self) -> bool:
-        """As of `ModelRunner`."""
+        """Records a missing step, as `ModelRunner.record_missing` does."""
         shape = self._graphs.missing()
         if shape is None:
             return False
@@ -164,7 +164,7 @@ def _batch(rows: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray) -> Inp
 
 
 def with_blocks_of(step: Step, indices: np.ndarray) -> Step:
-    """What `DraftSteps.run` needs of a step for the requests at these indices of it."""
+    """Returns the step that `DraftSteps.run` needs for the requests at these indices."""
     counts = step.num_new_blocks.sum(axis=1)
     if not len(step.new_block_ids):
         return replace(NO_STEP, num_new_blocks=step.num_new_blocks[indices])
@@ -174,5 +174,5 @@ def with_blocks_of(step: Step, indices: np.ndarray) -> Step:
 
 
 def without_blocks(num_reqs: int, num_groups: int) -> Step:
-    """As `with_blocks_of`, in a later round."""
+    """Returns the step of a later round, without new blocks."""
     return replace(NO_STEP, num_new_blocks=np.zeros((num_reqs, num_groups), dtype=np.int64))

@@ -62,7 +62,7 @@ def load_drafter(
 
 
 def own_bytes(drafter: Model, target: Model) -> int:
-    """Of weights that are not the target's, too."""
+    """Returns the bytes of weights that the drafter does not share with the target."""
     if not isinstance(drafter, OwnModel) or not isinstance(target, OwnModel):
         return drafter.weight_bytes
     known = {tensor.data_ptr() for tensor, _ in twins(target, target)}
@@ -73,7 +73,7 @@ def own_bytes(drafter: Model, target: Model) -> int:
 
 
 def _ranks_of(speculation: Speculation, group: Group) -> Communicator:
-    """With whom this rank shares the layers of what drafts. Raises StartupError."""
+    """Returns the ranks that split the layers of the drafter. Raises StartupError."""
     wanted, size, method = speculation.draft_tensor_parallel_size, group.tensor.size, speculation.method
     possible = {"self": (size,), "mtp": (size,), "eagle3": (1,)}.get(method, (1, size))
     if wanted and wanted not in possible:
@@ -107,7 +107,7 @@ def _path_of(speculation: Speculation, config: ExecutorConfig) -> Path:
 
 
 def check_drafters(speculation: Speculation | None, config: ExecutorConfig, group: Group) -> None:
-    """Raises StartupError if ranks do not have the same weights of what drafts, RankLost."""
+    """Raises StartupError if ranks have different weights of the drafter, RankLost."""
     if group.size > 1 and speculation is not None and speculation.method in _METHODS and speculation.method != "self":
         digest = "" if config.load_format == DUMMY else content_digest(_path_of(speculation, config))
         group.check_same("weights of the model that drafts", digest)
@@ -149,7 +149,7 @@ def _load(
         or len(drafter.caching_layers) > len(drafter.attention_layers)
     ):
         raise ModelLoadError(
-            f"{path}: {drafter.config.architecture} cannot draft, only models whose layers all attend to the tokens "
-            "before; use another model"
+            f"{path}: {drafter.config.architecture} cannot draft: not all of its layers attend to earlier "
+            "tokens; use another model"
         )
     return drafter

@@ -37,7 +37,7 @@ class HeadSteps(DraftSteps):
 
 
 class HeadProposer(DraftModel):
-    """A head, whose features are those of its model."""
+    """A head, which reads the features of its model."""
 
     lag = 1
 

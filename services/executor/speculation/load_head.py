@@ -19,12 +19,12 @@ from pagewire.services.executor.models.drafting.eagle import EagleHead
 from pagewire.services.executor.models.drafting.eagle3 import TABLES, Eagle3Head
 from pagewire.services.executor.models.protocol import Model
 
-# Who has neither reads the embedding and one output of the model.
+# A head without them reads the embedding and one output of the model (EAGLE).
 _OF_EAGLE_3 = ("midlayer.", "layers.0.hidden_norm.", *TABLES)
 
 
 def load_head(path: Path, target: Model, max_model_len: int, device: torch.device) -> EagleHead | Eagle3Head:
-    """path: a directory with config.json, and safetensors or pytorch_model.bin. Raises ModelLoadError."""
+    """Loads a head. path: a directory with config.json, and safetensors or pytorch_model.bin. Raises ModelLoadError."""
     if not isinstance(target, CausalModel | GemmaModel):
         raise ModelLoadError(
             f"{path}: {target.config.architecture} does not show what it computes, from which EAGLE heads draft; use "

@@ -1,4 +1,4 @@
-"""What proposers with a model of their own have in common."""
+"""The base of proposers with a model of their own."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pagewire.services.executor.step.step import Step
 
 
 class NgramProposer(Proposer):
-    """On CUDA, where nothing is found, some token is drafted."""
+    """A proposer that looks up n-grams. On CUDA, where nothing is found, an arbitrary token is drafted."""
 
     def __init__(self, max_draft_tokens: int, longest: int, shortest: int) -> None:
         """longest, shortest: of the last tokens that are looked for, see `ops.look_up_drafts`."""

@@ -27,10 +27,10 @@ _CHUNK = 1 << 24  # weights that are rounded at a time
 
 
 def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> OwnModel:
-    """Of a loaded model, before or after it has a KV cache. Its norms, biases, routers, what is only looked up and
-    whatever has no more than `bits` bits already are the model's own tensors; so are its caching layers as a whole.
+    """Returns a copy of a loaded model, before or after that has a KV cache. It shares norms, biases, routers, lookup
+    tables, weights of at most `bits` bits, and caching layers as a whole with the model.
 
-    ranks: with those that have the other parts of its layers. Raises StartupError if nothing of it would be smaller.
+    ranks: those that have the other parts of its layers. Raises StartupError if nothing of it would be smaller.
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor, _ in twins(model, model)}
     shared |= {id(layer): layer for layer in (*model.caching_layers, ranks)}
@@ -42,8 +42,8 @@ def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> O
         copied.install(parts)
     if not is_smaller:
         raise StartupError(
-            f"self:q{bits}: the weights have {bits} bits or less already, a copy would draft no faster than the model "
-            "itself; use method ngram, or serve the model with --quantization none"
+            f"self:q{bits}: the weights have {bits} bits or less already, so a copy would be no faster than the model; "
+            "use method ngram, or serve the model with --quantization none"
         )
     return twin
 
@@ -58,7 +58,7 @@ def refresh(twin: OwnModel, model: OwnModel, bits: int) -> None:
 
 
 def _pairs(model: OwnModel, twin: OwnModel) -> Iterator[tuple[WeightModule, WeightModule]]:
-    """Of modules whose weights are rounded."""
+    """Yields the modules with rounded weights, and their copies."""
     for module, copied in zip(model.modules(), twin.modules(), strict=True):
         if module.multiplies and not isinstance(module, Router):
             yield module, copied
@@ -92,7 +92,7 @@ def _packed(weight: GroupedWeight) -> PackedWeight:
 
 
 def round_to_nearest(weights: Sequence[Tensor], bits: int) -> GroupedWeight:
-    """weights: the rows of one weight [N, K], in any float dtype. Each group of a row spans its least and its greatest
+    """Rounds one weight [N, K], given by rows in any float dtype. Each group of a row spans its least and its greatest
     weight: weight = scale * code + minimum."""
     parts = [_rounded_rows(rows.float(), bits) for rows in weights]
     codes, scales, minimums = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

@@ -25,7 +25,7 @@ _NAMES = {f"self:q{bits}": bits for bits in (4, 3, 2)} | {"self": 4}
 
 
 def bits_of(name: str) -> int:
-    """Of `self:q4` and its like. Raises StartupError."""
+    """Returns the bits that `self:q4` and similar names mean. Raises StartupError."""
     if name not in _NAMES:
         raise StartupError(
             f"--speculative-config: model {name!r}: a copy of the model itself is one of {', '.join(_NAMES)}"
@@ -34,7 +34,7 @@ def bits_of(name: str) -> int:
 
 
 class SelfDraft(ModelProposer):
-    """Its copy has the model's KV cache, and none beside it."""
+    """A proposer that runs a quantized copy of the model, which shares the model's KV cache."""
 
     def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
         """copy: the target's `quantized_copy` in so many bits."""

@@ -5,7 +5,7 @@ searched (`ops.draft_by_suffix`), which finds the same places: what is kept are 
 match, the more is drafted; where continuations differ, the most frequent one is, as long as its share is large enough.
 
 Outputs are shared within a domain only (`NewRequest.draft_domain`: tenant and cache salt), since the time that a token
-takes would tell others what was generated.
+takes would reveal to others what was generated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
 class SuffixProposer(Proposer):
-    """Of rows in memory that the host reads."""
+    """A proposer for rows in memory that the host reads."""
 
     def __init__(
         self, max_draft_tokens: int, *, max_depth: int, max_requests: int, factor: float, min_probability: float
@@ -49,7 +49,7 @@ class SuffixProposer(Proposer):
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:
-        if step.new_requests:  # for whom alone it matters what others have left
+        if step.new_requests:  # only they can use finished outputs
             self._keep_outputs(state)
         for request in step.new_requests:
             self._requests[request.request_id] = _Output.of(request)
@@ -86,7 +86,7 @@ class SuffixProposer(Proposer):
         return num_found.numpy()
 
     def _keep_outputs(self, state: RequestState) -> None:
-        """Of requests that have left. Steps that only free rows ask nobody for drafts."""
+        """Keeps the outputs of finished requests. Steps that only free rows do not call `propose`."""
         for request_id in [request_id for request_id in self._requests if request_id not in state]:
             self._keep(self._requests.pop(request_id))
 
@@ -102,7 +102,7 @@ class SuffixProposer(Proposer):
 
 @dataclass
 class _Output:
-    """What a request has generated."""
+    """The output of a request."""
 
     domain: int
     first: int  # tokens of its row that are known here, or prompt
@@ -113,7 +113,7 @@ class _Output:
         return cls(request.draft_domain, request.num_prompt_tokens)
 
     def follow(self, row: np.ndarray, num_tokens: int) -> None:
-        """Its row has so many tokens now."""
+        """Adds the tokens of its row up to num_tokens."""
         self.tokens += row[self.first : num_tokens].tolist()
         self.first = max(self.first, num_tokens)
 
@@ -129,7 +129,7 @@ class RecentOutputs:
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32 [n], with _END behind each output"""
+        """The tokens of all outputs, int32 [n], with _END behind each output."""
         return self._memory[self._start : self._end]
 
     def add(self, tokens: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What steps cost by their tokens, measured at start: the scheduler weighs drafts against it."""
+"""The cost of steps by their tokens, measured at start: the scheduler weighs drafts against it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pagewire.services.executor.runner.model_runner import ModelRunner
 
 # Tokens of the steps. Larger ones cost so much more for each that straight lines will do.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# After so long, no further size is measured, and none again: large models are slow, and then the first times tell
-# enough. Of others the fastest of some times counts, as something else may run on the machine.
+# After this time, no further size is measured, and none again: large models are slow, and their first times are
+# accurate enough. Of others the fastest of some times counts, as something else may run on the machine.
 _ENOUGH_S, _ENOUGH_AGAIN_S = 0.3, 0.9
 _MOST_TIMES = 5
 
 
 def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time.perf_counter) -> DecodeCosts:
-    """Of a runner that drafts and is warm. All ranks of the group call it, and stop at the same step."""
+    """Measures a runner that drafts and is warm. All ranks of the group call it, and stop at the same step."""
     limits, start = runner.limits, clock()
     largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     with_drafts = BatchShape.uniform(1, 1 + runner.max_draft_tokens)

@@ -1,7 +1,7 @@
-"""Steps that fail on purpose, for tests of what becomes of a poisonous request and of its neighbors.
+"""Steps that fail on purpose, for tests of what becomes of a request that makes steps fail, and of its neighbors.
 
-Nothing of this runs unless `--fault-injection` says which token ids stand for what. A request is poisonous if its
-prompt has one of them.
+Nothing here runs unless `--fault-injection` maps token ids to faults. A request has a fault if its prompt has one of
+these ids.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Kind(enum.StrEnum):
 @dataclass(frozen=True)
 class Fault:
     kind: Kind
-    num_output_tokens: int = 0  # that the request has before it is poisonous
+    num_output_tokens: int = 0  # that the request has before the fault occurs
 
 
 def parse_faults(text: str) -> dict[int, Fault]:
-    """By token id, of "ID:KIND[@OUTPUT],...". Raises StartupError."""
+    """Returns the faults of "ID:KIND[@OUTPUT],..." by token id. Raises StartupError."""
     faults = {}
     for part in text.split(","):
         token_id, _, rest = part.strip().partition(":")
@@ -59,7 +59,7 @@ def parse_faults(text: str) -> dict[int, Fault]:
 
 
 class FaultyRunner(ModelRunner):
-    """Does as it is told by the prompts."""
+    """Fails as the prompts say."""
 
     def __init__(self, faults: Mapping[int, Fault], *arguments: Any, **options: Any) -> None:
         """arguments, options: as of ModelRunner."""
@@ -68,8 +68,8 @@ class FaultyRunner(ModelRunner):
         self._poisoned: dict[int, tuple[Fault, int]] = {}  # request id -> its fault, tokens from which on
         self._is_broken = False
         logger.critical(
-            "FAULT INJECTION IS ON (--fault-injection): whoever sends these token ids makes steps fail: %s; it is for "
-            "tests, not for a server that anybody uses",
+            "FAULT INJECTION IS ON (--fault-injection): prompts with these token ids make steps fail: %s; use it for "
+            "tests only",
             ", ".join(f"{token_id} = {fault.kind}" for token_id, fault in faults.items()),
         )
 

@@ -52,8 +52,8 @@ def capture_shapes(
     record: Record | None = None,
     graphs: CudaGraphs | None = None,
 ) -> None:
-    """shapes: some of `graph_shapes`, falling: the largest makes the memory that the others fit into. graphs: to which
-    these come."""
+    """Captures steps of these shapes. shapes: some of `graph_shapes`, falling: the largest allocates the memory that
+    the others fit into. graphs: receives them."""
     record, graphs = record or cuda_recorder(), graphs or CudaGraphs()
     runner.use_graphs(graphs)
     for index, shape in enumerate(shapes):

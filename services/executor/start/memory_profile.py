@@ -1,4 +1,4 @@
-"""How much CUDA memory serving takes apart from the KV cache: measured by running the largest steps, then kept.
+"""The CUDA memory that serving takes apart from the KV cache: measured by running the largest steps, then kept.
 
 A measurement costs seconds (compilation, a step of all tokens, captures of two sizes) and depends on the model's files,
 the flags, the device and the software alone. It is kept under a key of all these in `profiles/` of the user's cache
@@ -64,7 +64,7 @@ class Meter(Protocol):
         """Bytes that torch had allocated at most since `reset_peak()`."""
 
     def release(self) -> None:
-        """Gives memory that nobody uses any more back to the device."""
+        """Returns unused memory to the device."""
 
     def key(self) -> dict[str, Any]:
         """Device and software as far as memory depends on them."""
@@ -119,7 +119,8 @@ def measure(
     recorder: Callable[[], Record] = cuda_recorder,
     prompts: Sequence[int] = (),
 ) -> MemoryProfile:
-    """runner: has one block of KV cache. sizes, prompts: as of `capture_graphs`; here the two largest are made."""
+    """Measures the memory of a runner with one block of KV cache. sizes, prompts: see `capture_graphs`; here the two
+    largest graphs are captured."""
     before = meter.now()
     meter.reset_peak()
     profile_run(runner)
@@ -173,14 +174,14 @@ def _read(path: Path, key: dict[str, Any]) -> MemoryProfile | None:
     try:
         content = json.loads(path.read_text())
         if content["key"] != key:
-            raise ValueError("it is the profile of something else")
+            raise ValueError("it has another key")
         profile = MemoryProfile(**content["profile"])
         if not all(type(value) is int and value >= 0 for value in dataclasses.astuple(profile)):
-            raise ValueError("it has values that are no sizes")
+            raise ValueError("its values are not sizes")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.info("memory profile %s is not used: %s", path, error)
+        logger.info("memory profile %s is not used, so memory is measured again: %s", path, error)
         return None
     return profile
 

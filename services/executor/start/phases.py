@@ -20,7 +20,7 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str, notes: list[str] | None = None) -> Iterator[None]:
-        """notes: what the phase has to tell of itself, when it ends. Raises OutOfMemoryError where torch does."""
+        """Times a phase. notes: shown with its time when it ends. Raises OutOfMemoryError where torch does."""
         started = time.perf_counter()
         try:
             yield

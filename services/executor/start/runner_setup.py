@@ -1,4 +1,4 @@
-"""A loaded model before it has a runner: what that is made of, and how many blocks its cache can have."""
+"""A loaded model before it has a runner: the parts of the runner, and how many blocks its cache can have."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setup:
-    """A loaded model, and all that its runner is made of but the number of blocks."""
+    """A loaded model, and all parts of its runner except the number of blocks."""
 
     config: ExecutorConfig
     model: Model
@@ -59,11 +59,13 @@ class Setup:
 
     @cached_property
     def speculation(self) -> Speculation | None:
-        """How tokens are drafted, if they are."""
+        """The method that drafts tokens, if one does."""
         speculation = Speculation.of(self.config)
         if speculation is None or not speculation.if_possible or can_have_drafts(self.model, self.pooling, self.group):
             return speculation
-        logger.info("nothing is drafted: it cannot be for %s served so", self.model.config.architecture)
+        logger.info(
+            "no tokens are drafted: speculative decoding does not work for %s here", self.model.config.architecture
+        )
         return None
 
     @cached_property
@@ -78,11 +80,11 @@ class Setup:
 
     @property
     def drafter_bytes(self) -> int:
-        """Of weights that the model that drafts does not share with the other."""
+        """Bytes of weights that the model that drafts does not share with the other."""
         return 0 if self.drafter is None else own_bytes(self.drafter, self.model)
 
     def cache_bytes(self, num_blocks: int) -> int:
-        """Of the KV cache, and of that of a model that drafts."""
+        """Returns the bytes of the KV cache, and of the cache of a model that drafts."""
         of_model = kv_cache.cache_bytes(self.model, num_blocks, self.limits)
         if self.drafter is None or self.speculation is None or self.speculation.method == "self":
             return of_model
@@ -96,7 +98,7 @@ class Setup:
 
     @cached_property
     def stage(self) -> StageExchange:
-        """What every runner does as one."""
+        """The exchange of every runner with other stages."""
         most = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         return stage_in(self.group, self.model, self.limits, self.device, most)
 
@@ -136,7 +138,7 @@ def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int = 0)
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
-    """Of a group of layers that sees all tokens; that of others follows from it."""
+    """Returns the blocks of a group of layers that sees all tokens; those of other groups follow from it."""
     config, limits, device = setup.config, setup.limits, setup.device
     if config.num_gpu_blocks_override is not None:
         num_bytes = setup.cache_bytes(config.num_gpu_blocks_override)
@@ -189,7 +191,7 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
 
 
 def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
-    """What a memory profile depends on, apart from device and software."""
+    """Returns what a memory profile depends on, apart from device and software."""
     config = setup.config
     return {
         "model": model_key(model_path),

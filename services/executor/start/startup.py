@@ -1,4 +1,4 @@
-"""From a configuration to a warm model runner: load, size the KV cache, run, capture. On the device thread."""
+"""The start of a model runner: load, size the KV cache, warm up, capture graphs. On the device thread."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
         max_tokens = max(max_tokens, config.max_model_len or min(max_len, _MAX_WHOLE_PROMPT))
     if pooling.whole_prompts and max_len > max_tokens:
         logger.warning(
-            "%s reads a prompt in one step, of up to %d tokens: longer prompts are refused, although it takes %d; "
-            "raise --max-num-batched-tokens for them, which costs memory",
+            "%s reads a prompt in one step of up to %d tokens, so longer prompts are refused (the model takes %d); "
+            "raise --max-num-batched-tokens to serve them, which takes memory",
             *(model.config.architecture, max_tokens, max_len),
         )
         max_len = max_tokens
@@ -197,7 +197,7 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
 
 
 def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
-    """Whether there are; logs why not if some were asked for."""
+    """Returns whether CUDA graphs are used; logs why not."""
     if config.enforce_eager:
         reason = "--enforce-eager turns them off"
     elif device.type != "cuda":
@@ -207,13 +207,13 @@ def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> 
     else:
         return True
     if config.cudagraph_capture_sizes or config.max_cudagraph_capture_size or device.type == "cuda":
-        logger.info("no CUDA graphs: %s", reason)
+        logger.info("CUDA graphs are off: %s", reason)
     return False
 
 
 def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
-    """What stands for CUDA graphs on a CPU: it takes the C++ kernels. What a model's code does that cannot be recorded
-    shows while it is."""
+    """Returns whether steps are recorded, which stands for CUDA graphs on a CPU and needs the C++ kernels. Whether the
+    code of a model can be recorded shows when it is."""
     return device.type == "cpu" and cpu_backend() == "cpp" and not config.enforce_eager
 
 

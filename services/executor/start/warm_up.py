@@ -1,4 +1,4 @@
-"""Steps of fake requests, run at startup so that no real request waits for a compilation."""
+"""Steps of dummy requests, run at start so that no real request waits for a compilation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _warm_up_prompt_logprobs(runner: ModelRunner) -> None:
 
 
 def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
-    """(requests, tokens) of dummy runs, in which one request is long, that compile every kernel of serving.
+    """Returns (requests, tokens) of dummy runs, in which one request is long, that compile every kernel of serving.
 
     Attention is compiled by how many requests a step has, in powers of four from 128 on
     (`request_tiles.requests_padded`), and tuned for that and for the longest query (`kernels/tuning`). Products with

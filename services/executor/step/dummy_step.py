@@ -1,4 +1,4 @@
-"""Steps of fake requests: to measure, to warm up, to capture."""
+"""Steps of dummy requests: to measure, to warm up, to capture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Blocks, NewRequest, Step
 from pagewire.v1.common_pb2 import SamplingParams
 
-# In which nobody runs
+# A step without requests.
 NO_STEP = Step(
     step_id=0,
     request_ids=[],

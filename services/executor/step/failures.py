@@ -12,7 +12,7 @@ from pagewire.kernels.ops import NOT_A_NUMBER
 
 
 class Cause(enum.StrEnum):
-    """As metrics name it."""
+    """The cause of a failure, as metrics name it."""
 
     IMAGE = "image"
     PROMPT = "prompt"
@@ -38,7 +38,7 @@ def find_failures(
     vectors: np.ndarray | None,
     vocab_size: int,
 ) -> dict[int, Failure]:
-    """By request, of what a step has yielded: tokens that are none, and vectors that are not numbers.
+    """Returns failures by request: sampled ids outside the vocabulary, and vectors that are not finite.
 
     request_ids [R + V]: those sampled, then those that yield a vector. num_tokens [R], of each; token_ids int64
     [sum(num_tokens)]; vectors fp32 [V, size].
@@ -52,13 +52,13 @@ def find_failures(
             failures.setdefault(request_ids[owners[index]], failure)
     if vectors is not None and not (is_finite := np.isfinite(vectors).all(1)).all():
         for index in np.flatnonzero(~is_finite).tolist():
-            message = "the model yields no numbers (NaN) for this request: there is no vector"
+            message = "the model yields NaN for this request: there is no vector"
             failures[request_ids[len(num_tokens) + index]] = Failure(Cause.NAN, message)
     return failures
 
 
 def _of_token(token_id: int, vocab_size: int) -> Failure:
     if token_id == NOT_A_NUMBER:
-        return Failure(Cause.NAN, "the model yields no numbers (NaN) for this request: there is no next token")
-    message = f"token {token_id} was sampled for this request, which is outside the vocabulary of {vocab_size}"
+        return Failure(Cause.NAN, "the model yields NaN for this request: there is no next token")
+    message = f"the token {token_id} that was sampled for this request is outside the vocabulary of {vocab_size}"
     return Failure(Cause.ILLEGAL_TOKEN, message)

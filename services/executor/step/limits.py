@@ -1,4 +1,4 @@
-"""What rows and steps are bounded by."""
+"""The limits of rows and steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGE_STEP = 512
 
 @dataclass(frozen=True)
 class Limits:
-    """What rows and steps are bounded by; tokens and requests, all >= 1. Raises StartupError if no request fits."""
+    """The limits of rows and steps, in tokens and requests, all >= 1. Raises StartupError if no request fits."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -24,10 +24,10 @@ class Limits:
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
             raise StartupError(
-                "a request could have one token in all, its prompt's, and nothing to generate: raise --max-model-len "
-                "or --num-gpu-blocks-override"
+                "a request could have one token in all, and no room to generate; raise --max-model-len or "
+                "--num-gpu-blocks-override"
             )
         if self.state_tokens % self.block_size:
             raise StartupError(
-                f"--state-block-size {self.state_tokens} is not a multiple of --block-size {self.block_size}: raise it"
+                f"--state-block-size {self.state_tokens} is not a multiple of --block-size {self.block_size}; use one"
             )

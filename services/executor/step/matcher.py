@@ -13,15 +13,15 @@ class Matcher(Protocol):
 
     @property
     def error(self) -> str:
-        """Why the output cannot go on, for the client; "" if it can."""
+        """The reason why the output cannot go on, for the client; "" if it can."""
 
     @property
     def num_free(self) -> int:
-        """While the output has fewer tokens than this, any token may follow. Constant."""
+        """Length of the output up to which any token may follow. Constant."""
 
     @property
     def is_over(self) -> bool:
-        """Whether any token may follow from now on."""
+        """True once any token may follow for the rest of the output."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Moves on over these tokens of the output."""

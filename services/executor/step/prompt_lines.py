@@ -13,7 +13,7 @@ _NAMES = ("prompt_token_ids", "prompt_logprobs", "prompt_ranks")
 
 @dataclass(frozen=True)
 class PromptLines:
-    """Of n consecutive tokens of a prompt, k entries each: the token itself, then the most probable ones."""
+    """The lines of n consecutive tokens of a prompt, k entries each: the token itself, then the most probable ones."""
 
     token_ids: np.ndarray  # int64 [n, k]
     logprobs: np.ndarray  # fp32 [n, k]
@@ -46,7 +46,7 @@ class ScoredPrompt:
 
 @dataclass(frozen=True)
 class PromptPart:
-    """What a step computes of one prompt: the lines of `count` tokens from `first` on."""
+    """The part of one prompt that a step computes: the lines of `count` tokens from `first` on."""
 
     prompt: ScoredPrompt
     first: int

@@ -1,4 +1,4 @@
-"""One step as the model runner sees it: what to execute, and what came of it. `convert` maps both to the wire."""
+"""One step of the model runner: its input and its output. `convert` maps both to the wire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_LOGPROBS = 20
 
 
 class InvalidStep(ValueError):
-    """A step that contradicts what the executor was told before; the scheduler has to start a new stream."""
+    """A step that contradicts earlier steps; the scheduler has to start a new stream."""
 
 
 class InvalidImage(ValueError):
@@ -75,10 +75,10 @@ class Step:
     finished_request_ids: Sequence[int] = ()
     new_requests: Sequence[NewRequest] = ()
     num_draft_tokens: np.ndarray | None = None  # int64 [n], of num_scheduled_tokens; None = none
-    has_fixed_drafts: bool = False  # it has as many even if nobody finds what to draft: the shape is what counts
+    has_fixed_drafts: bool = False  # it has as many even if a proposer finds fewer: only the shape counts
 
     def drafting(self, num_drafted: np.ndarray | None) -> Step:
-        """The step with so many drafts int64 [n], no more than it was to have; None: as many."""
+        """Returns the step with num_drafted int64 [n] drafts, at most as many as it has; None: the same step."""
         if num_drafted is None or self.num_draft_tokens is None or self.has_fixed_drafts:
             return self
         if not (num_missing := self.num_draft_tokens - num_drafted).any():
@@ -89,7 +89,7 @@ class Step:
 
 @dataclass(frozen=True)
 class HostTokens:
-    """What a step yielded, on the host.
+    """The results of a step, on the host.
 
     The L lines of log probabilities are those of the tokens of all requests that want them, one after the other.
     """
@@ -107,7 +107,7 @@ class HostTokens:
 
 @dataclass
 class DraftedStep:
-    """A step with drafts, of which only its result tells how many tokens each request gained."""
+    """A step with drafts: how many tokens each request gains is known with its result."""
 
     rows: np.ndarray  # int64 [R], of the requests that were sampled
     admissions: np.ndarray  # int64 [R], how many requests the row had had by then: is it still the same?
@@ -167,7 +167,7 @@ class StepOutput:
     def _gained(
         self, results: dict[str, np.ndarray], num_samples: np.ndarray, num_gained: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Of what was sampled at num_samples [R] positions of each request, what is of its first num_gained [R]."""
+        """Returns the results of the first num_gained [R] of the num_samples [R] sampled positions of each request."""
         request = np.repeat(np.arange(len(num_samples)), num_samples)  # position -> index of its request
         is_gained = np.arange(len(request)) < (num_samples.cumsum() - num_samples + num_gained)[request]
         has_line = np.isin(request, [index for index, _ in self.logprobs_of])

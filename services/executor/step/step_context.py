@@ -1,4 +1,4 @@
-"""What a step tells every layer."""
+"""The context of a step, which every layer receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepImages:
-    """What a step computes of requests whose prompt has images, as far as the last of these."""
+    """The part of prompts with images that a step computes, up to the last image."""
 
     embeddings: Tensor | None  # [k, hidden_size], of the placeholder tokens among the step's tokens; None = no such
     tokens: Tensor  # int64 [k], where each belongs in the batch
@@ -24,7 +24,7 @@ class StepImages:
 
 @dataclass(frozen=True)
 class Stream:
-    """What goes from stage to stage of a pipeline. The memory is the same in each step of a size."""
+    """The stream from stage to stage of a pipeline. The memory is the same in each step of a size."""
 
     hidden: Tensor  # [num_tokens, hidden_size], the output of the last layer before
     residual: Tensor  # [num_tokens, hidden_size], what all layers before that have added up
@@ -67,7 +67,7 @@ class StepContext:
     plans: dict[Hashable, Tensor | None] = field(default_factory=dict)  # by layers that attend alike
 
     def plan(self, key: Hashable, make: Callable[[], Tensor | None]) -> Tensor | None:
-        """Of the step's attention; the first of the layers with this key makes it."""
+        """Returns the plan of the step's attention; the first of the layers with this key makes it."""
         if key not in self.plans:
             self.plans[key] = make()
         return self.plans[key]

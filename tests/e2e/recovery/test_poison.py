@@ -36,7 +36,7 @@ FAULTS = parse_faults(",".join(f"{FIRST + i}:{kind},{FIRST + 4 + i}:{kind}@7" fo
 REASONS = {
     Kind.RAISE: "(UNKNOWN: a step failed: RuntimeError: injected: a step fails)",
     Kind.NAN: "numbers (NaN) for",
-    Kind.ILLEGAL: "token 201 was sampled for this request, which is outside the vocabulary of 200",
+    Kind.ILLEGAL: "the token 201 that was sampled for this request is outside the vocabulary of 200",
     Kind.DEVICE: "(INTERNAL: fatal device error: RuntimeError: injected: the device is broken)",
 }
 

@@ -132,7 +132,7 @@ def test_tokens_that_are_none_and_vectors_without_numbers_are_found() -> None:
         20: Cause.NAN,
         22: Cause.NAN,
     }
-    assert failures[12].message == "token 200 was sampled for this request, which is outside the vocabulary of 200"
+    assert failures[12].message == "the token 200 that was sampled for this request is outside the vocabulary of 200"
     assert not find_failures([1], np.array([2]), np.array([0, 199]), None, 200)
 
 
@@ -242,7 +242,7 @@ async def test_results_say_who_has_failed(address: str, model: DecoderModel, run
     )
     errors = [{request_id: error.code for request_id, error in result.errors.items()} for result in results]
     assert errors == [{}, {1: 13}, {1: 13, 2: 3}, {}]
-    assert "no numbers (NaN)" in results[1].errors[1].message
+    assert "the model yields NaN" in results[1].errors[1].message
     assert results[2].errors[2].message == "token id 200 is outside the vocabulary of 200"
     assert num_failed("nan") == before + 1, "once, though it failed twice"
 

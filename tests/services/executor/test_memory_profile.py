@@ -11,6 +11,8 @@ from pagewire.services.executor.device.memory import DeviceMemory, MemoryProfile
 from pagewire.services.executor.graphs.cuda_graphs import Function
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.prompt_logprobs import PromptLogprobs
+from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.start.memory_profile import cached_or_measured, measure, profile_run
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput
@@ -26,7 +28,9 @@ KEY = {"model": "m", "dtype": torch.bfloat16, "sizes": (1, 2)}
 class RecordingRunner(ModelRunner):
     def __init__(self, directory: Path) -> None:
         self.steps: list[Step] = []
-        super().__init__(tiny_llama(directory), LIMITS, 1, CPU)
+        model = tiny_llama(directory)
+        scores = PromptLogprobs(model, CPU, LogprobsMode.RAW_LOGPROBS)
+        super().__init__(model, LIMITS, 1, CPU, prompt_scores=scores)
 
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         self.steps.append(step)

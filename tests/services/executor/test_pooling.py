@@ -134,8 +134,8 @@ def test_a_prompt_in_one_step_is_bounded(tmp_path: Path, caplog: pytest.LogCaptu
         return info.max_model_len, info.max_num_batched_tokens
 
     assert limits() == (8192, 8192)
-    assert "ModernBertModel reads a prompt in one step, of up to 8192 tokens" in caplog.text
-    assert "although it takes 32768; raise --max-num-batched-tokens" in caplog.text
+    assert "ModernBertModel reads a prompt in one step of up to 8192 tokens" in caplog.text
+    assert "(the model takes 32768); raise --max-num-batched-tokens" in caplog.text
     assert limits(max_model_len=9000) == (9000, 9000) and not caplog.records
     assert limits(max_num_batched_tokens=100, max_model_len=9000) == (100, 100)
     assert "of up to 100 tokens" in caplog.text

@@ -194,7 +194,9 @@ def test_a_text_model_takes_no_images(tmp_path: Path) -> None:
     driver = make_driver(tiny_llama(tmp_path))
     driver.add(0, prompt.token_ids, images=prompt.images)
     output = driver.launch({0: len(prompt.token_ids)})
-    assert output.failures == {0: Failure(Cause.IMAGE, "the request has images; LlamaForCausalLM reads none")}
+    assert output.failures == {
+        0: Failure(Cause.IMAGE, "the request has images, which LlamaForCausalLM does not read; leave them out")
+    }
 
 
 _SIZES = st.one_of(st.integers(-1, 4), st.sampled_from([6, 14, 24, 28, 96, 1 << 40]))

@@ -177,7 +177,7 @@ def _overflowing(path: Path) -> None:
     ("damage", "problem"),
     [
         (_truncate, "model.safetensors"),
-        (_nan, "not a number"),
+        (_nan, "some weights are NaN"),
         (_overflowing, "yields no numbers"),
         (lambda path: (path / "model.safetensors").unlink(), "safetensors"),
         (_changed_config("generation_config.json", eos_token_id=9), "eos_token_ids"),
@@ -215,7 +215,7 @@ def test_files_that_have_changed_since_are_not_taken_for_the_version(tmp_path: P
     save_tiny(tmp_path / "a", "Llama")
     config, runner, info = started(tmp_path / "a")
     other = save_other(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(RpcError, match="other weights than those of version v1") as caught:
+    with pytest.raises(RpcError, match="other weights than version v1") as caught:
         load(config, runner, other, version="v1", digest=info.weights_digest)
     assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 

@@ -101,7 +101,7 @@ def test_a_cache_too_small_for_one_request_says_what_to_change(directory: Path):
     ],
 )
 def test_a_cache_larger_than_memory_says_what_to_lower(directory: Path, settings: dict[str, int], flag: str):
-    with pytest.raises(OutOfMemoryError, match=rf"KV cache would be .*cpu has .* free: lower {flag}"):
+    with pytest.raises(OutOfMemoryError, match=rf"KV cache would be .*cpu has .* free; lower {flag}"):
         start(directory, **settings)
 
 
@@ -218,7 +218,7 @@ def test_a_cache_of_another_16_bit_type_is_refused(directory: Path):
         ({"max_cudagraph_capture_size": 3, "max_num_batched_tokens": 2}, r"at most 2 requests"),
         (
             {"cudagraph_capture_sizes": (1, 2), "max_cudagraph_capture_size": 4},
-            r"--max-cudagraph-capture-size 4 contradicts --cudagraph-capture-sizes, whose largest is 2",
+            r"--max-cudagraph-capture-size 4 contradicts --cudagraph-capture-sizes with a largest size of 2",
         ),
     ],
 )
@@ -232,7 +232,7 @@ def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.Lo
         start(directory)
         assert not any("CUDA graphs" in message for message in caplog.messages)
         start(directory, cudagraph_capture_sizes=(1, 2))
-    assert [message for message in caplog.messages if "CUDA" in message] == ["no CUDA graphs: steps run on cpu"]
+    assert [message for message in caplog.messages if "CUDA" in message] == ["CUDA graphs are off: steps run on cpu"]
 
 
 def test_seconds_per_phase_are_told(directory: Path, caplog: pytest.LogCaptureFixture):

@@ -45,7 +45,7 @@ def test_an_error_of_one_is_an_error_of_all():
             groups[rank].without_error(OSError("no such file") if rank == 1 else None)
         return str(raised.value)
 
-    assert on_ranks(2, fail) == ["rank 1 of the executor cannot read them: its log says why", "no such file"]
+    assert on_ranks(2, fail) == ["rank 1 of the executor cannot read them; see its log", "no such file"]
 
 
 def test_who_waits_for_a_rank_that_is_lost_learns_why():

@@ -102,8 +102,8 @@ def test_who_knows_the_secret_is_let_in(ends: tuple[Link, Link]) -> None:
     ("rank", "secret", "flags", "message"),
     [
         (1, "wrong", FLAGS, "another --group-secret"),
-        (3, "right", FLAGS, "there is no rank 3 among 3"),
-        (0, "right", FLAGS, "there is no rank 0 among 3"),
+        (3, "right", FLAGS, "--rank 3 is not within 1 to 2"),
+        (0, "right", FLAGS, "--rank 0 is not within 1 to 2"),
         (2, "right", FLAGS | {"--dtype": "auto"}, r"--dtype auto \(the leader's: float32\)"),
         (2, "right", FLAGS | {"--new": "1"}, r"--new 1 \(the leader's: None\)"),
     ],
@@ -122,7 +122,7 @@ def test_a_leader_that_does_not_know_the_secret_is_not_followed(ends: tuple[Link
         with pytest.raises(Refused):
             links.let_in(leader, "yours", FLAGS, 3)
         leader.send(RankWelcome(proof=b"forged"))
-        with pytest.raises(StartupError, match="who listens at --leader has another --group-secret"):
+        with pytest.raises(StartupError, match="the process that listens at --leader has another --group-secret"):
             introducing.result()
 
 
@@ -194,7 +194,7 @@ def test_over_tcp_something_has_to_be_proved(tls: dict[str, Any]) -> None:
 def test_what_is_no_frame_ends_the_link(ends: tuple[Link, Link]) -> None:
     leader, follower = ends
     follower.send_frame(b"GET / HTTP/1.1\r\n\r\n")
-    with pytest.raises(EOFError, match="none of Pagewire's"):
+    with pytest.raises(EOFError, match="not a rank of Pagewire"):
         leader.receive(RankReport)
 
 
