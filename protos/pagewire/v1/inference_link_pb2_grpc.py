@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceLinkServiceStub:
-    """What gateways use, beside InferenceService for calls that do not generate.
+    """For gateways, which use InferenceService for all other calls.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class InferenceLinkServiceStub:
 
 
 class InferenceLinkServiceServicer:
-    """What gateways use, beside InferenceService for calls that do not generate.
+    """For gateways, which use InferenceService for all other calls.
     """
 
     def Connect(self, request_iterator, context):
-        """Many requests over one long-lived stream. The first response is sent at once, with nothing but perhaps `draining` in
-        it; the client sends nothing before it has come.
+        """Many requests over one long-lived stream. The first response is sent at once, empty except for `draining`; the
+        client waits for it before it sends anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_InferenceLinkServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceLinkService:
-    """What gateways use, beside InferenceService for calls that do not generate.
+    """For gateways, which use InferenceService for all other calls.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """What a model is served for (ModelKind) decides which calls it answers; the others say so (INVALID_ARGUMENT).
+    """The kind of the model (ModelKind) decides which calls are served; the others return INVALID_ARGUMENT.
     """
 
     def __init__(self, channel):
@@ -88,77 +88,77 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """What a model is served for (ModelKind) decides which calls it answers; the others say so (INVALID_ARGUMENT).
+    """The kind of the model (ModelKind) decides which calls are served; the others return INVALID_ARGUMENT.
     """
 
     def Generate(self, request, context):
-        """One request, text, chat messages or token ids in; text and token ids out as they are generated, of one output or of
-        several. Cancelling the call aborts the request.
+        """Generates one or several outputs for a prompt, and streams their text and token ids as they are generated.
+        Cancelling the call aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Texts to vectors; of a model that embeds.
+        """Returns a vector for each text, from an embedding model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Classify(self, request, context):
-        """Texts, or pairs of texts, to a score for each label; of a model that classifies.
+        """Returns a score for each label, of texts or pairs of texts, from a classifier.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Pairs of texts to one score each, how well the second answers the first; of a model that classifies with one label (a
-        cross-encoder, or reranker). Of a model that embeds, the cosine between the vectors of both.
+        """Returns one score for each pair of texts: how well the second answers the first, from a classifier with one label
+        (a cross-encoder, or reranker), or the cosine between their vectors, from an embedding model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text or chat messages to token ids, exactly as Generate would see them.
+        """Returns the token ids of a text or chat, exactly as Generate would read them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Returns the text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortRequests(self, request, context):
-        """Ends generations by their ids: what they have so far ends with FINISH_REASON_ABORT. A tenant ends its own; whose
-        key may change the service, or where there are no tenants, whoever sent them.
+        """Ends generations by their ids, with the output so far and FINISH_REASON_ABORT. A tenant ends its own generations;
+        an admin key, or any client of a server without tenants, ends all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountRequests(self, request, context):
-        """How much there is to do.
+        """Returns the number of requests that wait or run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizerInfo(self, request, context):
-        """What text is made into tokens by; refused unless the service tells it (--enable-tokenizer-info-endpoint).
+        """Returns the chat templates and properties of the tokenizer, if the service has --enable-tokenizer-info-endpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """What is served.
+        """Returns the served models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,7 +226,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """What a model is served for (ModelKind) decides which calls it answers; the others say so (INVALID_ARGUMENT).
+    """The kind of the model (ModelKind) decides which calls are served; the others return INVALID_ARGUMENT.
     """
 
     @staticmethod

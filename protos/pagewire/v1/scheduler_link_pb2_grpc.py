@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class SchedulerLinkServiceStub:
-    """What tokenizer services use. What they say of an image, its hash for one, is believed, and decides whose KV a request
-    shares.
+    """For tokenizer services. The scheduler trusts them: the hash of an image, for instance, decides which requests share
+    its KV.
     """
 
     def __init__(self, channel):
@@ -44,13 +44,13 @@ class SchedulerLinkServiceStub:
 
 
 class SchedulerLinkServiceServicer:
-    """What tokenizer services use. What they say of an image, its hash for one, is believed, and decides whose KV a request
-    shares.
+    """For tokenizer services. The scheduler trusts them: the hash of an image, for instance, decides which requests share
+    its KV.
     """
 
     def Connect(self, request_iterator, context):
-        """All requests of one tokenizer service over one long-lived stream. The first response is `hello`; the client sends
-        nothing before it has come.
+        """All requests of one tokenizer service over one long-lived stream. The first response is `hello`; the client waits
+        for it before it sends anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,8 +73,8 @@ def add_SchedulerLinkServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerLinkService:
-    """What tokenizer services use. What they say of an image, its hash for one, is believed, and decides whose KV a request
-    shares.
+    """For tokenizer services. The scheduler trusts them: the hash of an image, for instance, decides which requests share
+    its KV.
     """
 
     @staticmethod
