@@ -12,7 +12,7 @@ REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Se
 
 
 async def served_methods(channel: grpc.aio.Channel) -> list[str]:
-    """Of all services but that of health, which says what there is, and needs no key."""
+    """The methods of all services except the health service, which needs no key."""
     health = health_pb2_grpc.HealthStub(channel)
     listed = await health.List(health_pb2.HealthListRequest())
     return [*_methods([name for name in listed.statuses if name]), *(f"/{n}/ServerReflectionInfo" for n in REFLECTION)]
@@ -25,7 +25,7 @@ def _methods(names: Sequence[str]) -> Iterator[str]:
 
 
 async def status_of(channel: grpc.aio.Channel, method: str, **metadata: str) -> grpc.StatusCode:
-    """How a call with an empty message ends; OK as soon as anything is answered."""
+    """Returns the status of a call with an empty message; OK as soon as there is an answer."""
     # As if any call took one message, which is the same on the wire. A message written to a stream by itself makes its
     # status INTERNAL where the server has refused it already.
     call = channel.unary_stream(method)(b"", metadata=list(metadata.items()), timeout=10)

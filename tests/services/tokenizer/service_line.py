@@ -1,4 +1,4 @@
-"""The tokenizer service on a real socket, in front of a scheduler whose tokens are scripted.
+"""The tokenizer service on a real socket, in front of a scheduler with scripted tokens.
 
 A request for a vector gets (0.6, 0, 0.8) or what `vectors` says, or of a classifier the number of its tokens.
 """
@@ -129,7 +129,7 @@ class FakeScheduler(SchedulerLinkServiceServicer):
         self._running[stream_id, submission.request_id] = _Running(request, output, len(resumed), queue)
 
     def step(self) -> None:
-        """tokens_per_step tokens to every request."""
+        """Sends tokens_per_step tokens to every request."""
         for stream_id in {stream_id for stream_id, _ in self._running}:
             self._step_stream(stream_id)
         self._notify()
@@ -274,7 +274,7 @@ class TokenizerLine:
 
 @dataclass
 class Collected:
-    """What a client knows of one request."""
+    """The output of one request that a client has received."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

@@ -166,7 +166,7 @@ async def test_a_template_of_strings_shows_the_placeholder(served, monkeypatch):
 
 @pytest.mark.parametrize("served", ["llava"], indirect=True)
 async def test_a_template_that_only_knows_parts_is_given_strings_as_such(served, monkeypatch):
-    """As LLaVA's and SmolVLM's own."""
+    """A chat template like those of LLaVA and SmolVLM."""
     _, _, pool = served
     template = (
         "{% for m in messages %}{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}{{ p['text'] }}"
@@ -191,7 +191,7 @@ async def test_a_model_without_images_refuses_them(tmp_path):
 
 @pytest.mark.parametrize("served", ["llava"], indirect=True)
 async def test_images_are_fetched_at_once(served):
-    """The server answers nobody before it has heard of all."""
+    """The server answers no request before it has received all."""
     _, path, _ = served
     images_of, all_asked, num_asked = {"/0": picture(1), "/1": picture(2)}, asyncio.Event(), 0
 
@@ -250,7 +250,7 @@ async def test_a_broken_image_processor_does_not_matter_without_images(served, t
         pool.close()
 
 
-def test_images_that_a_tokenizer_of_its_own_turns_off_are_told(tmp_path, caplog):
+def test_images_that_a_separate_tokenizer_switches_off_are_logged(tmp_path, caplog):
     save_byte_level(tmp_path)
     load_pool(TokenizerConfig(model="owner/vision-model", tokenizer=str(tmp_path))).close()
     assert "images are switched off" in caplog.text and "--model" in caplog.text
@@ -288,7 +288,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def scans(count: int) -> bytes:
-    """A progressive JPEG whose last scan, with its table, is repeated."""
+    """A progressive JPEG with its last scan, and its table, repeated."""
     data = encoded(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
     table = data.rindex(b"\xff\xc4")
     return data[:table] + data[table:-2] * count + data[-2:]

@@ -1,4 +1,4 @@
-"""What an image's URL may name: nothing by itself but data; hosts and files that flags allow."""
+"""URLs of images: data, and the hosts and files that flags allow."""
 
 import asyncio
 import gzip
@@ -127,7 +127,7 @@ async def test_size_and_time_have_bounds():
             await reader("localhost").read(f"http://localhost:{port}/2")
 
 
-async def test_lookups_that_do_not_come_back_hold_up_nobody_else(monkeypatch):
+async def test_lookups_without_an_answer_delay_no_other(monkeypatch):
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
     name_server_answers = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What is told of log probabilities as text: where tokens are, and those of prompts."""
+"""Log probabilities as text: the places of tokens, and the log probabilities of prompts."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def test_what_was_added_before_a_prompts_text_has_no_place_in_it(pool) -> None:
     assert (told.text, told.first_token, list(told.text_offsets)) == ("a b", "<|im_start|>", [0, 0, 1])
 
 
-def test_what_is_told_of_a_prompt_does_not_make_its_reader_a_slow_one() -> None:
+def test_logprobs_of_a_prompt_do_not_count_as_unread() -> None:
     prompt = inference_pb2.PromptLogprobs(tokens=["x"] * (text_output.MAX_UNREAD + 1))
     usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=1)
     first = inference_pb2.GenerateResponse(text="a", token_ids=[1], usage=usage, prompt_logprobs=prompt)

@@ -7,7 +7,7 @@ from tests.sweep import examples
 
 
 def run(stops, pieces, *, include=False, unchecked=0) -> tuple[list[str], str | None]:
-    """What is returned piece by piece, and the stop string found."""
+    """Returns the pieces of text, and the stop string that was found."""
     checker = StopChecker(stops, include_stop_str_in_output=include)
     returned = []
     for index, piece in enumerate(pieces):

@@ -67,7 +67,7 @@ def minimax_m2(*calls: tuple[str, dict[str, str]]) -> str:
     return f"<minimax:tool_call>\n{''.join(each)}</minimax:tool_call>"
 
 
-# Of the tools whose arguments stand one by one, and what some are as text and as JSON.
+# For tools with separate arguments: the arguments as text and as JSON.
 SCHEMAS = {
     "get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "now": {},

@@ -65,13 +65,13 @@ ENDS = ["<|call|>"]
 
 @pytest.fixture(scope="module", params=["tokens", "text"])
 def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """In which marks are tokens, and in which they are text."""
+    """Vocabularies with marks as tokens, and with marks as text."""
     marks = MARKS if request.param == "tokens" else []
     return vocabulary_with(tmp_path_factory.mktemp("tokenizer"), marks, ends=ENDS if marks else [])
 
 
 def tools_for(name: str) -> list[CallableTool]:
-    """Of the strings that some models write without quotes only a choice can be promised."""
+    """A model that writes strings without quotes can only guarantee a choice."""
     weather = SCHEMAS["get_weather"] | {"$defs": {"place": {"enum": ["Paris", "Rom"]}}}
     schemas = SCHEMAS | {"get_weather": weather} if name in TAGGED else SCHEMAS
     return [CallableTool(called, schema) for called, schema in schemas.items()]

@@ -41,7 +41,7 @@ def make_line(tmp_path: Path, smollm2_gguf: Path, smollm2):
 
 
 def merged(responses: list[GenerateResponse]) -> tuple[str, str, list[tuple[str, str]]]:
-    """(reasoning, text, calls)."""
+    """Returns (reasoning, text, calls)."""
     calls: list[list[str]] = []
     for delta in (delta for response in responses for delta in response.tool_calls):
         if delta.id:
@@ -56,7 +56,7 @@ EXPECTED = ("Where? 👍🏽", "I look.", [("get_weather", '{"city": "Zürich �
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
-async def test_an_output_is_told_apart(make_line, pool, tokens_per_step: int) -> None:
+async def test_an_output_is_separated(make_line, pool, tokens_per_step: int) -> None:
     async with make_line(tokens_per_step=tokens_per_step).running(pool=pool) as line:
         result = await line.generate(chat=CHAT, output_parsing=ALL)
         raw = await line.generate(chat=CHAT)
@@ -84,7 +84,7 @@ async def test_logprobs_and_token_ids_are_those_of_all_tokens(make_line, pool) -
 
 
 async def test_a_request_that_is_resumed_repeats_and_loses_nothing(make_line, pool) -> None:
-    """After every response; the prompt, from which the parser learns how the output begins, comes back as token ids."""
+    """Resumes after every response. The prompt, which shows the parser how the output begins, is given as token ids."""
     async with make_line().running(pool=pool) as line:
         whole = await line.generate(chat=CHAT, output_parsing=ALL)
         prompt = inference_pb2.TokenIds(ids=whole.prompt_token_ids)
@@ -108,7 +108,7 @@ async def test_a_resumed_request_that_had_met_its_stop_string_says_no_more(make_
     assert whole.finish_reason == again.finish_reason == TOOL_CALLS
 
 
-async def test_prompts_that_opened_the_reasoning_need_not_be_told_so(make_line) -> None:
+async def test_prompts_that_open_the_reasoning_are_recognized(make_line) -> None:
     line = make_line("Where?\n</think>\n\nThere.", config={"chat_template": FAMILIES["deepseek_r1"]})
     async with line.running():
         result = await line.generate(chat=CHAT, output_parsing=ALL)
@@ -145,13 +145,13 @@ JSON = {"grammar": common_pb2.Grammar(json_schema="{}")}
         ("deepseek_r1", {}, {"thinking_token_budget": 7}, (True, 7)),
         ("qwen3", {}, {"thinking_token_budget": 0}, (False, 0)),
         ("qwen3", {}, {"sampling_params": JSON, "output_parsing": ALL}, (False, None)),
-        # The prompt has ended the reasoning; nobody tells it apart; there is nothing to restrict.
+        # The prompt has ended the reasoning; it is not separated; there is nothing to restrict.
         ("qwen3", {"reasoning_effort": "none"}, {"sampling_params": JSON, "thinking_token_budget": 7}, None),
         ("qwen3", {}, {"sampling_params": JSON}, None),
         ("qwen3", {}, {"output_parsing": ALL}, None),
     ],
 )
-async def test_the_executor_is_told_where_the_reasoning_is(
+async def test_the_executor_learns_where_the_reasoning_is(
     make_line, smollm2, template: str, kwargs: dict, options: dict, expected: tuple | None
 ) -> None:
     chat = inference_pb2.ChatPrompt(messages=CHAT.messages, **kwargs)
@@ -179,7 +179,7 @@ async def test_a_budget_needs_marks(make_line) -> None:
 
 
 async def test_a_budget_of_reasoning_that_a_grammar_holds(make_line) -> None:
-    """Of GPT-OSS, whose grammar is that of all messages."""
+    """The grammar of GPT-OSS describes all messages."""
     tools = [inference_pb2.Tool(name="now", strict=True)]
     line = make_line("a", config={"chat_template": FAMILIES["gpt_oss"]})
     async with line.running():
@@ -267,7 +267,7 @@ async def test_reasoning_before_calls_that_must_be(make_line, pool, thought: str
     assert request.sampling_params.HasField("thinking") and request.sampling_params.HasField("grammar")
 
 
-async def test_what_is_text_is_told_by_the_tools_even_after_a_restart(make_line) -> None:
+async def test_schemas_of_tools_decide_what_is_text_even_after_a_restart(make_line) -> None:
     output = "<tool_call>\n<function=get_weather>\n<parameter=city>\n12\n</parameter>\n</function>\n</tool_call>"
     async with (line := make_line(output, config={"chat_template": FAMILIES["qwen3_coder"]})).running():
         whole = await line.generate(chat=WITH_TOOL, output_parsing=OutputParsing(tool_calls=True))

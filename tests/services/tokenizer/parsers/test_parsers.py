@@ -55,7 +55,7 @@ def reasoning_of(name: str, prompt_end: str) -> Make:
 
 
 class Told:
-    """What a client has been told so far."""
+    """The output that a client has received so far."""
 
     def __init__(self) -> None:
         self.reasoning = self.text = ""
@@ -81,7 +81,7 @@ class Told:
 
 
 def read(make: Make, pieces: Iterable[str]) -> tuple[Said, list[Said]]:
-    """What was said in all, and after each piece."""
+    """Returns the whole output, and the output after each piece."""
     parser, told, after = make(), Told(), []
     for piece in pieces:
         after.append(told.add(parser.push(piece)).said)
@@ -117,7 +117,7 @@ def test_however_an_output_is_cut_it_says_the_same(name: str, make: Make, output
     for cut in range(len(output) + 1):
         whole, after = read(make, [output[:cut], output[cut:]])
         assert whole == said, (output[:cut], output[cut:])
-        # Not in the end only: who is cut off in the middle has been told the same.
+        # Not only at the end: an output that is cut off in the middle has the same parts.
         if cut:
             assert after[0] == after_each[cut - 1], output[:cut]
 
@@ -201,14 +201,14 @@ def test_arguments_are_the_models_character_for_character(values: dict, ascii_on
     assert [(name, json.loads(arguments)) for name, arguments in said.calls] == [("f", values)]
 
 
-def test_arguments_are_told_as_they_come() -> None:
+def test_arguments_are_returned_as_they_arrive() -> None:
     parser, told = tool_calls_of("hermes")(), []
     for piece in ('<tool_call>{"name": "f", "arg', 'uments": {"a', '": [1', ", 2]", "}", "}</tool_call>"):
         told.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
     assert told == ["", '{"a', '": [1', ", 2]", "}", ""]
 
 
-def test_strings_of_python_are_told_as_they_come() -> None:
+def test_strings_of_python_are_returned_as_they_arrive() -> None:
     parser, told = tool_calls_of("pythonic")(), []
     for piece in ("[f(n=[1, 2", "], a=", "'x y", " \\", 'n"', "'", ", b=tr", "ue", ")]"):
         told.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
@@ -319,7 +319,7 @@ def test_forced_calls_are_read_whatever_the_model_knows() -> None:
         assert all((len(call_id) == 9) == (name == "mistral") for call_id in (*listed.ids, *named.ids))
 
 
-def test_what_nobody_asked_for_is_not_parsed() -> None:
+def test_parts_that_are_not_requested_are_not_parsed() -> None:
     def parsers(tool_calls: str, reasoning: str) -> OutputParsers:
         return OutputParsers(
             tool_calls, reasoning, templates=[FAMILIES["mistral"]], decode=lambda token_ids: "", encode=lambda mark: []

@@ -17,7 +17,7 @@ from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 ENGLISH = "Ordinary words of a language, 12 of them, and a line's end.\n"
-# Loops for ever within the sandbox, whose ranges have 100,000 numbers at most.
+# Loops forever within the sandbox, which limits ranges to 100,000 numbers.
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}"
 
 

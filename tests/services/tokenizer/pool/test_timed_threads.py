@@ -35,7 +35,7 @@ def test_only_a_job_that_takes_too_long_is_given_up() -> None:
         job = threads.submit(wait)
         assert at_work.wait(10)
         threads.give_up_slow(3600, error)
-        assert told == [], "nobody is late, nobody is told so"
+        assert told == [], "no job is late, so no error is made"
         release.set()
         assert job.result(10) == "done"
         endless = [threads.submit(loop) for _ in range(2)]

@@ -55,7 +55,7 @@ async def test_every_public_rpc_but_health_refuses_without_a_key(make_line, pool
         assert await line.stub.ListModels(inference_pb2.ListModelsRequest()), "gateways send no key"
 
 
-async def test_without_keys_nobody_needs_one(make_line, pool, public) -> None:
+async def test_without_keys_no_client_needs_one(make_line, pool, public) -> None:
     async with make_line().running(pool=pool), Client(public) as client:
         assert await client.models()
 
@@ -86,7 +86,7 @@ async def test_what_changes_the_service_wants_a_key_that_may(make_line, pool, pu
             assert await status_of(channel, name, authorization=f"Bearer {user}") is grpc.StatusCode.OK
 
 
-async def test_clients_may_be_told_nothing_of_the_service(make_line, pool, public) -> None:
+async def test_clients_may_see_nothing_of_the_service(make_line, pool, public) -> None:
     async with make_line(public_admin=False).running(pool=pool), rpc.channel(public) as channel:
         assert not [name for name in await served_methods(channel) if "AdminService" in name]
         assert await status_of(channel, "/pagewire.v1.AdminService/GetMetrics") is grpc.StatusCode.UNIMPLEMENTED

@@ -89,7 +89,7 @@ async def test_length_finish_flushes_incomplete_characters(make_line, pool) -> N
     assert (result.text, result.finish_reason) == ("\ufffd", LENGTH)
 
 
-async def test_what_the_scheduler_is_told(make_line, pool, tokens) -> None:
+async def test_what_the_scheduler_receives(make_line, pool, tokens) -> None:
     """Lengths as they were asked: the executor may just have been replaced by one that takes more."""
     async with make_line(max_model_len=100).running(pool=pool) as line:
         await line.generate(text="Say", request_id="mine", cache_salt="secret")
@@ -129,7 +129,7 @@ async def test_bad_words_become_tokens_as_they_begin_and_as_they_follow(make_lin
 async def test_prompts_are_cut_where_it_is_asked(make_line, pool, tokens, limit, more, kept) -> None:
     prompt = tokens("One two three four five six seven eight nine ten " * 2)[:20]
     async with make_line(max_model_len=20).running(pool=pool) as line:
-        await line.scheduler.until(lambda: line.link.is_available)  # before, nobody knows what the model takes
+        await line.scheduler.until(lambda: line.link.is_available)  # before that, the limits of the model are not known
         result = await line.generate(token_ids={"ids": prompt}, truncate_prompt_tokens=limit, **more)
         # A gateway that submits again sends what it was told the prompt is.
         resume = {"token_ids": {"ids": result.prompt_token_ids}, "resume_token_ids": result.token_ids[:1]}
@@ -386,7 +386,7 @@ async def test_connect_carries_many_requests(make_line, pool, tokens) -> None:
 
 
 async def test_outputs_in_columns_say_the_same(make_line, pool) -> None:
-    """With and without logprobs; firsts and ends are messages of their own."""
+    """Covers requests with and without logprobs; first and last outputs are messages of their own."""
     async with make_line().running(pool=pool) as line:
         gateway = Gateway(line)
         requests = {
@@ -608,7 +608,7 @@ async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, mon
         texts = {1: say, 2: say, 3: say, 4: 100 * "other "}
         await gateway.send({n: inference_pb2.GenerateRequest(text=text) for n, text in texts.items()})
         await line.scheduler.until(lambda: len(prompts) == 2)
-        # Who leaves takes nothing from the others.
+        # A client that leaves takes nothing from the others.
         await gateway.send(aborts=[1])
         await gateway.send({5: inference_pb2.GenerateRequest(text=1000 * "y")})
         await line.scheduler.until(lambda: len(prompts) == 3)
@@ -647,7 +647,7 @@ async def test_many_short_prompts_at_once_leave_the_event_loop_to_others(make_li
     assert len({tuple(request.prompt_token_ids) for request in gateway.requests.values()}) == 1
 
 
-async def test_a_prompt_that_nobody_waits_for_is_not_encoded(make_line, pool, monkeypatch) -> None:
+async def test_a_prompt_of_cancelled_requests_is_not_encoded(make_line, pool, monkeypatch) -> None:
     cancelled = asyncio.Event()
 
     async def endless(text: str, **kwargs) -> list[int]:
@@ -687,7 +687,7 @@ def test_the_latency_histogram_is_an_ordinary_one(labels: dict[str, str]) -> Non
 
 
 async def test_drained_once_no_prompt_is_encoded_and_no_request_live(make_line, pool, monkeypatch) -> None:
-    """What a shutdown waits for."""
+    """A shutdown waits for this."""
     encode_text, may_encode = pool.encode_text, asyncio.Event()
 
     async def slow_encode(text: str, **kwargs) -> list[int]:
@@ -731,7 +731,7 @@ async def test_resuming_much_text_does_not_hold_up_others(make_line, pool) -> No
     assert num_turns >= 5 * len(given) / text_generator.REPLAY_PIECE
 
 
-async def test_a_client_that_does_not_read_is_cancelled_and_delays_nobody(make_line, pool, monkeypatch) -> None:
+async def test_a_client_that_does_not_read_is_cancelled_and_delays_no_other(make_line, pool, monkeypatch) -> None:
     monkeypatch.setattr("pagewire.services.tokenizer.generation.client_session.MAX_UNREAD", 20_000)
     output = [504] * 400_000
     line = make_line(script=lambda request: output, max_model_len=10**6, tokens_per_step=500, auto=False)
@@ -795,7 +795,7 @@ def test_merged_deltas_stay_a_delta() -> None:
     assert text_output.merged(deltas) == text_output.TextDelta("ab", [1, 2], usage)
 
 
-async def test_a_gateway_that_does_not_read_delays_nobody(make_line, pool) -> None:
+async def test_a_gateway_that_does_not_read_delays_no_other(make_line, pool) -> None:
     line = make_line(script=lambda request: [504] * 5_000, max_model_len=10**6, tokens_per_step=10)
     async with line.running(pool=pool):
         lazy, quick = Gateway(line), Gateway(line)
@@ -949,7 +949,7 @@ async def test_what_the_scheduler_refuses_is_named_as_the_client_knows_it(make_l
     assert [violation.field for violation in bad.field_violations] == ["token_ids.ids"]
 
 
-async def test_clients_are_told_when_to_try_again(make_line, pool) -> None:
+async def test_errors_say_when_to_try_again(make_line, pool) -> None:
     error = common_pb2.RequestError(code=8, message="too many wait")
     async with make_line(errors={0: error}).running(pool=pool) as line:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""Whose calls of the tokenizer service are, as the scheduler is told."""
+"""The tenants of calls, which the tokenizer service passes to the scheduler."""
 
 from pathlib import Path
 

@@ -301,7 +301,7 @@ def test_tokenizers_that_cannot_be_converted_say_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", [{"<x>": 10, "<y>": 9}, {"a": 5, "<x>": 9, "<y>": 10}, {"<x>": 12}, {"b": 5}])
 @pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
 def test_added_tokens_have_their_ids(tmp_path: Path, listed: dict[str, int], file: str) -> None:
-    """Those that the library would number otherwise are refused: the model would see other tokens."""
+    """Files that the library would number differently are refused, as the model would read other tokens."""
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcd"]))
     by_id = {str(token_id): {"content": text, "special": True} for text, token_id in listed.items()}
     content = listed if file == "added_tokens.json" else {"added_tokens_decoder": by_id}

@@ -87,12 +87,12 @@ def test_errors_name_file_and_remedy(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def transformers_smollm2(smollm2_gguf: Path):
-    """transformers' own conversion of the real file."""
+    """The conversion of the real file by transformers."""
     return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
 
 def test_real_gguf_against_transformers(smollm2: LoadedTokenizer, transformers_smollm2) -> None:
-    """transformers' conversion leaves out the model's rule that digits are split off first, and is right elsewhere."""
+    """The conversion by transformers omits the model's rule that digits are split off first; the rest is right."""
     ours, theirs = smollm2, transformers_smollm2
     without_digits = [text for text in TEXTS if not any(char.isnumeric() for char in text)]
     assert len(without_digits) >= 20

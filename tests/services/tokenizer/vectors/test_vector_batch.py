@@ -1,4 +1,4 @@
-"""What a batch of vectors makes of what the scheduler answers."""
+"""Batches of vectors, with all answers that the scheduler may give."""
 
 import asyncio
 from collections.abc import Iterator

@@ -74,7 +74,7 @@ def texts(*given: str) -> list[InputText]:
 
 
 async def test_who_comes_before_the_scheduler_waits_for_it(tmp_path: Path) -> None:
-    """As when both are replaced at once."""
+    """Replaces both at once."""
     scheduler = FakeScheduler(lambda request: [7, 7], kind=EMBED)
     async with TokenizerLine(tmp_path, scheduler, save(tmp_path)).running(with_scheduler=False) as running:
         call = running.stub.Embed(EmbedRequest(inputs=texts("a")))

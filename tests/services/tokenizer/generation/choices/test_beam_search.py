@@ -51,7 +51,7 @@ def expected(model: LlamaForCausalLM, prompt: list[int], ends: list[int], **sett
 
 
 def cut(output: list[int], ends: list[int]) -> list[int]:
-    """Without the padding behind the end."""
+    """Removes the padding behind the end."""
     end = next((index + 1 for index, token_id in enumerate(output) if token_id in ends), len(output))
     return output[:end]
 
@@ -87,7 +87,7 @@ def test_a_history_says_each_token_and_what_else_there_was(model: LlamaForCausal
 
 
 def test_outputs_may_be_fewer_than_the_vocabulary_allows() -> None:
-    """Of two tokens, one ends: nothing is left to go on with."""
+    """The vocabulary has two tokens, one of which ends: no beginning is left to continue."""
     search = BeamSearch(4, [0], 3)
     while search.running:
         search.advance([[(1, -0.5), (0, -1.0)] for _ in search.running])

@@ -1,4 +1,4 @@
-"""Several outputs of one prompt over gRPC, before a scheduler whose tokens depend on the seed."""
+"""Several outputs of one prompt over gRPC, with a scheduler that derives tokens from the seed."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_gateways_request_is_for_one_output(
     assert error is not None and "here each output is a request of its own" in error.message
 
 
-async def test_the_python_client_tells_outputs_apart(line: TokenizerLine, pool: TokenizerPool) -> None:
+async def test_the_python_client_separates_outputs(line: TokenizerLine, pool: TokenizerPool) -> None:
     texts = {0: "", 1: ""}
     async with line.running(pool=pool), Client(line.config.listen) as client:
         async for response in client.generate("Say", n=2, seed=7):

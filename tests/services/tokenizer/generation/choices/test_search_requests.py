@@ -44,7 +44,7 @@ def pool(smollm2_gguf: Path) -> Iterator[TokenizerPool]:
 
 
 class Scheduler(FakeScheduler):
-    """What is sampled is of no interest, and not among the most probable tokens."""
+    """The sampled token does not matter, and is not among the most probable ones."""
 
     def logprobs_of(self, request: scheduler_pb2.TokenRequest, new: Sequence[int]) -> common_pb2.Logprobs:
         top = most_probable(request.prompt_token_ids, request.sampling_params.logprobs)
