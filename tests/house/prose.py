@@ -27,6 +27,8 @@ FRAGMENT = re.compile(
     r"|above|below|before|after|like|once|only|also|even|too|such|likewise)\b",
     re.IGNORECASE,
 )
+# Shapes stand alone: `hidden [S, hidden_size] -> logits [S, vocab_size]`, `int64 [num_tokens]`.
+SHAPE = re.compile(r"[\w, ]*\[[^\]]+\]|\(.*\) ?->|.* -> ")
 LEFT_OUT = ("gateway/page/static/vendor/", "protos/pagewire/v1/", "docs/api.md", "CHANGELOG.md", "LICENSE")
 SUFFIXES = {".py", ".md", ".proto", ".cpp", ".h", ".toml", ".yaml", ".yml", ".sh"}
 
@@ -97,8 +99,10 @@ def fragments(path: Path) -> Iterator[Prose]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if getattr(node, "name", "").startswith("_") or (docstring := ast.get_docstring(node)) is None:
                 continue
-            if FRAGMENT.match(docstring) or (not docstring[:1].isupper() and not docstring.startswith(("`", '"'))):
-                yield Prose(path, getattr(node, "lineno", 1), docstring.splitlines()[0])
+            first = docstring.splitlines()[0]
+            stands_alone = first[:1].isupper() or first.startswith(("`", '"')) or SHAPE.match(first) is not None
+            if FRAGMENT.match(first) or not stands_alone:
+                yield Prose(path, getattr(node, "lineno", 1), first)
 
 
 def rate(pieces: Iterable[Prose]) -> tuple[int, int, list[Prose]]:
