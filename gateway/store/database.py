@@ -201,7 +201,8 @@ def _open(path: Path) -> sqlite3.Connection:
         for script in SCRIPTS[version:]:
             for statement in _statements(script):
                 connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(SCRIPTS)}")
+        if version != len(SCRIPTS):
+            connection.execute(f"PRAGMA user_version = {len(SCRIPTS)}")
         for table in TABLES:  # reads a page of each
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
         connection.execute("COMMIT")
