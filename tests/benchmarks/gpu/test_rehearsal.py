@@ -46,7 +46,7 @@ def test_what_cannot_be_launched_is_named(tmp_path: Path) -> None:
     program = tmp_path / "program.py"  # Triton reads a kernel's source
     program.write_text(PROGRAM)
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environ |= {"PYTHONPATH": str(Path(__file__).parents[2]), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environ |= {"PYTHONPATH": str(Path(__file__).parents[3]), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     result = subprocess.run(
         [sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=300, env=environ
     )
