@@ -53,7 +53,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class Route(NamedTuple):
-    """What to call, what it does, names of its body ("" without one) and of its answers."""
+    """One route: the call, its description, the name of its body ("" without one), and those of its answers."""
 
     call: str
     does: str

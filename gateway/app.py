@@ -49,7 +49,7 @@ from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 
 @dataclass(frozen=True)
 class Parts:
-    """What one gateway process has once, for all of its applications."""
+    """The parts of one gateway process, which all of its applications share."""
 
     tokenizer: TokenizerClient
     shutdown: GracefulShutdown

@@ -26,14 +26,14 @@ from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 
 logger = logging.getLogger(__name__)
 
-# A client that takes nothing of its answer for so long is cut off by the kernel, whatever the gateway still has for it.
+# The kernel closes a connection if the client acknowledges no data for this long.
 UNREAD_TIMEOUT_S = 60.0
-# For answers that were cut to reach their clients.
+# For the last bytes of answers that were cut off.
 LAST_WORDS_S = 2
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with the signals left to serve(), and TLS to a listener of ours."""
+    """uvicorn, with signals handled by serve() and TLS by our listener."""
 
     def __init__(
         self, config: uvicorn.Config, listener: Callable[[socket.socket, uvicorn.Server], TlsListener] | None
@@ -54,15 +54,15 @@ class _Server(uvicorn.Server):
 
 
 def listen(config: GatewayConfig) -> socket.socket:
-    """The REST socket; with reuse_port others may listen on its address too.
+    """Returns the REST socket; with reuse_port, other processes can listen on its address, too.
 
-    Raises StartupError naming an address that cannot be bound.
+    Raises StartupError, which names the address.
     """
     return _listen(config.host, config.port, ("--host", "--port"), reuse_port=config.reuse_port)
 
 
 def listen_for_operators(config: GatewayConfig) -> socket.socket | None:
-    """That of --admin-port; the same holds for it."""
+    """Returns the socket of --admin-port, as listen() does; None without that flag."""
     if config.admin_port is None:
         return None
     flags = ("--admin-host", "--admin-port")
@@ -70,7 +70,7 @@ def listen_for_operators(config: GatewayConfig) -> socket.socket | None:
 
 
 def listen_for_scrapers(config: GatewayConfig) -> socket.socket | None:
-    """That of --metrics-port; the same holds for it."""
+    """Returns the socket of --metrics-port, as listen() does; None without that flag."""
     if config.metrics_port is None:
         return None
     flags = ("--admin-host", "--metrics-port")
@@ -101,8 +101,8 @@ def _listen(host: str, port: int, flags: tuple[str, str], *, reuse_port: bool) -
 
 def _cannot_listen(host: str, port: int, flags: tuple[str, str], error: OSError) -> StartupError:
     return StartupError(
-        f"cannot listen on {host}:{port} ({error.strerror or error}): stop what is using it, or choose"
-        f" another address with {flags[0]} and {flags[1]}"
+        f"cannot listen on {host}:{port} ({error.strerror or error}): stop the process that uses it, or set another"
+        f" address with {flags[0]} and {flags[1]}"
     )
 
 
@@ -112,8 +112,10 @@ async def serve(
     stop: Coroutine[None, None, bool] | None = None,
     limits: Limits | None = None,
 ) -> None:
-    """Serves REST until SIGTERM, or until `stop` returns True: answers in flight then get shutdown_timeout seconds to
-    end; after SIGINT, none. limits: of connections (default: what this process has descriptors for).
+    """Serves REST until SIGTERM, or until `stop` returns True; requests in flight then get shutdown_timeout seconds.
+    After SIGINT they get none.
+
+    limits: of connections; by default as many as this process has descriptors for.
 
     Raises StartupError.
     """
@@ -130,7 +132,7 @@ async def serve(
     servers = {_server(app, connections, tls): sock}
     if for_operators is not None:
         servers[_server(create_admin_app(config, parts), connections, tls)] = for_operators
-        logger.info("for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
+        logger.info("routes for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
     if for_scrapers is not None:
         servers[_server(create_metrics_app(parts), connections, NO_TLS)] = for_scrapers
         logger.info("metrics on http://%s:%d/metrics", config.admin_host, for_scrapers.getsockname()[1])
@@ -149,7 +151,7 @@ async def serve(
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
         parts.shutdown.announced = True
         worker.stop()
-        await rpc.cancel([background])  # others go on with what it did
+        await rpc.cancel([background])  # other processes continue its responses
         if stopped.result():
             await asyncio.sleep(config.drain_delay)
         await _drain(parts, config.shutdown_timeout if stopped.result() else 0.0)
@@ -164,7 +166,7 @@ async def serve(
 
 
 def _server(app: Starlette, connections: Connections, tls: ServiceTls) -> _Server:
-    """All servers of a process share what it has room for."""
+    """Returns a server; all servers of a process share the limits of connections."""
     return _Server(
         uvicorn.Config(
             app,
@@ -176,7 +178,7 @@ def _server(app: Starlette, connections: Connections, tls: ServiceTls) -> _Serve
             log_level="warning",
             access_log=False,
             server_header=False,
-            # A burst must not take all descriptors at once.
+            # A burst must not take all descriptors.
             backlog=connections.limits.reserve,
             timeout_graceful_shutdown=LAST_WORDS_S,
         ),
@@ -190,5 +192,5 @@ async def _drain(parts: Parts, timeout: float) -> None:
         async with asyncio.timeout(timeout):
             await parts.shutdown.wait_idle()
     except TimeoutError:
-        logger.warning("%d generations still running after %g s are cut off", parts.tokenizer.link.num_live, timeout)
+        logger.warning("%d generations still run after %g s and are cut off", parts.tokenizer.link.num_live, timeout)
         parts.tokenizer.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")

@@ -55,7 +55,7 @@ class InProcess:
             await self._app(scope, receive, send)
         except Exception:  # the application has logged it
             return Answer(
-                500, b'{"error": {"message": "internal error; the gateway\'s log has the cause"}}', request_id
+                500, b'{"error": {"message": "internal error; see the gateway\'s log"}}', request_id
             )
         return Answer(
             status,

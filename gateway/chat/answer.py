@@ -25,7 +25,7 @@ from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
 from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.chunks import ChunkWriter
 from pagewire.gateway.generation.head import Head
-from pagewire.gateway.generation.logprobs import chat_logprobs, prompt_logprobs, told_of_prompt
+from pagewire.gateway.generation.logprobs import chat_logprobs, logprobs_of_prompt, prompt_logprobs
 from pagewire.gateway.generation.tool_calls import whole_calls
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.v1.inference_pb2 import ToolCallDelta
@@ -39,23 +39,23 @@ class ChatAnswer:
         self._num_prompt_top = body.prompt_logprobs
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._return_token_ids = bool(body.return_token_ids)
-        self._tells_of_tokens = self._logprobs or self._return_token_ids
+        self._has_token_data = self._logprobs or self._return_token_ids
         self._has_functions = bool(body.functions)
         self._include_reasoning = body.include_reasoning is not False
         self._head = head
-        # There is one tier; who asks for any is told so.
+        # There is one tier, which is named if the request names any.
         self._tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
         chunk = ChatCompletionChunk(
             id=head.id, created=head.created, model=head.model, choices=[], service_tier=self._tier
         )
         self._writer = ChunkWriter(chunk, body.stream_options)
-        # Filled anew for each token, as making the two objects takes as long as encoding them.
+        # Reused for each token: making the two objects takes as long as encoding them.
         self._delta_choice = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
         extra = {}
         if self._return_token_ids:
-            # All choices have one prompt; it came with the first output of any of them.
+            # All choices have the same prompt, which came with the first output of one of them.
             extra["prompt_token_ids"] = next((g.prompt_token_ids for g in generations if g.prompt_token_ids), [])
         delta = ChatDelta(role="assistant", content="")
         for generation in generations:
@@ -86,13 +86,11 @@ class ChatAnswer:
     def _parsed_delta(
         self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal
     ) -> None:
-        """A chunk for each kind of what an output says, and for each piece of a call; the first one has what is said of
-        tokens.
-        """
+        """Writes a chunk for reasoning, for text and for each piece of a call; the first has the data of tokens."""
         deltas = []
         if output.reasoning and self._include_reasoning:
             deltas.append(ChatDelta(reasoning=output.reasoning, reasoning_content=output.reasoning))
-        if output.text or (self._tells_of_tokens and not deltas and not output.tool_calls):
+        if output.text or (self._has_token_data and not deltas and not output.tool_calls):
             deltas.append(ChatDelta(content=output.text))
         deltas += map(self._call_delta, _call_chunks(output.tool_calls))
         for position, delta in enumerate(deltas):
@@ -126,7 +124,7 @@ class ChatAnswer:
             prompt_token_ids=generations[0].prompt_token_ids if self._return_token_ids else UNSET,
             prompt_logprobs=UNSET
             if self._num_prompt_top is None
-            else prompt_logprobs(told_of_prompt(generations[0], generations), self._num_prompt_top),
+            else prompt_logprobs(logprobs_of_prompt(generations[0], generations), self._num_prompt_top),
         )
 
     def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:

@@ -20,33 +20,31 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     messages: Messages = required("tokenizer", "The conversation.")
     tool_choice: ToolChoice | None = field(
         "tokenizer",
-        "`none` does not show the tools, `allowed_tools` some. `required` or a name: a grammar holds the output to "
-        "calls, of any model.",
+        "`none` hides the tools from the model, `allowed_tools` shows a subset. With `required` or a name, a grammar "
+        "forces a call, with any model.",
         "auto",
     )
-    parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)
-    functions: list[Function] | None = field(
-        "tokenizer", "Older form of `tools`. The answer has a `function_call`, of one function."
-    )
+    parallel_tool_calls: bool | None = field("tokenizer", "false: only the first call is returned.", True)
+    functions: list[Function] | None = field("tokenizer", "Older form of `tools`. The answer has one `function_call`.")
     function_call: FunctionChoice | None = field("tokenizer", "Older form of `tool_choice`.", "auto")
-    include_reasoning: bool | None = field("gateway", "false: `reasoning` is left out of the answer.", True)
+    include_reasoning: bool | None = field("gateway", "false: the answer has no `reasoning`.", True)
     separate_reasoning: bool | None = field(
         "tokenizer",
-        "false: the reasoning stays in `content`, with its marks; a form begins with the first token.",
+        "false: the reasoning stays in `content`, with its marks, and a form applies from the first token.",
         True,
     )
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = field(
-        "gateway", "All requests are served alike: the answer says `default`. See `priority`.", "auto"
+        "gateway", "All requests are served alike; the answer has `default`. See `priority`.", "auto"
     )
-    store: bool | None = field("gateway", "Chats are not stored, whatever it says.", False)
-    prediction: dict[str, Any] | None = field("gateway", "A hint at the output that nothing makes use of.")
+    store: bool | None = field("gateway", "Ignored: chats are not stored.", False)
+    prediction: dict[str, Any] | None = field("gateway", "Ignored: a hint about the output.")
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
         "scheduler", "Newer name of `max_tokens`."
     )
-    # Of the wire's logprobs: whether, and how many.
+    # Together the `logprobs` of the wire: whether, and how many.
     logprobs: bool | None = field("executor", f"Log probabilities of the output's tokens. {EAGER}", False)
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With `logprobs`: that many of the most probable tokens, at most 20.", 0
+        "executor", "With `logprobs`: how many of the most probable tokens, at most 20.", 0
     )
 
     @model_validator(mode="after")
@@ -62,7 +60,7 @@ ChatFinishReason = Literal[FinishReason, "function_call"]
 
 
 class FunctionCall(Body):
-    """`arguments` as the model wrote them: a JSON object, unless it failed or was cut off."""
+    """A called function. `arguments` as the model wrote them: a JSON object, unless it failed or was cut off."""
 
     name: str
     arguments: str
@@ -75,7 +73,8 @@ class ToolCall(Body, kw_only=True):
 
 
 class AssistantMessage(Body, kw_only=True):
-    """`reasoning_content` is `reasoning` by its older name. `content` is null where there is only one of the others."""
+    """The message of an answer. `reasoning_content` is the older name of `reasoning`. `content` is null if it is empty
+    and another member is not."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -109,14 +108,14 @@ class ChatCompletion(Body, kw_only=True):
 
 
 class FunctionCallChunk(Body):
-    """The name in the first chunk of a call, text of the arguments in the others."""
+    """A part of a called function: the name in the first chunk, text of the arguments in the others."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class ToolCallChunk(Body):
-    """What a chunk adds to the call with this index; id, type and name in the first one."""
+    """The addition of a chunk to the call with this index; the first one has id, type and name."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -125,7 +124,7 @@ class ToolCallChunk(Body):
 
 
 class ChatDelta(Body):
-    """What a chunk adds to the message; empty in the last chunk of a choice."""
+    """The addition of a chunk to the message; empty in the last chunk of a choice."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -145,7 +144,7 @@ class ChatChunkChoice(Body):
 
 
 class ChatCompletionChunk(Body, kw_only=True):
-    """One event of a streamed chat completion. With `include_usage` the last one has no choices but the usage."""
+    """One event of a streamed chat completion. With `include_usage` the last one has the usage and no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -24,9 +24,9 @@ router = APIRouter(route_class=JsonRoute)
     responses=openapi.generation_responses(ChatCompletion, ChatCompletionChunk),
 )
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
-    """The next turn of a conversation; with `stream: true` as server-sent events."""
+    """Generates the next turn of a conversation; with `stream: true` as server-sent events."""
     names = names_of(body)
-    # Where `logprobs` is a switch, the number is in the other one.
+    # `logprobs` is a switch; the number is in `top_logprobs`.
     request_context(request.scope).names = names if body.logprobs is None else {**names, "logprobs": "top_logprobs"}
     kept = await KEEPER.of(request).open(request, body)
     answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))

@@ -9,7 +9,7 @@ from pagewire.v1 import inference_pb2
 
 
 def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateRequest]:
-    """One request per choice."""
+    """Returns one request for each choice. Raises ApiError 400."""
     max_tokens = body.max_tokens
     if body.max_completion_tokens is not None:
         if max_tokens not in (None, body.max_completion_tokens):
@@ -24,7 +24,7 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
     choose_tools(body)
     fill_chat(request.chat, body.messages, body)
     if body.tool_choice == "none":
-        del request.chat.tools[:]  # a model that does not see them calls none
+        del request.chat.tools[:]  # a model that does not see tools calls none
     set_output_parsing(request.output_parsing, body)
     if body.add_special_tokens is not None:
         request.add_special_tokens = body.add_special_tokens
@@ -32,9 +32,9 @@ def chat_requests(body: ChatCompletionRequest) -> list[inference_pb2.GenerateReq
 
 
 def choose_tools(body: ChatCompletionRequest) -> None:
-    """Leaves the tools that are allowed, if the choice names some of them.
+    """Removes the tools that the choice does not allow.
 
-    Raises ApiError 400 for choices among tools that are not there.
+    Raises ApiError 400 for a choice of a tool that is not given.
     """
     choice, tools = body.tool_choice, body.tools or ()
     if choice not in (None, "none") and not tools:

@@ -19,7 +19,7 @@ from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.chunks import ChunkWriter
 from pagewire.gateway.generation.head import Head
-from pagewire.gateway.generation.logprobs import prompt_logprobs, told_of_prompt
+from pagewire.gateway.generation.logprobs import logprobs_of_prompt, prompt_logprobs
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.schema.parameters import as_list
 from pagewire.v1 import common_pb2
@@ -27,7 +27,7 @@ from pagewire.v1.inference_pb2 import DetokenizeRequest, GenerateResponse
 
 
 async def prompt_texts(tokenizer: TokenizerClient, body: CompletionRequest) -> list[str]:
-    """Of each prompt; token ids are decoded. Raises grpc.aio.AioRpcError or ApiError."""
+    """Returns the text of each prompt; token ids are decoded. Raises grpc.aio.AioRpcError or ApiError."""
     texts = []
     for prompt in as_list(body.prompt):
         if not isinstance(prompt, str):
@@ -43,8 +43,7 @@ class CompletionAnswer:
     operation = "text_completion"
 
     def __init__(self, body: CompletionRequest, head: Head, echoes: Sequence[str] = ()) -> None:
-        """echoes: what the choices of each prompt begin with; empty = with what is generated, or with what is told
-        together with log probabilities."""
+        """echoes: by prompt, the text that its choices begin with; empty: none, or it comes with log probabilities."""
         self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]  # by choice
         self._num_top = body.logprobs  # None: no log probabilities
         self._num_prompt_top = body.prompt_logprobs
@@ -53,18 +52,18 @@ class CompletionAnswer:
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._return_token_ids = bool(body.return_token_ids)
         self._head = head
-        # Characters that the text of a choice begins with, by choice, once these were sent with log probabilities.
+        # Choice -> characters of its prompt, once they were sent with log probabilities.
         self._echo_sizes: dict[int, int] = {}
-        # Choices whose prompt token ids were sent.
+        # The choices that have sent the token ids of their prompt.
         self._prompts_sent: set[int] = set()
         self._writer = ChunkWriter(
             CompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
         )
-        # Filled anew for each token, as making it takes half as long as encoding it.
+        # Reused for each token: making it takes half as long as encoding it.
         self._delta_choice = CompletionChunkChoice(index=0, text="")
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
-        """The prompts, if they are wanted; else the first text is the first event."""
+        """Writes the prompts, if they are echoed."""
         for generation, echo in zip(generations, self._echoes, strict=False):
             self._writer.chunk(
                 out, CompletionChunkChoice(index=generation.index, text=echo), usage, version=generation.weights_version
@@ -135,17 +134,17 @@ class CompletionAnswer:
             token_ids=list(output.token_ids) if self._return_token_ids else UNSET,
             prompt_logprobs=UNSET
             if self._num_prompt_top is None
-            else prompt_logprobs(told_of_prompt(generation, generations), self._num_prompt_top),
+            else prompt_logprobs(logprobs_of_prompt(generation, generations), self._num_prompt_top),
         )
 
     def _echo(self, generation: PendingChoice, generations: Sequence[PendingChoice]) -> tuple[str, CompletionLogprobs]:
-        """The prompt, with log probabilities; of these generations at least one was told."""
-        told = told_of_prompt(generation, generations)
-        logprobs = echoed_logprobs(told, generation.prompt_token_ids, self._num_top or 0, self._as_ids)
-        return told.text if told is not None else "", logprobs
+        """Returns the prompt with its log probabilities, which at least one of these generations has."""
+        found = logprobs_of_prompt(generation, generations)
+        logprobs = echoed_logprobs(found, generation.prompt_token_ids, self._num_top or 0, self._as_ids)
+        return found.text if found is not None else "", logprobs
 
 
 def _end_of(output: ChoiceOutput) -> ChoiceOutput:
-    """An output of which nothing is wanted: the one token that is always generated."""
+    """Returns an output without the one token that is always generated."""
     is_last = output.finish_reason
     return GenerateResponse(finish_reason=common_pb2.FINISH_REASON_LENGTH if is_last else None)

@@ -18,22 +18,24 @@ class CompletionRequest(GenerationParameters):
     prompt: Prompts = required("tokenizer", "One or several, each as text or token ids.")
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field(
         "tokenizer",
-        "Of so many outputs, the `n` with the highest mean log probability. More than `n` not with `stream`.",
+        "Generate this many outputs and return the `n` with the highest mean log probability. Not streamed above `n`.",
     )
-    add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to prompts given as text.", True)
+    add_special_tokens: bool | None = field(
+        "tokenizer", "Add special tokens such as BOS to prompts given as text.", True
+    )
     echo: bool | None = field(
         "gateway",
-        "Each choice begins with its prompt; with `logprobs`, these too, computed like `prompt_logprobs`.",
+        "Each choice begins with its prompt, with `logprobs` also its log probabilities, as `prompt_logprobs`.",
         False,
     )
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "scheduler", "Longest output. 0 only with `echo`: nothing but the prompt.", 16
+        "scheduler", "Most tokens of the output. 0 only with `echo`: only the prompt.", 16
     )
 
     @model_validator(mode="after")
     def _best_of_samples(self) -> "CompletionRequest":
         if self.use_beam_search and self.best_of is not None and self.best_of != (self.n or 1):
-            raise ApiError(400, "beam search finds the n best of all outputs; leave out best_of", param="best_of")
+            raise ApiError(400, "beam search returns the n best of all outputs; remove best_of", param="best_of")
         return self
 
     @model_validator(mode="after")
@@ -42,14 +44,14 @@ class CompletionRequest(GenerationParameters):
         if self.best_of is not None and self.best_of < n:
             raise ApiError(400, f"best_of is {self.best_of}, less than n, which is {n}", param="best_of")
         if self.best_of is not None and self.best_of > n and self.stream:
-            message = "the best outputs are known when all have ended; leave out best_of, or stream"
+            message = "best_of cannot stream: the best outputs are known only at the end; remove best_of or stream"
             raise ApiError(400, message, param="best_of")
         return self
 
     @model_validator(mode="after")
     def _there_is_something_to_say(self) -> "CompletionRequest":
         if self.max_tokens == 0 and not self.echo:
-            raise ApiError(400, "max_tokens is 0; it must be >= 1, or echo true", param="max_tokens")
+            raise ApiError(400, "max_tokens is 0; it must be >= 1 unless echo is true", param="max_tokens")
         return self
 
 
@@ -57,8 +59,8 @@ class CompletionRequest(GenerationParameters):
 
 
 class CompletionLogprobs(Body):
-    """OpenAI's legacy columns, one entry per token; top_logprobs holds the chosen token too, whatever its rank. Null
-    for the first token of a prompt (`echo`)."""
+    """OpenAI's legacy columns, one entry for each token. `top_logprobs` includes the chosen token. The entry of the
+    first token of a prompt (`echo`) is null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -98,7 +100,7 @@ class CompletionChunkChoice(Body):
 
 
 class CompletionChunk(Body, kw_only=True):
-    """One event of a streamed completion. With `include_usage` the last one has no choices but the usage."""
+    """One event of a streamed completion. With `include_usage` the last one has the usage and no choices."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

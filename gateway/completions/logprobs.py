@@ -10,7 +10,12 @@ from pagewire.v1.inference_pb2 import PromptLogprobs, TokenLogprob
 def completion_logprobs(
     tokens: Iterable[TokenLogprob], as_ids: bool, offset: int = 0, before: CompletionLogprobs | None = None
 ) -> CompletionLogprobs:
-    """Of the output. offset: characters that the choice's text begins with; before: what is told of these."""
+    """Returns the columns of an output.
+
+    Args:
+        offset: characters before it in the choice's text.
+        before: the columns of these characters, which are extended.
+    """
     columns = before or _no_columns()
     for token in tokens:
         columns.tokens.append(token_name(token, as_ids))
@@ -23,23 +28,23 @@ def completion_logprobs(
 
 
 def echoed_logprobs(
-    told: PromptLogprobs | None, prompt_token_ids: Sequence[int], num_top: int, as_ids: bool
+    found: PromptLogprobs | None, prompt_token_ids: Sequence[int], num_top: int, as_ids: bool
 ) -> CompletionLogprobs:
-    """Of the prompt that a text begins with. None: the request ended before it was computed."""
+    """Returns the columns of an echoed prompt. found: None if the request ended before the prompt was computed."""
     columns = _no_columns()
-    if told is None or not told.text_offsets:
+    if found is None or not found.text_offsets:
         return columns
-    columns.text_offset += told.text_offsets
+    columns.text_offset += found.text_offsets
     columns.token_logprobs.append(None)  # the first token follows nothing
     columns.top_logprobs.append(None)
-    per_token, ids = told.logprobs.entries_per_token, list(told.logprobs.token_ids)
-    names = [f"token_id:{token_id}" for token_id in ids] if as_ids else list(told.tokens)
-    logprobs = [finite(logprob) for logprob in told.logprobs.logprobs]
+    per_token, ids = found.logprobs.entries_per_token, list(found.logprobs.token_ids)
+    names = [f"token_id:{token_id}" for token_id in ids] if as_ids else list(found.tokens)
+    logprobs = [finite(logprob) for logprob in found.logprobs.logprobs]
     for start in range(0, len(ids), per_token):
         end = start + 1 + num_top
         columns.token_logprobs.append(logprobs[start])
         columns.top_logprobs.append(dict(zip(names[start:end], logprobs[start:end], strict=True)))
-    first = f"token_id:{prompt_token_ids[0]}" if as_ids else told.first_token
+    first = f"token_id:{prompt_token_ids[0]}" if as_ids else found.first_token
     columns.tokens += [first, *names[::per_token]]
     return columns
 

@@ -25,11 +25,11 @@ router = APIRouter(route_class=JsonRoute)
     responses=openapi.generation_responses(Completion, CompletionChunk),
 )
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
-    """What follows each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
+    """Continues each prompt (text or token ids, one or several); with `stream: true` as server-sent events."""
     request_context(request.scope).names = names_of(body)
     kept = await KEEPER.of(request).open(request, body)
     requests, head = completion_requests(body), await head_of(request, body, "cmpl")
-    # With log probabilities of the prompt its text comes along.
+    # Log probabilities of the prompt come with its text.
     echoes = await prompt_texts(TOKENIZER.of(request), body) if body.echo and body.logprobs is None else ()
     return GenerationResponse(
         line_of(request, requests),

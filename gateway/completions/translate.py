@@ -7,12 +7,15 @@ from pagewire.gateway.schema.parameters import as_list
 from pagewire.v1 import inference_pb2
 
 COMPLETION_MAX_TOKENS = 16
-# Prompts times choices of one HTTP request; more would be a batch job in the way of everybody else.
+# Prompts times choices of one HTTP request; more belong into a batch.
 MAX_GENERATIONS = 1024
 
 
 def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateRequest]:
-    """One request per prompt and choice: the choices of the first prompt, then those of the second, ..."""
+    """Returns one request for each prompt and choice: the choices of the first prompt, then those of the second, ...
+
+    Raises ApiError 400.
+    """
     # One token is always generated.
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     requests = []
@@ -20,7 +23,7 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
     count, factor = (body.n or 1, "n") if body.best_of is None else (body.best_of, "best_of")
     if (total := len(prompts) * count) > MAX_GENERATIONS:
         message = (
-            f"the request asks for {total} completions (prompts times {factor}); at most {MAX_GENERATIONS} are possible"
+            f"the request has {total} completions (prompts times {factor}); at most {MAX_GENERATIONS} are possible"
         )
         raise ApiError(400, message, param="prompt")
     for prompt in prompts:

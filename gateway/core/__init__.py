@@ -1,1 +1,1 @@
-"""What every API of the gateway is built on."""
+"""The base of all APIs of the gateway."""

@@ -33,7 +33,7 @@ class Answering:
 
 
 class Generations:
-    """Those that run, and the accounts of the latest that have ended."""
+    """The generations that run, and the accounts of the latest ones that have ended."""
 
     def __init__(self) -> None:
         self._running: set[Answering] = set()

@@ -1,4 +1,4 @@
-"""What an application keeps for its routes, by type."""
+"""Typed values in the state of an application, for its routes."""
 
 from typing import Generic, TypeVar
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class AppState(Generic[Value]):
-    """One value in the state of an application. The folder whose routes need it declares it; app.py sets it."""
+    """One value in the state of an application. The folder of the routes that use it declares it; app.py sets it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""From declared responses to bytes: JSON bodies and server-sent events."""
+"""Encoding of answers: JSON bodies and server-sent events."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,18 +10,18 @@ from pagewire.gateway.core.body import Body
 EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Reverse proxies that buffer would turn a stream into one late lump.
+    # Reverse proxies that buffer would deliver a stream in one piece.
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
 
-# JSON may have them as they are, but many a client splits events and lines of files at them, as str.splitlines() does.
+# Valid in JSON, but many clients split events and lines of files at them, as str.splitlines() does.
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\x85\u2028\u2029"}
 _encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
 def encode(data: object) -> bytes:
-    """JSON on one line, whatever is taken for the end of one."""
+    """Returns JSON without any character that a client may take for the end of a line."""
     encoded = _encode(data)
     if not encoded.isascii():
         for end, escaped in _LINE_ENDS.items():

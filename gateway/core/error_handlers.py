@@ -1,4 +1,4 @@
-"""Every error that a route or the router raises, as the HTTP response that the client expects."""
+"""Errors of routes and of the router as HTTP responses."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ RETRY_AFTER_S = 1
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """In the shape of the API that the request of this scope speaks."""
+    """Returns the response to an error, in the shape of the API that the client speaks."""
     context, headers = request_context(scope), {}
     rename(error, context.names)
     if error.status in (429, 503):
@@ -36,7 +36,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Every error that a route or the router raises leaves as error_response() says it."""
+    """Turns every error of a route or of the router into error_response()."""
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> Response:
@@ -48,14 +48,14 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(UnicodeEncodeError)
     async def on_unicode_error(request: Request, error: UnicodeEncodeError) -> Response:
-        # JSON can escape half a surrogate pair; no message on the wire can carry it.
+        # JSON can escape half a surrogate pair, which protobuf cannot carry.
         half = ascii(error.object[error.start])
-        message = f"the body holds {half}, half a surrogate pair: not valid Unicode text"
+        message = f"the body is not valid Unicode text: it contains {half}, half a surrogate pair"
         return error_response(ApiError(400, message), request.scope)
 
     @app.exception_handler(RecursionError)
     async def on_recursion_error(request: Request, error: RecursionError) -> Response:
-        # Only bodies nest; what reads and writes JSON gives up at a depth of its own.
+        # Only bodies nest; JSON is read and written up to some depth.
         return error_response(ApiError(400, "the body is nested too deeply"), request.scope)
 
     @app.exception_handler(RequestValidationError)
@@ -68,7 +68,7 @@ def install_handlers(app: FastAPI) -> None:
         if error.status_code == 404:
             message = f"no route {request.method} {request.url.path}; see /docs"
         elif error.status_code == 405:
-            message = f"{request.url.path} does not take {request.method}"
+            message = f"{request.url.path} does not support {request.method}"
         response = error_response(ApiError(error.status_code, message), request.scope)
         response.headers.update(error.headers or {})
         if error.status_code == 405:
@@ -78,7 +78,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _documented_methods(request: Request) -> set[str]:
-    """What the path takes, by all its routes; the router knows of the first one."""
+    """Returns the methods of all routes with this path; the router reports those of the first one."""
     paths: Mapping[str, Mapping[str, Any]] = request.app.openapi()["paths"]
     path = request.url.path
     taken = [paths[path]] if path in paths else [paths[one] for one in paths if compile_path(one)[0].match(path)]

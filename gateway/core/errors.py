@@ -39,14 +39,14 @@ _STATUS_BY_CODE = {
 }
 
 
-# OpenAI's machine-readable codes, where it has one.
+# OpenAI's machine-readable codes, where they exist.
 _OPENAI_CODES = {
     grpc.StatusCode.NOT_FOUND: "model_not_found",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "rate_limit_exceeded",
 }
 
 
-# Of gRPC's requests: fields with the prompt, and messages whose fields are parameters of their own in a body.
+# Fields of gRPC's requests with the prompt, and messages that bodies do not nest.
 _PROMPTS = ("text", "token_ids", "prompt", "prompt_token_ids")
 CONTAINERS = ("sampling_params", "options")
 
@@ -108,7 +108,7 @@ OPENAI = OpenAiDialect()
 
 
 def from_rpc(error: RpcError) -> ApiError:
-    """The HTTP error of a gRPC status. Statuses that no client can cause are 500."""
+    """Returns the HTTP error of a gRPC status; 500 for statuses that clients cannot cause."""
     status = _STATUS_BY_CODE.get(error.code, 500)
     param = "model" if status == 404 else None
     if error.violations:

@@ -1,4 +1,4 @@
-"""Routes that take and return JSON, without FastAPI's search for dependencies."""
+"""Routes that take and return JSON, without FastAPI's dependencies."""
 
 import inspect
 import json
@@ -21,17 +21,16 @@ from pagewire.gateway.core.validation import with_integers
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Of a pair, which is a character, or of one alone, which is none.
+# A half of a pair, which is a character; or a lone one, which is invalid.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonRoute(APIRoute):
     """A route of `endpoint(request, body: Model, ...) -> Body`, or `-> Response`; `...`: the path's parameters.
 
-    The body is optional, as is `query: Annotated[Model, Query()]`, what follows the question mark. Both are documented
-    as any of FastAPI's; the returned type is documented as the answer. FastAPI's
-    own handler takes longer than all else that the gateway does for a short request, mostly to find that there are no
-    dependencies.
+    The body is optional, and so are the query parameters, `query: Annotated[Model, Query()]`. FastAPI documents both;
+    the returned type is documented as the answer. FastAPI's own handler takes longer than the rest of a short request,
+    mostly to look for dependencies.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class JsonRoute(APIRoute):
         unknown = inspect.signature(endpoint).parameters.keys() - {"request", "body", "query", *self.param_convertors}
         if unknown:
             raise TypeError(
-                f"{path}: an endpoint takes request, body, query and what its path names, not {sorted(unknown)}"
+                f"{path}: an endpoint takes request, body, query and the parameters of its path, not {sorted(unknown)}"
             )
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -66,7 +65,7 @@ class JsonRoute(APIRoute):
 
 
 def parse(model: type[Model], body: Any) -> Model:
-    """Raises RequestValidationError, or ApiError."""
+    """Returns the parsed body. Raises RequestValidationError or ApiError."""
     while True:
         try:
             return model.model_validate(body)
@@ -77,10 +76,10 @@ def parse(model: type[Model], body: Any) -> Model:
 
 
 async def _read(request: Request) -> Any:
-    """The body's JSON; its bytes if it does not claim to be JSON, None if it is empty.
+    """Returns the JSON of a body; its bytes if its content type is not JSON, None if it is empty.
 
-    Raises RequestValidationError or ApiError, RecursionError if it is nested too deeply, and UnicodeEncodeError if it
-    holds half a surrogate pair: a value that is JSON in JSON would carry that to services that fail over it.
+    Raises RequestValidationError or ApiError, RecursionError if it is nested too deeply, and UnicodeEncodeError for
+    half a surrogate pair, which a text with JSON in it would carry to services that fail on it.
     """
     content = await request.body()
     if not content:

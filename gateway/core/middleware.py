@@ -1,6 +1,6 @@
-"""What every HTTP request passes before its route: request id, key, size, shutdown, access log, metrics.
+"""The checks of every HTTP request before its route: request id, key, size, shutdown; access log and metrics.
 
-Plain ASGI: Starlette's own middleware base costs a task and a queue per request and hides disconnects.
+Plain ASGI: Starlette's middleware base takes a task and a queue for each request, and hides disconnects.
 """
 
 import asyncio
@@ -45,18 +45,18 @@ PROBES = frozenset({"/health", "/livez", "/ping", "/ready", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
 _SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
-# nginx's status for a client that went away before its answer; never on the wire.
+# nginx's status for a client that disconnected before its answer; never sent.
 CLIENT_GONE = 499
 
 DialectOf = Callable[[str, Mapping[bytes, bytes]], Dialect]
 
 
 class GracefulShutdown:
-    """Whether this gateway is shutting down, and how many requests it still answers."""
+    """The state of the shutdown, and the number of requests in flight."""
 
     def __init__(self) -> None:
-        self.announced = False  # it is not ready, but takes requests of who does not know that yet
-        self.begun = False  # it takes none
+        self.announced = False  # not ready, but still accepts requests
+        self.begun = False  # accepts no requests
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -92,7 +92,7 @@ class RequestMiddleware:
     ) -> None:
         """
         Args:
-            body_limits: path -> bytes, for paths whose bodies may be larger than MAX_BODY_BYTES.
+            body_limits: path -> bytes, for paths with a limit above MAX_BODY_BYTES.
             needs_no_key: whether a path is served without an API key.
             dialect_of: (path, headers) -> the API that the client speaks.
             max_timeout: seconds that a request may take.
@@ -140,15 +140,15 @@ class RequestMiddleware:
             return
         try:
             await self._app(scope, _limited(receive, self._body_limit(scope["path"])), send)
-        except ClientDisconnect:  # with a part of its body unsent, or before its answer was there
+        except ClientDisconnect:  # before the end of its body, or before its answer
             metrics.CLIENTS_GONE.inc()
         except Exception:
             context = request_context(scope)
             logger.exception("unexpected error", extra={"request_id": context.request_id})
             if context.status:
-                # The head is out: the cut connection is all that can still tell the client.
+                # The head was sent: the client sees only that the connection breaks.
                 raise
-            error = ApiError(500, "internal error; the gateway's log has the cause")
+            error = ApiError(500, "internal error; see the gateway's log")
             await error_response(error, scope)(scope, receive, send)
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
@@ -157,13 +157,13 @@ class RequestMiddleware:
         if path in PROBES:
             return None
         if NO_CERTIFICATE in scope:
-            message = "this server wants a certificate of its clients: show one of its CA (curl --cert and --key)"
+            message = "this server requires a client certificate of its CA; present one (curl --cert and --key)"
             return ApiError(403, message, code="client_certificate_required")
         if not self._is_let_in(scope, headers):
             message = "missing or wrong API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return ApiError(401, message, code="invalid_api_key")
         if OVER_LIMIT in scope and path not in _QUIET:
-            return ApiError(503, "this gateway has no room for another connection; try again")
+            return ApiError(503, "this gateway has too many connections; try again")
         if self._shutdown.begun and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
         if _content_length(headers) > (limit := self._body_limit(path)):
@@ -171,7 +171,7 @@ class RequestMiddleware:
         return self._set_tenant(scope)
 
     def _set_tenant(self, scope: Scope) -> ApiError | None:
-        """Lines of batches are whose the batch is."""
+        """Sets the tenant of a request. Lines of a batch have the tenant of the batch."""
         header, tenant = self._tenant_header, scope.get(IN_PROCESS)
         if tenant is None:
             name = (header or "").lower().encode()
@@ -184,11 +184,11 @@ class RequestMiddleware:
         return None
 
     def _set_deadline(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
-        """Of this request, for all that is done for it. Lines of batches have that of the batch alone."""
+        """Sets the deadline of this request. Lines of a batch have only that of the batch."""
         limit = None if IN_PROCESS in scope else self._max_timeout
         if (given := headers.get(b"x-request-timeout")) is not None:
             if not _SECONDS.fullmatch(given) or not float(given):
-                message = "the header X-Request-Timeout is no number of seconds above 0, such as 2.5"
+                message = "the header X-Request-Timeout must be a number of seconds above 0, such as 2.5"
                 return ApiError(400, message, param="X-Request-Timeout")
             limit = float(given) if limit is None else min(limit, float(given))
         deadline.set(None if limit is None else request_context(scope).started + limit)
@@ -198,14 +198,14 @@ class RequestMiddleware:
         return self._body_limits.get(path, MAX_BODY_BYTES)
 
     def _is_let_in(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """With a key, where one is needed; lines of batches came in with the batch."""
+        """Returns whether a request needs no key or has a valid one. Lines of a batch were admitted with the batch."""
         if self._door.is_open or self._needs_no_key(scope["path"]) or IN_PROCESS in scope:
             return True
         caller.set(self._door.find([bearer(headers.get(b"authorization", b"")), headers.get(b"x-api-key", b"")]))
         return caller.get() is not None
 
     def _admit(self, scope: Scope, held: ExitStack) -> ApiError | None:
-        """As often as the key allows, if the request is one that may compute."""
+        """Applies the limits of the key to a request that may compute."""
         if scope["method"] == "POST" and (key := caller.get()) is not None:
             try:
                 held.enter_context(self._door.admit(key))
@@ -215,7 +215,7 @@ class RequestMiddleware:
 
 
 def _content_length(headers: Mapping[bytes, bytes]) -> int:
-    """0 if it is not known."""
+    """Returns the length of the body; 0 if it is unknown."""
     length = headers.get(b"content-length", b"0")
     return int(length) if length.isdigit() else 0
 
@@ -225,7 +225,7 @@ def _too_large(limit: int) -> str:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """Bodies without a Content-Length are measured as they come."""
+    """Limits bodies without a Content-Length as they arrive."""
     size = 0
 
     async def limited() -> Message:
@@ -248,13 +248,13 @@ def _sender(context: RequestContext, send: Send, shutdown: GracefulShutdown) -> 
             if (header := context.dialect.request_id_header) is not None:
                 message["headers"].append((header, request_id))
             if shutdown.announced:
-                message["headers"].append((b"connection", b"close"))  # the next request is another gateway's
+                message["headers"].append((b"connection", b"close"))  # the next request goes to another gateway
         await send(message)
 
     return sender
 
 
-# The library takes its lock, and checks every label, to find a series.
+# Finding a series takes the library's lock and checks every label.
 @lru_cache(256)
 def _answered(method: str, path: str, status: int) -> Counter:
     return metrics.HTTP_REQUESTS.labels(method, path, str(status))
@@ -262,7 +262,7 @@ def _answered(method: str, path: str, status: int) -> Counter:
 
 def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     route: Any = scope.get("route")
-    # Paths that are no route would make one time series each.
+    # Paths without a route would make one time series each.
     path = getattr(route, "path", "unknown")
     status = context.status or CLIENT_GONE
     if quiet:

@@ -1,4 +1,4 @@
-"""What /openapi.json and /docs say: FastAPI's routes and request bodies, and the declared responses."""
+"""The OpenAPI document: FastAPI's routes and request bodies, and the declared answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,8 +14,8 @@ OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
 
 With `--api-key` or `--api-key-file`, every route but the page's files, `/livez`, `/readyz`, `/ready`, `/health`
 and `/ping` needs the header `Authorization: Bearer KEY`, or `x-api-key: KEY`.
-A parameter that is not supported is refused by name, never ignored; `null` means unset.
-`X-Request-Id` is taken from the request, or made, and returned.
+Unsupported parameters are refused by name, never ignored; `null` means unset.
+`X-Request-Id` comes from the request or is generated, and is returned.
 """
 
 _REF = "#/components/schemas/{name}"
@@ -28,13 +28,15 @@ def content(body: type[Body], media_type: str = "application/json") -> dict[str,
 
 
 def content_of(bodies: Sequence[type[Body]], media_type: str = "application/json") -> dict[str, Any]:
-    """One of them."""
+    """Describes content that is one of several bodies."""
     return {media_type: {"schema": {"anyOf": [{"$ref": _REF.format(name=body.__name__)} for body in bodies]}}}
 
 
 def events_of(bodies: Sequence[type[Body]], *, done: bool) -> dict[str, Any]:
-    """A stream, as OpenAPI 3.2 describes its events: the data of each is JSON of one of the bodies. done: at last it is
-    `[DONE]`."""
+    """Describes a stream of events as OpenAPI 3.2 does: the data of each is JSON of one of the bodies.
+
+    done: whether the data of the last event is `[DONE]`.
+    """
     refs = [{"$ref": _REF.format(name=body.__name__)} for body in bodies]
     data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": {"anyOf": refs}}
     if done:
@@ -52,50 +54,50 @@ def response(body: type[Body], description: str = "The answer.") -> dict[str, An
 
 
 def responses_by_client(answers: Sequence[type[Body]], errors: Sequence[type[Body]]) -> Responses:
-    """The responses of a route that answers the clients of several APIs, each in its own shapes."""
+    """Describes a route that answers the clients of several APIs, each in its own shapes."""
     return {200: {"description": "The answer.", "content": content_of(answers)}} | {
         status: {"description": meaning, "content": content_of(errors)} for status, meaning in _ERRORS.items()
     }
 
 
 def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
-    """Of a route that answers with `whole`, or streams events of which each carries a `chunk`."""
-    answer = response(whole, "The answer; with `stream: true` as events, each with a chunk, and at last `[DONE]`.")
+    """Describes a route that answers with `whole`, or streams events with a `chunk` each."""
+    answer = response(whole, "The answer; with `stream: true` as events with a chunk each, then `[DONE]`.")
     answer["content"] |= events_of((chunk, ErrorResponse), done=True)
     return {200: answer}
 
 
 def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Responses:
-    """Of a route that answers with `whole`, or streams events of several kinds, each named by its `type`."""
+    """Describes a route that answers with `whole`, or streams events of several kinds, each named by its `type`."""
     answer = response(whole, "The answer; with `stream: true` as events.")
     answer["content"] |= events_of(events, done=False)
     return {200: answer}
 
 
 def native_responses(output: type[Body]) -> Responses:
-    """Of a route that answers with one `output` or a list of them, or streams events of which each carries one."""
+    """Describes a route that answers with one `output` or a list of them, or streams events with one each."""
     one = {"$ref": _REF.format(name=output.__name__)}
-    answer = response(output, "An output, or a list of them; with `stream: true` as events, and at last `[DONE]`.")
+    answer = response(output, "An output, or a list of them; with `stream: true` as events, then `[DONE]`.")
     answer["content"]["application/json"]["schema"] = {"anyOf": [one, {"type": "array", "items": one}]}
     answer["content"] |= events_of((output, ErrorResponse), done=True)
     return {200: answer}
 
 
 _ERRORS: dict[int | str, str] = {
-    400: "A parameter is wrong, unknown or not supported; `param` names it.",
+    400: "A parameter is invalid, unknown or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
     404: "No such route or model.",
     413: "The body is too large.",
     429: "Too many requests wait; try again after `Retry-After` seconds.",
     500: "The server failed.",
-    503: "The engine is away; try again after `Retry-After` seconds.",
+    503: "The engine is unavailable; try again after `Retry-After` seconds.",
     504: "The engine took too long.",
     "default": "Any other error.",
 }
 
 
 def error_responses(body: type[Body]) -> Responses:
-    """The errors of an API that reports them as `body`."""
+    """Describes the errors of an API that reports them as `body`."""
     return {status: response(body, meaning) for status, meaning in _ERRORS.items()}
 
 
@@ -103,14 +105,14 @@ ERROR_RESPONSES = error_responses(ErrorResponse)
 
 
 class DocumentedApp(FastAPI):
-    """FastAPI, whose document also has every subclass of Body."""
+    """A FastAPI application with every subclass of Body in its document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             schemas = super().openapi()["components"]["schemas"]
             for name, schema in _response_schemas():
                 if name in schemas:
-                    raise ValueError(f"a request and a response are both called {name}: rename one of them")
+                    raise ValueError(f"a request and an answer have the name {name}: rename one of them")
                 schemas[name] = schema
             _make_bounds_exact(schemas)
         document: dict[str, Any] = super().openapi()
@@ -118,7 +120,7 @@ class DocumentedApp(FastAPI):
 
 
 def _make_bounds_exact(value: Any) -> None:
-    """FastAPI makes all bounds floats, of which none is the greatest integer of 64 bits."""
+    """Restores bounds of 64 bits, which FastAPI rounds to floats."""
     if isinstance(value, dict):
         if value.get("type") == "integer":
             for name, exact in (("minimum", max), ("maximum", min)):
@@ -134,9 +136,9 @@ def _response_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REF)
     for body in bodies:
         if body.__name__ not in schemas:
-            raise ValueError(f"two responses are called {body.__name__}: rename one of them")
+            raise ValueError(f"two answers have the name {body.__name__}: rename one of them")
         schema = schemas[body.__name__]
-        # A default saves the server from saying it each time; only what may be UNSET is ever left out.
+        # Only fields that may be UNSET can be absent; other defaults are for the code.
         fields = msgspec.structs.fields(body)
         schema["required"] = [field.encode_name for field in fields if field.default is not msgspec.UNSET]
         if (tag_field := body.__struct_config__.tag_field) is not None:

@@ -1,7 +1,7 @@
-"""What one HTTP response waits for: its choices, each of which is one generation.
+"""The generations of one HTTP response, its choices, and their outputs.
 
-Outputs are merged until the response takes them, so a slow HTTP client costs only itself; one that does not read at
-all is aborted at MAX_PENDING_BYTES.
+Outputs are merged until the response takes them, so a slow HTTP client delays only itself. A client that does not read
+is aborted at MAX_PENDING_BYTES.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MAX_PENDING_BYTES = 1024 * 1024
 
 
 class ChoiceDelta:
-    """More output of a choice that goes on, and nothing else; looks like the GenerateResponse that would say it."""
+    """More output of a choice that continues. It has the attributes of the equivalent GenerateResponse."""
 
     __slots__ = ("text", "token_ids")
 
@@ -49,7 +49,7 @@ ChoiceOutputs = list[tuple[int, ChoiceOutput]]  # by index of the choice
 
 
 class PendingChoice(LinkedRequest):
-    """One choice of a reply: its request, and what of its output has arrived."""
+    """One choice of a reply: its request, and the output so far."""
 
     __slots__ = (
         "cached_tokens",
@@ -73,7 +73,7 @@ class PendingChoice(LinkedRequest):
         self.prompt_logprobs: PromptLogprobs | None = None
         self.token_ids: list[int] = []
         self.usage = common_pb2.Usage()  # up to the latest output
-        self.weights_version = ""  # of the weights that make all of its tokens; "" = nobody has said
+        self.weights_version = ""  # of the weights that generate its tokens; "" = unknown
 
     def to_submit(self) -> "Submission":
         return Submission(self, resumes=self.was_sent or bool(self.prompt_token_ids))
@@ -82,15 +82,15 @@ class PendingChoice(LinkedRequest):
         self.reply.fail(error)
 
     def add_earlier(self, response: GenerateResponse) -> None:
-        """Notes an output of an attempt that another process made."""
+        """Records an output of an attempt by another process."""
         noted = GenerateResponse()
         noted.CopyFrom(response)
         self.add_response(noted)
 
     def add_response(self, response: GenerateResponse) -> None:
-        """Notes what has arrived, and leaves in the response what it means for the client."""
+        """Records a response, and removes from it the fields that clients do not see."""
         if response.prompt_token_ids:
-            # Told again after a resubmission, where it is the same.
+            # Sent again after a resubmission, unchanged.
             self.prompt_token_ids[:] = response.prompt_token_ids
             response.ClearField("prompt_token_ids")
         if response.weights_version:
@@ -103,7 +103,7 @@ class PendingChoice(LinkedRequest):
         if self.cached_tokens is None:
             self.cached_tokens = response.usage.cached_tokens
         else:
-            # A request that is computed anew after an interruption hits its own blocks.
+            # A request that resumes after an interruption finds its own blocks in the cache.
             response.usage.cached_tokens = self.cached_tokens
         if response.usage.prompt_tokens:
             self.usage.CopyFrom(response.usage)
@@ -154,7 +154,7 @@ Abort = Callable[[Iterable[PendingChoice]], None]
 
 
 class Reply:
-    """The choices of one HTTP response and those of their outputs that were not taken yet."""
+    """The choices of one HTTP response, and their outputs that were not read yet."""
 
     def __init__(
         self,
@@ -164,9 +164,10 @@ class Reply:
         streaming: bool,
         context: RequestContext | None = None,
     ) -> None:
-        """abort: ends choices upstream.
-
-        streaming: outputs are wanted as they come; otherwise only once, when all is there.
+        """
+        Args:
+            abort: ends choices upstream.
+            streaming: whether outputs are read as they arrive, or once at the end.
         """
         self.choices = [PendingChoice(request, index, self) for index, request in enumerate(requests)]
         self.context = context
@@ -180,7 +181,7 @@ class Reply:
         self._wake = asyncio.Event()
 
     def push(self, choice: PendingChoice, output: ChoiceOutput, size: int) -> None:
-        """size: bytes, roughly."""
+        """Adds an output. size: bytes, roughly."""
         unread = self._pending.get(choice.index)
         if unread is None:
             self._pending[choice.index] = _Unread(output)
@@ -198,15 +199,15 @@ class Reply:
 
     @property
     def has_ended(self) -> bool:
-        """Nothing comes after what was taken."""
+        """True if all outputs were read."""
         return not self._running and not self._pending
 
     def ended_earlier(self) -> None:
-        """One of the choices has all its outputs from an earlier attempt."""
+        """Counts a choice that ended in an earlier attempt."""
         self._running -= 1
 
     def fail(self, error: BaseException) -> None:
-        """Ends the response with an error and its choices upstream. The first error counts."""
+        """Ends the response with an error, and its choices upstream. The first error counts."""
         self.abort()
         if self._error is None:
             self._error = error
@@ -214,19 +215,19 @@ class Reply:
         self._wake.set()
 
     def abort(self) -> None:
-        """Ends what still runs upstream."""
+        """Ends running choices upstream."""
         self._abort(self.choices)
 
     async def whole(self) -> ChoiceOutputs:
-        """All outputs of every choice, once each has its finish reason. Raises RpcError, or what fail() was given."""
+        """Returns all outputs of every choice, when all have ended. Raises RpcError, or the error of fail()."""
         while self._running:
             await self._woken()
         return self._take()
 
     async def next(self) -> ChoiceOutputs:
-        """What has arrived since the last time, merged by choice; empty once every choice has its finish reason.
+        """Returns new outputs, merged by choice; empty when every choice has ended.
 
-        Raises RpcError, or whatever fail() was given, after the last output too.
+        Raises RpcError, or the error of fail(), after the last output too.
         """
         while not self._pending and (self._running or self._error is not None):
             await self._woken()
@@ -266,7 +267,7 @@ class Line(Protocol):
 
 
 def merged_by_choice(outputs: ChoiceOutputs) -> ChoiceOutputs:
-    """One output for each choice."""
+    """Returns one output for each choice."""
     by_choice: dict[int, _Unread] = {}
     for index, output in outputs:
         if index in by_choice:
@@ -277,23 +278,23 @@ def merged_by_choice(outputs: ChoiceOutputs) -> ChoiceOutputs:
 
 
 class _Unread:
-    """Outputs of one choice, as one. It grows with their tokens and text, whatever the number of outputs."""
+    """Outputs of one choice, merged into one, which grows with tokens and text but not with their number."""
 
     __slots__ = ("_output", "_reasoning", "_text")
 
     def __init__(self, output: ChoiceOutput) -> None:
         self._output = output
-        # Once there are several; a string that grows by a few characters each time would be copied as often.
+        # Set when there are several outputs: a growing string would be copied for each.
         self._text: io.StringIO | None = None
         self._reasoning: list[str] = []
 
     def add(self, newer: ChoiceOutput) -> None:
-        """With what one output would have said for all, but for the usage, which a PendingChoice keeps."""
+        """Merges an output, except for the usage, which the PendingChoice has."""
         if self._text is None:
             self._text = io.StringIO()
-            self._take_in(self._text, self._output)
+            self._append(self._text, self._output)
             self._output = _copied(self._output)
-        self._take_in(self._text, newer)
+        self._append(self._text, newer)
         if isinstance(newer, ChoiceDelta):
             self._output.token_ids.extend(newer.token_ids)
             return
@@ -301,14 +302,14 @@ class _Unread:
             self._output = GenerateResponse(token_ids=self._output.token_ids)
         self._output.MergeFrom(newer)
 
-    def _take_in(self, text: io.StringIO, output: ChoiceOutput) -> None:
+    def _append(self, text: io.StringIO, output: ChoiceOutput) -> None:
         text.write(output.text)
         if output.reasoning:
             self._reasoning.append(output.reasoning)
 
     def read(self) -> ChoiceOutput:
         if self._text is not None:
-            # Of strings, a merged message has the last.
+            # Merging messages keeps the last string.
             self._output.text = self._text.getvalue()
             if not isinstance(self._output, ChoiceDelta):
                 self._output.reasoning = "".join(self._reasoning)
@@ -316,7 +317,7 @@ class _Unread:
 
 
 def _copied(output: ChoiceOutput) -> ChoiceOutput:
-    """What may be changed."""
+    """Returns an output that may be changed."""
     if isinstance(output, ChoiceDelta):
         return ChoiceDelta("", list(output.token_ids))
     copy = GenerateResponse()

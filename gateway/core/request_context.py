@@ -1,4 +1,4 @@
-"""What is known of an HTTP request wherever it is dealt with, from the middleware to the last byte of its answer."""
+"""The context of an HTTP request, from the middleware to the last byte of its answer."""
 
 import time
 from collections.abc import Mapping
@@ -13,22 +13,22 @@ _SCOPE_KEY = "pagewire.request"
 # Of an id that a client gives; it returns in a header.
 REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 
-# In the scope of a request that no client waits for: the tenant whose it is.
+# In the scope of a request without a client, its tenant.
 IN_PROCESS = "pagewire.in_process"
 
-# When the present request's time is up, by time.monotonic(); None: never.
+# The deadline of the present request, by time.monotonic(); None: no deadline.
 deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 def time_left() -> float | None:
-    """Seconds that the present request has; None: as long as it takes."""
+    """Returns the seconds until the deadline of the present request; None: no deadline."""
     end = deadline.get()
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-# In the scope of a request whose connection is one too many: only probes and metrics are answered.
+# In the scope of a request over a connection above the limit: only probes and metrics are answered.
 OVER_LIMIT = "pagewire.over_limit"
-# In the scope of a request whose client has shown no certificate where one is wanted: only probes are answered.
+# In the scope of a request without a required client certificate: only probes are answered.
 NO_CERTIFICATE = "pagewire.no_certificate"
 
 
@@ -38,8 +38,11 @@ class RequestContext:
     __slots__ = ("created", "dialect", "names", "note", "request_id", "send", "started", "status", "trace_id")
 
     def __init__(self, request_id: str, send: Send, dialect: Dialect = OPENAI) -> None:
-        """send: the server's own, for a body whose head has passed through everything between. dialect: the API that
-        the client speaks."""
+        """
+        Args:
+            send: the server's own, for the body of an answer after its head has passed the middleware.
+            dialect: the API that the client speaks.
+        """
         self.request_id = request_id
         self.send = send
         self.dialect = dialect
@@ -47,8 +50,8 @@ class RequestContext:
         self.started = time.monotonic()
         self.status = 0
         self.note = ""
-        self.names: Mapping[str, str] = {}  # of fields, as the client calls them: field_names.py
-        self.trace_id = ""  # 32 hexadecimal digits, of one that is traced
+        self.names: Mapping[str, str] = {}  # the client's names of fields: see field_names.py
+        self.trace_id = ""  # 32 hexadecimal digits; "" = not traced
 
     @property
     def elapsed(self) -> float:

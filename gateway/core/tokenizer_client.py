@@ -29,8 +29,8 @@ AWAY_TIMEOUT_S = 10.0
 # Attempts at a call under which the service died: the next attempt may be what kills it again.
 MAX_ATTEMPTS = 3
 AWAY_POLL_S = 0.1
-# After a broken call: seconds in which the link, on the same connection, has noticed too. Streams of a service that
-# stops break a little after it has refused calls.
+# After a broken call: seconds until the link, on the same connection, breaks too. The streams of a service that stops
+# break a little after it begins to refuse calls.
 NOTICED_S = 1.0
 
 Answered = TypeVar("Answered")
@@ -57,7 +57,7 @@ class TokenizerClient:
         return models
 
     async def default_model(self) -> str:
-        """Returns the first served name: the model of an answer whose request named none. Raises like call()."""
+        """Returns the first served name, the model of requests that name none. Raises like call()."""
         if not self._default_model:
             self._default_model = (await self.list_models())[0].id
         return self._default_model
@@ -158,7 +158,7 @@ class TokenizerClient:
                     changed = self.link.changed
 
     async def _wait_for_break(self, num_breaks: int) -> None:
-        """Returns when the link has broken more often than that, too, which it soon has after a call has."""
+        """Returns when the link has broken more than `num_breaks` times, which it soon does after a broken call."""
         with suppress(TimeoutError):
             async with asyncio.timeout(NOTICED_S):
                 changed = self.link.changed

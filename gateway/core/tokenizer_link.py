@@ -20,7 +20,7 @@ LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkService
 
 
 class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectResponse]):
-    """Submits the choices of replies and hands them their outputs; `run()` keeps the stream up."""
+    """Submits the choices of replies and gives them their outputs; `run()` keeps the streams up."""
 
     def __init__(
         self,
@@ -29,8 +29,11 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
         recovery_timeout: float,
         hang_timeout: float = 0.0,
     ) -> None:
-        """recovery_timeout: seconds without a tokenizer service after which generations end with UNAVAILABLE.
-        hang_timeout: seconds without a sign of life after which one is taken to hang; 0 = never."""
+        """
+        Args:
+            recovery_timeout: seconds without a tokenizer service after which generations end with UNAVAILABLE.
+            hang_timeout: seconds of silence after which a service counts as hung; 0 = never.
+        """
         super().__init__("tokenizer service", discovery, connect, recovery_timeout)
         self._hang_timeout = hang_timeout
 
@@ -45,11 +48,13 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
         context: RequestContext | None = None,
         earlier: Sequence[Sequence[GenerateResponse]] = (),
     ) -> Reply:
-        """Starts one generation per request; they wait for a tokenizer that is away for a moment.
+        """Starts one generation for each request; they wait for a tokenizer service that restarts.
 
-        context: of all of them. earlier: all outputs of an earlier attempt, by request; each goes on after its own.
+        Args:
+            context: the context of all requests.
+            earlier: by request, all outputs of an earlier attempt, after which the generation continues.
 
-        Raises RpcError UNAVAILABLE when there has been none for recovery_timeout seconds, or never.
+        Raises RpcError UNAVAILABLE if there has been no service for recovery_timeout seconds, or none yet.
         """
         if not self.is_available:
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "the tokenizer service cannot be reached; try again")

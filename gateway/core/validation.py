@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a request, as one error that names the parameter at fault."""
+"""The errors that pydantic finds in a request, as one ApiError that names the parameter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from pagewire.gateway.core.errors import ApiError
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
-    """The first faulty parameter of a request, by name, with everything that is wrong with it."""
+    """Returns the error of the first invalid parameter, with everything that is wrong with it."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']} at position {first['loc'][-1]}")
@@ -15,7 +15,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiErr
         return ApiError(400, "send a JSON object with the header Content-Type: application/json")
     if not isinstance(body, dict):
         return ApiError(400, "the body must be a JSON object")
-    # A union reports every branch; the one that came furthest is the one that was meant.
+    # A union reports every branch; the intended branch is the one that got furthest.
     located = [
         (_path(error, body), _lower_first(error["msg"])) for error in errors if error["loc"][1:2] == first["loc"][1:2]
     ]
@@ -26,13 +26,13 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiErr
 
 
 def with_integers(errors: Sequence[Mapping[str, Any]], body: object) -> bool:
-    """Whether numbers such as 16.0 stand where integers belong, which to JSON they are: puts these there."""
+    """Replaces floats such as 16.0 by integers where these are required, and returns whether there were any."""
     found = False
     for path in {_path(error, body) for error in errors if error["type"] == "int_type"}:
         holder: Any = body
         for part in path[:-1]:
             holder = holder[part]
-        # The first wrong one of a list is told, so all of it is looked at.
+        # Only the first wrong item of a list is reported, so all are checked.
         for key in range(len(holder)) if isinstance(holder, list) else path[-1:]:
             if isinstance(value := holder[key], float) and value.is_integer():
                 holder[key], found = int(value), True
@@ -40,7 +40,7 @@ def with_integers(errors: Sequence[Mapping[str, Any]], body: object) -> bool:
 
 
 def _path(error: Mapping[str, Any], body: object) -> tuple[str | int, ...]:
-    """("messages", 0, "content"): a pydantic location without the parts that name a branch of a union."""
+    """Returns a pydantic location without the branches of unions, as ("messages", 0, "content")."""
     path: list[str | int] = []
     value = body
     for part in error["loc"][1:]:

@@ -1,1 +1,1 @@
-"""`/v1/files`: what clients upload for batches, and what batches answer."""
+"""`/v1/files`: uploaded inputs of batches, and outputs of batches."""

@@ -1,1 +1,1 @@
-"""Chats and completions: bodies to requests, outputs to answers, whole or streamed. Other APIs build on it."""
+"""The base of all APIs that generate: bodies to requests, outputs to answers, whole or streamed."""

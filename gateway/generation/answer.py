@@ -1,4 +1,4 @@
-"""What every API that generates implements: the answer to one request."""
+"""The interface of an answer, which every API that generates implements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -20,32 +20,30 @@ _FINISH_REASONS: Mapping[common_pb2.FinishReason, FinishReason] = {
 
 
 class Answer(Protocol):
-    """The wire format of one answer: streamed (start, delta..., end or error) or whole. `out` takes the pieces of the
-    stream.
-    """
+    """The format of one answer: streamed (start, delta..., end or error) or whole. `out` collects a stream's pieces."""
 
     operation: str
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
-        """Events before any text, if there are any; the first output has arrived."""
+        """Writes the events before any text; the first output has arrived."""
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
-        """Events that say the output; none if it says nothing to a client yet."""
+        """Writes the events of an output, if it has any content for the client."""
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
-        """The last events."""
+        """Writes the last events."""
 
     def error(self, out: list[bytes], error: ApiError) -> None:
-        """The last events of a stream that fails after its first output."""
+        """Writes the last events of a stream that fails after its first output."""
 
     def whole(
         self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal
     ) -> Body | Sequence[Body]:
-        """The answer to a client that does not stream."""
+        """Returns the answer to a client that does not stream."""
 
 
 def finish_reason(response: ChoiceOutput) -> FinishReason:
-    """Of a response that has one."""
+    """Returns the finish reason of a response that has one."""
     return _FINISH_REASONS[response.finish_reason]
 
 
@@ -57,6 +55,8 @@ def stop_reason(response: ChoiceOutput) -> StopReason:
 
 
 def fingerprint(generations: Sequence[PendingChoice]) -> str | None:
-    """What an answer says of the weights that made it: their version. Choices that began while weights were replaced
-    may be of several; None: nobody has said."""
+    """Returns the version of the weights that generated the choices, or None if it is unknown.
+
+    Choices that began while weights were replaced may have several versions.
+    """
     return ",".join(dict.fromkeys(one.weights_version for one in generations if one.weights_version)) or None

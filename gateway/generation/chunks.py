@@ -13,23 +13,23 @@ from pagewire.gateway.schema.generation import StreamOptions
 
 
 class ChunkWriter:
-    """The events of one streamed completion. What they share is encoded once: per token only the choice is."""
+    """The events of one streamed completion. Their common part is encoded once, the choice for each token."""
 
     def __init__(self, chunk: Body, options: StreamOptions | None) -> None:
-        """chunk: without choices; what all the events have in common."""
-        # One more event with the usage at the end, and `usage: null` in the others.
+        """chunk: the common part of all events, without choices."""
+        # The usage in one more event at the end, `usage: null` in the others.
         self._include_usage = bool(options and options.include_usage)
-        # The usage up to there instead of null.
+        # The usage so far instead of null.
         self._continuous_usage = bool(options and options.include_usage and options.continuous_usage_stats)
         self._chunk = msgspec.structs.replace(chunk, usage=None) if self._include_usage else chunk
-        self._framed_for: str | None = None  # the version of weights that these two say
+        self._framed_for: str | None = None  # the version of weights in these two
         self._head, self._end = self._frame(None)
 
     def _frame(self, version: str | None) -> tuple[bytes, bytes]:
-        """What stands before and behind a choice."""
+        """Returns the bytes before and after a choice."""
         self._framed_for = version
         self._chunk = msgspec.structs.replace(self._chunk, system_fingerprint=version)
-        # No string holds the separator: its quotes would be escaped there.
+        # No string contains the separator: its quotes would be escaped.
         head, end = event(self._chunk).split(b'"choices":[]')
         return head + b'"choices":[', b"]" + end
 
@@ -41,7 +41,13 @@ class ChunkWriter:
         extra: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> None:
-        """usage: up to here; extra: further fields of this chunk; version: of the weights that make the choice."""
+        """Writes a chunk.
+
+        Args:
+            usage: the usage so far.
+            extra: more fields of this chunk.
+            version: of the weights that generate the choice.
+        """
         if version and version != self._framed_for:
             self._head, self._end = self._frame(version)
         if extra or self._continuous_usage:
@@ -51,11 +57,11 @@ class ChunkWriter:
             out += (self._head, encode(choice), self._end)
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
-        """The last events."""
+        """Writes the last events."""
         if self._include_usage:
             out.append(event(msgspec.structs.replace(self._chunk, usage=usage.info())))
         out.append(DONE)
 
     def error(self, out: list[bytes], error: ApiError) -> None:
-        """The last events instead."""
+        """Writes the last events of a stream that fails."""
         out += (event(error.body()), DONE)

@@ -1,6 +1,6 @@
-"""What OpenTelemetry's conventions for GenAI and HTTP say of a request: attributes of its span, and histograms.
+"""Attributes of spans, and histograms, by OpenTelemetry's conventions for GenAI and HTTP.
 
-The gateway is the client of the services that generate; what these measure as servers is in the tokenizer service.
+The gateway is the client in these conventions; the tokenizer service has the measurements of the server.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from pagewire.v1.inference_pb2 import GenerateRequest
 
 OPERATION_DURATION = LoopHistogram(
     "gen_ai_client_operation_duration_seconds",
-    "Seconds that a GenAI operation took the gateway, from the request's head to the end of its answer",
+    "Seconds of a GenAI operation at the gateway, from the head of the request to the end of the answer",
     GENAI_DURATION_BUCKETS,
     [*GENAI_LABELS, "error_type"],
 )
@@ -27,7 +27,7 @@ TOKEN_USAGE = LoopHistogram(
     [4**power for power in range(14)],
     [*GENAI_LABELS, "gen_ai_token_type"],
 )
-# What the conventions have no name for is what comes closest.
+# Operations without a name in the conventions have the closest one.
 _OPERATIONS = {"generate": "text_completion", "embed": "embeddings"}
 
 
@@ -36,7 +36,7 @@ def operation_name(operation: str) -> str:
 
 
 def http_attributes(scope: Scope, status: int) -> dict[str, Any]:
-    """status: that of the answer; 0 if the client did not wait for one."""
+    """Returns the attributes of an HTTP request. status: of the answer; 0 if the client disconnected before it."""
     address, port = scope.get("server") or (None, None)
     return {
         semconv.HTTP_METHOD: scope["method"],
@@ -51,14 +51,14 @@ def http_attributes(scope: Scope, status: int) -> dict[str, Any]:
 
 
 def error_type(status: int) -> str | None:
-    """None: the server did what it should; a request that is wrong is no error of its."""
+    """Returns the type of a server error; None for success and for errors of clients."""
     return str(status) if status >= 500 else None
 
 
 def generation_attributes(
     requests: Sequence[GenerateRequest], operation: str, response_model: str, usage: UsageTotal
 ) -> dict[str, Any]:
-    """What is known of a generation whatever becomes of it."""
+    """Returns the attributes of a generation, successful or not."""
     request = requests[0]
     params = request.sampling_params
     # Rounded: the wire's floats are of 32 bits.
@@ -84,7 +84,7 @@ def generation_attributes(
 def observe(
     span: Span, operation: str, models: tuple[str, str], seconds: float, status: int, tokens: Mapping[str, int]
 ) -> None:
-    """Notes an operation in the histograms.
+    """Records an operation in the histograms.
 
     Args:
         models: of the request and of the response; of a request for a model that is not served, neither: clients could

@@ -1,4 +1,4 @@
-"""The form that a client asks for as the Grammar that the executor takes, whichever parameter says it."""
+"""The requested form of an output, whichever parameter sets it, as a Grammar for the executor."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ _ANY_OBJECT = '{"type": "object"}'
 
 
 def grammar_of(body: GenerationParameters) -> Grammar | None:
-    """None: the output may be anything. Raises ApiError if several parameters name a form."""
+    """Returns the grammar of the output; None if it is free. Raises ApiError 400 if several parameters set a form."""
     given: dict[str, Grammar] = {}
     if body.response_format is not None and not isinstance(body.response_format, TextFormat):
         given["response_format"] = _from_response_format(body.response_format)
@@ -31,13 +31,13 @@ def grammar_of(body: GenerationParameters) -> Grammar | None:
         if (value := getattr(body, name)) is not None:
             given[name] = _from_guided(name.removeprefix("guided_"), value)
     if len(given) > 1:
-        raise ApiError(400, f"{' and '.join(given)} each say what the output looks like: give one", param=[*given][-1])
+        raise ApiError(400, f"{' and '.join(given)} each set the form of the output: give one", param=[*given][-1])
     return next(iter(given.values()), None)
 
 
 def names_of(body: GenerationParameters) -> dict[str, str]:
-    """What the body calls that which the services know as the grammar: the parameter that says the form, else its
-    tools. And other parameters, if it has them by the names of SGLang's API."""
+    """Returns the body's names for the grammar, which is the parameter that sets the form, or `tools`; and for
+    parameters that have SGLang's names."""
     names = {ours: theirs for theirs, ours in OF_SGLANG.items() if getattr(body, theirs) is not None}
     forms = [name for name in ("response_format", "structured_outputs", *_GUIDED) if getattr(body, name) is not None]
     if forms and not isinstance(getattr(body, forms[0]), TextFormat):

@@ -11,7 +11,7 @@ from pagewire.gateway.core.tokenizer_client import TOKENIZER
 
 @dataclass(frozen=True)
 class Head:
-    """What an answer, and every chunk of it, begins with."""
+    """The first members of an answer and of all its chunks."""
 
     id: str
     created: int  # Unix time, seconds
@@ -26,7 +26,7 @@ class NamedBody(Protocol):
 
 
 async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
-    """prefix: of the id, as "chatcmpl". Raises grpc.aio.AioRpcError or ApiError."""
+    """Returns the head of an answer. prefix: of its id, as "chatcmpl". Raises grpc.aio.AioRpcError or ApiError."""
     context = request_context(request.scope)
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id

@@ -1,4 +1,4 @@
-"""Log probabilities as clients know them: OpenAI's of chats, and vLLM's of prompts."""
+"""Log probabilities of outputs in OpenAI's form, and of prompts in vLLM's."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ MIN_LOGPROB = -9999.0
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob], as_ids: bool) -> ChatLogprobs:
-    """as_ids: tokens are named by their ids."""
+    """Returns the log probabilities of tokens. as_ids: name tokens by their ids."""
     return ChatLogprobs(
         content=[
             ChatLogprob(
@@ -30,14 +30,14 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], as_ids: bool) -> ChatLogprobs:
     )
 
 
-def prompt_logprobs(told: PromptLogprobs | None, num_top: int) -> list[PromptEntries | None] | None:
-    """By token id, of each of the prompt's tokens."""
-    if told is None:
+def prompt_logprobs(found: PromptLogprobs | None, num_top: int) -> list[PromptEntries | None] | None:
+    """Returns the entries of each token of the prompt, by token id."""
+    if found is None:
         return None
-    per_token, texts = told.logprobs.entries_per_token, list(told.tokens)
-    ids, logprobs = list(told.logprobs.token_ids), [finite(logprob) for logprob in told.logprobs.logprobs]
+    per_token, texts = found.logprobs.entries_per_token, list(found.tokens)
+    ids, logprobs = list(found.logprobs.token_ids), [finite(logprob) for logprob in found.logprobs.logprobs]
     entries: list[PromptEntries | None] = [None]
-    for start, rank in zip(range(0, len(ids), per_token), told.logprobs.ranks, strict=True):
+    for start, rank in zip(range(0, len(ids), per_token), found.logprobs.ranks, strict=True):
         of_token = {str(ids[start]): PromptLogprob(logprobs[start], rank, texts[start])}
         for place in range(1, 1 + num_top):
             i = start + place
@@ -46,8 +46,8 @@ def prompt_logprobs(told: PromptLogprobs | None, num_top: int) -> list[PromptEnt
     return entries
 
 
-def told_of_prompt(choice: PendingChoice, choices: Sequence[PendingChoice]) -> PromptLogprobs | None:
-    """What one of the choices of the same prompt was told: the first one asks for all."""
+def logprobs_of_prompt(choice: PendingChoice, choices: Sequence[PendingChoice]) -> PromptLogprobs | None:
+    """Returns the log probabilities of a choice's prompt, which only the first choice of a prompt has."""
     if choice.prompt_logprobs is not None:
         return choice.prompt_logprobs
     asked = (one for one in choices if one.prompt_logprobs is not None)

@@ -1,7 +1,7 @@
-"""Requests whose outputs are known only when all of it is over: best_of and beam search.
+"""Requests without outputs before their end: best_of and beam search.
 
-The tokenizer service searches. Nothing reaches the client before the end, so a search under which that service dies
-begins again, with the same seed.
+The tokenizer service searches. The client receives nothing before the end, so a search restarts with the same seed if
+that service dies.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def line_of(request: Request, requests: Sequence[GenerateRequest]) -> Line:
 
 
 class Searches:
-    """Stands where the link to the tokenizer service does for other requests."""
+    """A `Line` for searches, as the link to the tokenizer service is for other requests."""
 
     def __init__(self, tokenizer: TokenizerClient) -> None:
         self._tokenizer = tokenizer
@@ -47,9 +47,12 @@ class Searches:
         context: RequestContext | None = None,
         earlier: Sequence[Sequence[GenerateResponse]] = (),
     ) -> Reply:
-        """requests: one per output; those of the same search are the same object, side by side.
+        """Starts the searches.
 
-        context: of all of them. earlier: outputs of an earlier attempt, by request. A search has all of them, or none.
+        Args:
+            requests: one for each output; those of a search are the same object, side by side.
+            context: the context of all requests.
+            earlier: by request, the outputs of an earlier attempt; a search has all of them or none.
         """
         tasks: list[asyncio.Task[None]] = []
 
@@ -78,7 +81,7 @@ class Searches:
         except ApiError as error:
             reply.fail(error)
         except Exception as error:
-            # A defect: its client must not wait for ever.
+            # A defect; the client must not wait forever.
             logger.exception("a search failed")
             reply.fail(RpcError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"))
         else:

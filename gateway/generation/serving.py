@@ -1,4 +1,4 @@
-"""The HTTP response of one generation request: whole or streamed, from the first output to the last byte."""
+"""The HTTP response to one generation request, whole or streamed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +29,7 @@ from pagewire.wire import tenants
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.status import error_details
 
-# What the services have to say themselves that a request's time is up.
+# Seconds that the services have to report themselves that a request has timed out.
 _GRACE_S = 0.2
 OK = 200
 
@@ -39,7 +39,7 @@ class ClientGone(Exception):
 
 
 class Outputs(Protocol):
-    """What a response waits for: a `Reply`, mostly."""
+    """The outputs that a response waits for, usually a `Reply`."""
 
     choices: list[PendingChoice]
 
@@ -68,7 +68,7 @@ class Resumable(Protocol):
 
 
 class GenerationResponse(Response):
-    """Runs one generation request, of whatever API, when it is sent."""
+    """Runs one generation request of any API when it is sent."""
 
     def __init__(
         self,
@@ -82,11 +82,12 @@ class GenerationResponse(Response):
         ended: Callable[[], Awaitable[None]] | None = None,
         kept: Resumable | None = None,
     ) -> None:
-        """requests: one per choice, those of one prompt side by side. counts_output: see `UsageTotal`.
-
-        ended: called when the answer is complete, before the client hears of its end; it may raise ApiError.
-
-        kept: the generation may be taken up again.
+        """
+        Args:
+            requests: one for each choice, those of one prompt side by side.
+            counts_output: see `UsageTotal`.
+            ended: called when the answer is complete, before its end is sent; it may raise ApiError.
+            kept: makes the generation resumable.
         """
         super().__init__()
         self._link = link
@@ -100,8 +101,8 @@ class GenerationResponse(Response):
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
         self._failure: str | None = None
-        self._failed_status = 0  # that an answer would have had which fails in its midst
-        self._first_chunk: float | None = None  # seconds since the request came
+        self._failed_status = 0  # of an error after the head of the answer
+        self._first_chunk: float | None = None  # seconds since the request arrived
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
@@ -115,8 +116,8 @@ class GenerationResponse(Response):
         answering = generations.begin(tenants.present.get().name, context)
         status = 0
         try:
-            told = tenants.attach(tenants.present.get(), span.trace.attach_to(common_pb2.RequestContext()))
-            await self._serve(context, told, receive, send)
+            rpc_context = tenants.attach(tenants.present.get(), span.trace.attach_to(common_pb2.RequestContext()))
+            await self._serve(context, rpc_context, receive, send)
         except ClientGone:
             self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()
@@ -130,13 +131,13 @@ class GenerationResponse(Response):
             if self._failure is not None:
                 context.note += f": {self._failure}"
             generations.end(answering)
-            self._tell(span, scope, context, status or context.status)
+            self._record(span, scope, context, status or context.status)
 
     async def _serve(
-        self, context: RequestContext, told: common_pb2.RequestContext, receive: Receive, send: Send
+        self, context: RequestContext, rpc_context: common_pb2.RequestContext, receive: Receive, send: Send
     ) -> None:
         try:
-            reply = self._begin(told)
+            reply = self._begin(rpc_context)
         except RpcError as error:
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
@@ -144,7 +145,7 @@ class GenerationResponse(Response):
         give_up = _give_up_later(reply)
         try:
             if self._streaming:
-                # In a task of its own, so that a token does not wake all the layers that wait for the response's end.
+                # In a task of its own, so that a token does not wake the layers that wait for the end of the response.
                 await asyncio.create_task(self._stream(reply, context, send))
             else:
                 await self._whole(reply, send)
@@ -158,13 +159,13 @@ class GenerationResponse(Response):
         if self._failure is None:
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
-    def _begin(self, told: common_pb2.RequestContext) -> Outputs:
-        """told: what travels with the requests. Raises RpcError UNAVAILABLE."""
+    def _begin(self, context: common_pb2.RequestContext) -> Outputs:
+        """Starts the generation. context: travels with the requests. Raises RpcError UNAVAILABLE."""
         if (left := time_left()) is not None:
-            told.timeout.CopyFrom(error_details.duration(left))
+            context.timeout.CopyFrom(error_details.duration(left))
         if self._kept is not None:
-            return self._kept.generate(self._link, self._requests, told)
-        return self._link.generate(self._requests, streaming=self._streaming, context=told)
+            return self._kept.generate(self._link, self._requests, context)
+        return self._link.generate(self._requests, streaming=self._streaming, context=context)
 
     async def _whole(self, reply: Outputs, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
@@ -178,7 +179,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": content})
 
     async def _stream(self, reply: Outputs, context: RequestContext, send: Send) -> None:
-        """The head waits for the first output: until then an error has a status of its own."""
+        """Sends the head with the first output: until then, an error can have its own status."""
         answer, usage, started = self._answer, self._usage, False
         try:
             while outputs := await reply.next():
@@ -195,7 +196,7 @@ class GenerationResponse(Response):
                     metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(self._first_chunk)
                     headers = [*EVENT_STREAM_HEADERS, *_weights_header(reply.choices)]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                    send = context.send  # what lies between has seen all it has to
+                    send = context.send  # the middleware needs only the head
                 if self._kept is not None:
                     events = self._kept.event_ids.added(events)
                 if events:
@@ -216,8 +217,8 @@ class GenerationResponse(Response):
             answer.error(last, api_error)
         await send({"type": "http.response.body", "body": b"".join(last)})
 
-    def _tell(self, span: Span, scope: Scope, context: RequestContext, status: int) -> None:
-        """The request is over: its span, and the histograms of GenAI. status: of the answer's head."""
+    def _record(self, span: Span, scope: Scope, context: RequestContext, status: int) -> None:
+        """Ends the span and records the metrics of GenAI. status: of the answer's head."""
         operation, usage = self._answer.operation, self._usage
         outcome = self._failed_status or status
         request_model = self._requests[0].model
@@ -243,7 +244,7 @@ class GenerationResponse(Response):
 
 
 def _weights_header(choices: Sequence[PendingChoice]) -> list[tuple[bytes, bytes]]:
-    """For APIs whose answers have no place for it, too. Of a stream, what is known with its first output."""
+    """Returns the header with the version of weights, for a stream as known with its first output."""
     version = fingerprint(choices)
     return [] if version is None else [(b"x-weights-version", version.encode())]
 
@@ -255,10 +256,10 @@ async def _watch(receive: Receive, reply: Outputs) -> None:
 
 
 def _give_up_later(reply: Outputs) -> asyncio.TimerHandle | None:
-    """The scheduler ends requests whose time is up, and says what they waited for; this is for when it cannot."""
+    """Ends the reply if the scheduler does not report in time that its deadline has passed."""
     if (left := time_left()) is None:
         return None
-    error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up, and the services did not answer")
+    error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request timed out, and the services did not answer")
     return asyncio.get_running_loop().call_later(left + _GRACE_S, reply.fail, error)
 
 

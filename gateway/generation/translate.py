@@ -1,5 +1,4 @@
-"""What bodies that generate have in common, as GenerateRequests. Only what the client gave is set: the services that
-apply defaults know them."""
+"""The common parameters of bodies as GenerateRequests. Only given values are set; the services apply the defaults."""
 
 import secrets
 
@@ -11,12 +10,12 @@ from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import BeamSearch, GenerateRequest
 
-# Of all choices: each carries the prompt, images included.
+# All choices of a request; each carries the prompt, including images.
 MAX_CHOICES_BYTES = 128 * 1024 * 1024
 
 
 def generate_request(body: GenerationParameters, max_tokens: int | None, logprobs: int | None) -> GenerateRequest:
-    """Everything but the prompt and the seed."""
+    """Returns a request without prompt and seed. Raises ApiError 400."""
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise ApiError(
             400, f"min_tokens is {body.min_tokens}; the output has at most {max_tokens} tokens", param="min_tokens"
@@ -50,10 +49,11 @@ def generate_request(body: GenerationParameters, max_tokens: int | None, logprob
 
 
 def choices_of(request: GenerateRequest, body: GenerationParameters) -> list[GenerateRequest]:
-    """n requests that differ in their seeds, or n times the same one that searches for them.
+    """Returns n requests with different seeds; for a search, n times the same one. The first is the given request.
 
-    A seed is drawn here when the client gives none, so that a request that has to be submitted a second time goes on
-    with the same random stream.
+    If the client gives no seed, one is drawn here, so that a resubmitted request continues its random stream.
+
+    Raises ApiError 400.
     """
     if (size := request.ByteSize() * (body.n or 1)) > MAX_CHOICES_BYTES:
         message = f"{body.n} choices of this request are {size} bytes; at most {MAX_CHOICES_BYTES} are possible"

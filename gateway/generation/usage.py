@@ -7,13 +7,17 @@ from pagewire.gateway.schema.answers import CompletionTokensDetails, PromptToken
 
 
 class UsageTotal:
-    """Token counts of an answer, from the cumulative counts of its generations."""
+    """The token counts of an answer, from the cumulative counts of its generations."""
 
     def __init__(
         self, generations: Sequence[PendingChoice], choices_per_prompt: int, *, counts_output: bool = True
     ) -> None:
-        """The generations of one prompt are neighbours; each prompt counts once. counts_output: false where no token of
-        the output is wanted."""
+        """
+        Args:
+            generations: those of one prompt are neighbors; each prompt counts once.
+            choices_per_prompt: number of neighbors with the same prompt.
+            counts_output: false if the client requested no output.
+        """
         self._generations = generations
         self._choices_per_prompt = choices_per_prompt
         self._counts_output = counts_output

@@ -1,8 +1,8 @@
-"""The HTTP connections of a gateway process: how many, for how long, and who has to leave when there is no room.
+"""The HTTP connections of a gateway process: their number, their time, and which one closes to make room.
 
-A connection (`http_connection.py`) is in one of a few phases. What it may do in each is bounded, so that clients that
-connect and then send little or nothing cannot keep others out. Who waits for an answer, or gets one, is bounded by
-nothing here but by whether he takes what he is sent.
+A connection (`http_connection.py`) is in one of a few phases, each with a time limit, so that clients that connect and
+then send little or nothing cannot keep others out. A connection that waits for an answer or receives one has no limit,
+as long as its client reads.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ class Phase(enum.Enum):
     IDLE = "idle"  # before the first byte of a request
     HEAD = "head"
     BODY = "body"
-    ANSWER = "answer"  # a request is complete and its answer is not
+    ANSWER = "answer"  # the request is complete, the answer is not
 
 
 class Bounded(Protocol):
-    """A connection, also before it speaks HTTP."""
+    """A connection with limits, also before it speaks HTTP."""
 
     phase: Phase
     over_limit: bool
@@ -40,12 +40,12 @@ class Bounded(Protocol):
 
 
 class Connections:
-    """All of one process. Each phase has its connections in the order in which they came into it."""
+    """All connections of a process. Those of a phase are in the order in which they entered it."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.phases: dict[Phase, dict[Any, float]] = {phase: {} for phase in Phase}
-        self.stalled: dict[Any, float] = {}  # which do not take what they are sent
+        self.stalled: dict[Any, float] = {}  # with a client that does not read
         self._closed: Counter[str] = Counter()  # since the last line in the log, by reason
         self._logged_at = -limits.log_every_s
         metrics.HTTP_CONNECTION_LIMIT.set(limits.connections)
@@ -56,7 +56,7 @@ class Connections:
         return sum(map(len, self.phases.values()))
 
     def add(self, connection: Bounded) -> None:
-        """Makes room for it; if nobody can leave, it is one of the reserve, or closed."""
+        """Adds a connection and makes room for it. If that fails, it is one of the reserve, or it is closed."""
         if len(self) >= self.limits.connections:
             self._make_room()
             connection.over_limit = len(self) >= self.limits.connections
@@ -67,7 +67,7 @@ class Connections:
         self.phases[connection.phase][connection] = time.monotonic()
 
     def move(self, connection: Bounded, phase: Phase) -> None:
-        # One that was given up still ends its work, but is counted no more.
+        # A connection that was given up finishes its work, but is not counted.
         if self.phases[connection.phase].pop(connection, None) is not None:
             self.phases[phase][connection] = time.monotonic()
         connection.phase = phase
@@ -85,7 +85,7 @@ class Connections:
         metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
 
     async def watch(self) -> None:
-        """Closes what takes too long, and tells of what was closed. Runs until it is cancelled."""
+        """Closes connections that take too long, and logs how many were closed, until it is cancelled."""
         tick = min(
             1.0, self.limits.idle_s / 4, self.limits.head_s / 4, self.limits.body_s / 4, self.limits.unread_s / 4
         )
@@ -95,7 +95,7 @@ class Connections:
             self._log()
 
     def _make_room(self) -> None:
-        """Who has been idle longest leaves, else whose handshake or headers have been coming longest."""
+        """Closes the connection that has been idle longest, else the one with the oldest handshake or headers."""
         if idle := next(iter(self.phases[Phase.IDLE]), None):
             self._give_up(idle, "idle_for_new")
             return
@@ -110,15 +110,15 @@ class Connections:
             self._give_up(connection, "idle_timeout")
         for connection in list(_since(self.phases[Phase.HANDSHAKE], now - limits.head_s)):
             self._give_up(connection, "handshake_timeout")
-        late = f"the headers of a request have to come within {limits.head_s:g} s"
+        late = f"the headers of a request must arrive within {limits.head_s:g} s"
         for connection in list(_since(self.phases[Phase.HEAD], now - limits.head_s)):
             self._give_up(connection, "head_timeout", ApiError(408, late))
         bodies = self.phases[Phase.BODY]
         for connection, since in list(bodies.items()):
-            if connection.flow.read_paused:  # it is the gateway that takes its time
+            if connection.flow.read_paused:  # the gateway is slow, not the client
                 bodies[connection] += tick
             elif now - since > limits.body_s + connection.body_bytes / limits.body_bytes_per_s:
-                late = f"the body of a request has to come at {limits.body_bytes_per_s} bytes per second or faster"
+                late = f"the body of a request must arrive at {limits.body_bytes_per_s} bytes per second or faster"
                 self._give_up(connection, "body_timeout", ApiError(408, late))
         for connection in list(_since(self.stalled, now - limits.unread_s)):
             self._give_up(connection, "unread")
@@ -133,7 +133,7 @@ class Connections:
         if self._closed and now - self._logged_at >= self.limits.log_every_s:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self._closed.items()))
             logger.warning(
-                "connections closed: %s; %d are open of at most %d (raise `ulimit -n` for more)",
+                "connections closed: %s; %d of at most %d are open (raise `ulimit -n` for more)",
                 reasons, len(self), self.limits.connections,
             )  # fmt: skip
             self._closed.clear()
@@ -141,5 +141,5 @@ class Connections:
 
 
 def _since(connections: dict[Any, float], before: float) -> Iterator[Any]:
-    """Those that have been there since before then."""
+    """Yields the connections that have been in a phase since `before` or earlier."""
     return (one for one, _ in itertools.takewhile(lambda item: item[1] <= before, connections.items()))

@@ -1,4 +1,4 @@
-"""One HTTP connection: tells in which phase it is, and refuses requests that two servers might read in two ways."""
+"""One HTTP connection, which reports its phase and refuses requests that two servers might parse differently."""
 
 import asyncio
 import logging
@@ -15,12 +15,12 @@ from pagewire.gateway.core.request_context import OVER_LIMIT
 from pagewire.gateway.http.connections import Connections, Phase
 from pagewire.gateway.http.upgrade import head_without_offer
 
-# One line for each invalid request would let anybody fill the log; they are counted, and told of together.
+# A line for each invalid request would let any client fill the log; they are counted and logged together.
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, which tells in which phase it is, and takes no more than the limits say."""
+    """A connection of uvicorn, with limits and phases."""
 
     def __init__(self, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -31,9 +31,9 @@ class Connection(HttpToolsProtocol):
         self._limits = connections.limits
         self._parsing = Phase.IDLE
         self._head_bytes = 0
-        self._data = b""  # the latest that came
-        self._is_last = False  # no other request follows the one that is read
-        self._error = ApiError(400, "this is not a valid HTTP/1.1 request")
+        self._data = b""  # the latest data
+        self._is_last = False  # no request follows the present one
+        self._error = ApiError(400, "the request is not valid HTTP/1.1")
 
     def __hash__(self) -> int:
         return id(self)
@@ -70,7 +70,7 @@ class Connection(HttpToolsProtocol):
             self.scope[OVER_LIMIT] = True  # type: ignore[literal-required]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value.rstrip(b" \t"))  # which is no part of it (RFC 9110, 5.5); the parser leaves it
+        super().on_header(name, value.rstrip(b" \t"))  # not part of the value (RFC 9110, 5.5), but the parser keeps it
 
     def on_headers_complete(self) -> None:
         if self._head_bytes > self._limits.head_bytes:
@@ -80,10 +80,12 @@ class Connection(HttpToolsProtocol):
                 raise ValueError("headers too large")
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
-            self._error = ApiError(400, f"a request has one Host header, not {hosts}")
+            self._error = ApiError(400, f"a request must have one Host header, not {hosts}")
             raise ValueError("no host, or several")
         if len(self.pipeline) >= self._limits.pipelined:
-            self._error = ApiError(400, f"more than {self._limits.pipelined} requests wait for answers")
+            self._error = ApiError(
+                400, f"more than {self._limits.pipelined} requests wait for answers on this connection"
+            )
             raise ValueError("too many requests at once")
         if self._offers_upgrade():
             return
@@ -110,7 +112,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # the phases have time-outs
+        self._unset_keepalive_if_required()  # the phases have timeouts
         self._moved()
 
     def pause_writing(self) -> None:
@@ -122,16 +124,16 @@ class Connection(HttpToolsProtocol):
         self._connections.stalled.pop(self, None)
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser does not take ends the connection; uvicorn's own would log a line for each."""
+        """Ends the connection after invalid data; uvicorn's own method would log a line for each."""
         self._connections.count("invalid")
         self.give_up(self._error)
 
     def give_up(self, error: ApiError | None = None) -> None:
-        """Closes the connection; says why where that is no part of another answer."""
+        """Closes the connection, and sends the error unless it would be inside another answer."""
         if error is None or self.flow.write_paused:
             self.transport.abort()
             return
-        # In the middle of a body, the last request is the one that ends; otherwise it is one after that.
+        # In the middle of a body, the error answers the last request; otherwise the next one.
         begun = self.cycle is not None and self.cycle.response_started
         answered = self.cycle is None or self.cycle.response_complete
         if not self.pipeline and (not begun if self._parsing is Phase.BODY else answered):
@@ -142,12 +144,12 @@ class Connection(HttpToolsProtocol):
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Where the one protocol ends and the other would begin is not for two to guess: no request follows.
+        # Two servers might disagree on where the next request begins, so none follows.
         self._is_last = True
         if not self._offers_upgrade():
             self.cycle.keep_alive = False
             return
-        (offset,) = sys.exception().args  # type: ignore[union-attr]  # uvicorn calls this where it handles it
+        (offset,) = sys.exception().args  # type: ignore[union-attr]  # uvicorn calls this in its exception handler
         parser = self.parser
         head = head_without_offer(parser.get_method(), self.url, parser.get_http_version(), self.headers)
         self.parser = httptools.HttpRequestParser(self)
@@ -155,7 +157,7 @@ class Connection(HttpToolsProtocol):
         self.data_received(head + self._data[offset:])
 
     def _refuse_head(self) -> None:
-        self._error = ApiError(431, f"the headers of a request may have {self._limits.head_bytes} bytes")
+        self._error = ApiError(431, f"the headers of a request may have at most {self._limits.head_bytes} bytes")
 
     def _moved(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
@@ -167,7 +169,7 @@ class Connection(HttpToolsProtocol):
 
 
 def response(error: ApiError) -> bytes:
-    """Of a connection that ends with it."""
+    """Returns the bytes of an error that ends a connection."""
     body = encode(error.body())
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     return STATUS_LINE[error.status] + head.encode() + body

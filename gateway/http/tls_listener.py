@@ -16,20 +16,20 @@ from pagewire.wire.secure_rpc import ServiceTls
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE = b"\x16"  # what TLS begins with
+_HANDSHAKE = b"\x16"  # the first byte of TLS
 _NO_DESCRIPTORS_S = 1.0
 _WRITE_BUFFER = 64 * 1024  # as of connections without TLS
 
 
 class Handshake:
-    """A connection of which nothing is known yet."""
+    """A connection before the end of its TLS handshake."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.phase = Phase.HANDSHAKE
         self.over_limit = False
         self.is_over = False
-        self.is_the_loops = False  # which closes it then, whatever happens
+        self.is_the_loops = False  # the event loop closes the socket
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, work: Coroutine[None, None, None]) -> None:
@@ -37,7 +37,7 @@ class Handshake:
         self._task.add_done_callback(self._end)
 
     def give_up(self, error: ApiError | None = None) -> None:
-        """Closes it; there is no way to say why."""
+        """Closes the connection; before the handshake, no error can be sent."""
         if self._task is not None:
             self._task.cancel()
         else:
@@ -50,7 +50,7 @@ class Handshake:
 
 
 class SecureConnection(Connection):
-    """One whose handshake is done."""
+    """A connection after its TLS handshake."""
 
     def __init__(
         self, handshake: Handshake, connections: Connections, *, wants_certificate: bool, **uvicorns: Any
@@ -72,13 +72,13 @@ class SecureConnection(Connection):
 
 
 class TlsListener:
-    """Takes connections of a listening socket through their handshakes; whoever speaks no TLS is told so.
+    """Accepts connections and does their TLS handshakes; a client that speaks plain HTTP gets an error.
 
-    To uvicorn it is one of its servers.
+    uvicorn uses it as one of its servers.
     """
 
     def __init__(self, tls: ServiceTls, connections: Connections, sock: socket.socket, server: uvicorn.Server) -> None:
-        """Begins at once. sock: whoever has opened it closes it."""
+        """Starts at once. sock: stays open after close()."""
         assert tls.certificates is not None
         sock.setblocking(False)
         self._sock = sock
@@ -89,7 +89,7 @@ class TlsListener:
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """No connection is taken any more, and handshakes end."""
+        """Stops accepting connections and ends handshakes."""
         self._task.cancel()
         self._connections.end_handshakes()
 
@@ -104,7 +104,7 @@ class TlsListener:
                 if not handshake.is_over:
                     handshake.begin(self._open(handshake))
         except Exception:
-            logger.exception("no connections are taken any more")
+            logger.exception("connections are no longer accepted")
             self._server.should_exit = True
 
     async def _accept(self) -> socket.socket:
@@ -112,7 +112,7 @@ class TlsListener:
             try:
                 return (await asyncio.get_running_loop().sock_accept(self._sock))[0]
             except OSError as error:
-                logger.error("no connection can be accepted: %s", error)
+                logger.error("a connection cannot be accepted: %s", error)
                 await asyncio.sleep(_NO_DESCRIPTORS_S)
 
     async def _open(self, handshake: Handshake) -> None:
@@ -124,7 +124,7 @@ class TlsListener:
                     lambda: self._protocol(handshake),
                     handshake.sock,
                     ssl=self._certificates.current().context,
-                    ssl_handshake_timeout=2 * limits.head_s,  # the limit itself is that of its phase
+                    ssl_handshake_timeout=2 * limits.head_s,  # the phase has the actual limit
                     ssl_shutdown_timeout=limits.unread_s,
                 )
         except OSError:
@@ -133,7 +133,7 @@ class TlsListener:
             self._connections.remove(handshake)
 
     def _protocol(self, handshake: Handshake) -> SecureConnection:
-        """What uvicorn makes of a connection."""
+        """Returns the protocol that uvicorn would make."""
         return SecureConnection(
             handshake,
             self._connections,
@@ -144,27 +144,27 @@ class TlsListener:
         )
 
     async def _speaks_tls(self, sock: socket.socket) -> bool:
-        """Tells a client that does not. Raises OSError for one that is gone."""
+        """Returns whether a client speaks TLS; otherwise it gets an error. Raises OSError if it has disconnected."""
         begin = await _first_byte(sock)
         if begin and begin != _HANDSHAKE:
             self._connections.count("plain_text")
-            # What has been sent and is not read would reset the connection before the answer is there.
+            # Unread data would reset the connection before the answer arrives.
             sock.recv(1 << 16)
-            sock.send(response(ApiError(400, "this port speaks TLS: use https:// in place of http://")))
+            sock.send(response(ApiError(400, "this port speaks TLS: use https:// instead of http://")))
             sock.shutdown(socket.SHUT_WR)
         return begin == _HANDSHAKE
 
 
 async def _first_byte(sock: socket.socket) -> bytes:
-    """Leaves it there. b"": the client is gone. Raises OSError."""
+    """Returns the first byte without consuming it; b"" if the client has disconnected. Raises OSError."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
 
-    def tell() -> None:  # perhaps twice, before it is taken away
+    def on_readable() -> None:  # may be called twice before it is removed
         if not readable.done():
             readable.set_result(None)
 
-    loop.add_reader(sock, tell)
+    loop.add_reader(sock, on_readable)
     try:
         await readable
     finally:

@@ -73,7 +73,7 @@ class KeptGeneration:
             self.error = error
         except Exception:
             logger.exception("a kept generation failed")
-            self.error = ApiError(500, "internal error; the gateway's log has the cause")
+            self.error = ApiError(500, "internal error; see the gateway's log")
         finally:
             self.is_closed = True
             self._on_close()

@@ -45,7 +45,7 @@ _NO_INPUT = msgspec.Raw(b"{}")
 
 
 class MessagesAnswer:
-    """Blocks come one after the other; each is closed before the next begins."""
+    """An `Answer` of content blocks; each ends before the next begins."""
 
     operation = "chat"
 
@@ -58,7 +58,7 @@ class MessagesAnswer:
         self._open = ""  # what it is: text, thinking or tool_use; "" once it is closed
         self._has_calls = False
         self._stop = StopDelta(stop_reason="end_turn", stop_sequence=None)
-        # Filled anew for each token, as making the two objects takes as long as encoding them.
+        # Reused for each token: making the two objects takes as long as encoding them.
         self._text = TextBlockDelta(text="")
         self._text_event = ContentBlockDelta(index=0, delta=self._text)
 
@@ -131,7 +131,7 @@ class MessagesAnswer:
         return self._message(content, self._stop_of(output, usage, has_calls=bool(output.tool_calls)), usage)
 
     def _stop_of(self, output: ChoiceOutput, usage: UsageTotal, *, has_calls: bool) -> StopDelta:
-        """Of the last output. Raises ApiError for an end that the API has no reason for."""
+        """Returns the end of the last output. Raises ApiError for an end without a name in this API."""
         reason: StopReason
         if output.finish_reason == common_pb2.FINISH_REASON_LENGTH:
             is_full = usage.completion_tokens < self._max_tokens
@@ -165,7 +165,7 @@ def _usage(usage: UsageTotal) -> MessageUsage:
     cached = usage.cached_tokens
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,
-        cache_creation_input_tokens=0,  # nobody asks for entries: what is computed may be found later
+        cache_creation_input_tokens=0,  # every computed prefix is cached, so no entries are counted
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
         output_tokens_details=ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens),
@@ -173,9 +173,9 @@ def _usage(usage: UsageTotal) -> MessageUsage:
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """The object that the model wrote; of one that was cut off, what clients read of a stream's pieces, too.
+    """Returns the object that the model wrote; if it was cut off, the part that clients can read from a stream.
 
-    What is no object is told as {"INVALID_JSON": text}, which is how Anthropic has clients say it.
+    Anything else becomes {"INVALID_JSON": text}, which is Anthropic's convention.
     """
     try:
         if isinstance(pydantic_core.from_json(arguments, allow_inf_nan=False), dict):

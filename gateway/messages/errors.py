@@ -40,5 +40,5 @@ MESSAGES = MessagesDialect()
 
 
 def is_spoken(path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a client speaks this API: it sends `anthropic-version`, or asks for a route that is Anthropic's alone."""
+    """Returns whether a client speaks this API: it sends `anthropic-version`, or uses Anthropic's routes."""
     return b"anthropic-version" in headers or path == _PATH or path.startswith(f"{_PATH}/")

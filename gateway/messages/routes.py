@@ -27,7 +27,7 @@ _ANSWER: openapi.Responses = {
 
 @router.post("/v1/messages", responses=_ANSWER)
 async def create_message(request: Request, body: MessagesRequest) -> Response:
-    """The next turn of a conversation, as Anthropic's clients ask for it; with `stream: true` as server-sent events."""
+    """Generates the next turn of a conversation in Anthropic's API; with `stream: true` as server-sent events."""
     request_context(request.scope).names = names_of(body)
     chat = chat_request(body)
     kept = await KEEPER.of(request).open(request, chat)
@@ -49,7 +49,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_message_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
-    """How many tokens the prompt of such a request has."""
+    """Counts the tokens of the prompt of such a request."""
     tokenizer = TOKENIZER.of(request)
     answer = await tokenizer.call(tokenizer.inference.Tokenize, tokenize_request(body))
     return TokenCount(input_tokens=len(answer.token_ids))

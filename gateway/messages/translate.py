@@ -1,4 +1,4 @@
-"""Anthropic's bodies as OpenAI's: what the two APIs ask for is the same, so the rest of the way is, too."""
+"""Anthropic's bodies as OpenAI's chats, which have the same parameters by other names."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,8 +44,7 @@ from pagewire.gateway.schema.tools import (
 from pagewire.v1.inference_pb2 import TokenizeRequest
 
 _TOOL_CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
-# Claude Code begins its system message with a line that differs in every request: no prompt would have a beginning in
-# common with another.
+# Claude Code begins its system message with a line that differs in every request, which would defeat the prefix cache.
 _BILLING = "x-anthropic-billing-header:"
 
 
@@ -68,7 +67,7 @@ def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
 
 
 def names_of(body: MessagesRequest) -> dict[str, str]:
-    """Parameters of chats -> what this API calls them."""
+    """Returns the names of this API for parameters of chats."""
     form = "output_config.format" if body.output_config and body.output_config.format else "output_format"
     return {
         "stop": "stop_sequences",
@@ -90,7 +89,7 @@ def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
 
 
 def _prompt(body: CountTokensRequest) -> dict[str, Any]:
-    """ChatPromptParameters, model and messages."""
+    """Returns ChatPromptParameters, model and messages as keyword arguments."""
     thinking = body.thinking
     effort = body.output_config.effort if body.output_config else None
     thinks = None if thinking is None else not isinstance(thinking, ThinkingDisabled)
@@ -110,21 +109,21 @@ def _messages(body: CountTokensRequest) -> list[Message]:
         turns.insert(0, ("system", blocks_of(body.system)))
     messages = []
     for role, group in groupby(turns, key=itemgetter(0)):
-        # Neighbours of one role are one turn: many templates take no others.
+        # Neighbors of one role are one turn: many templates require turns to alternate.
         blocks = [block for _, blocks in group for block in blocks]
         messages += {"system": _system, "user": _user, "assistant": _assistant}[role](blocks)
     return messages
 
 
 def _goes_on(last: MessageParam) -> bool:
-    """Whether the answer continues the last message. Raises ApiError 400 if it is one that cannot go on."""
+    """Returns whether the answer continues the last message. Raises ApiError 400 if that cannot be continued."""
     blocks = blocks_of(last.content) if last.role == "assistant" else []
     if not blocks:
         return False
     if not isinstance(blocks[-1], TextBlockParam) or any(isinstance(block, ToolUseBlockParam) for block in blocks):
         message = (
-            "the last message is the assistant's, to go on with: it must end with text and call no tool (results of "
-            "calls are in a user message behind it)"
+            "the answer continues the last message, which is the assistant's: it must end with text and call no tool "
+            "(send the results of calls in a user message after it)"
         )
         raise ApiError(400, message, param="messages")
     return any(isinstance(block, TextBlockParam) and block.text for block in blocks)
@@ -136,7 +135,7 @@ def _system(blocks: Iterable[Block]) -> list[Message]:
 
 
 def _user(blocks: Iterable[Block]) -> list[Message]:
-    """Results of tools are messages of their own."""
+    """Returns the messages of a user's turn; each result of a tool is a message of its own."""
     messages = []
     for is_result, group in groupby(blocks, key=lambda block: isinstance(block, ToolResultBlockParam)):
         if is_result:
@@ -173,7 +172,7 @@ def _part(block: Block) -> Part:
 
 
 def _assistant(blocks: Iterable[Block]) -> list[Message]:
-    """No message for a turn in which nothing was said."""
+    """Returns the message of an assistant's turn, none if it is empty."""
     text, thoughts, calls = "", "", []
     for block in blocks:
         match block:

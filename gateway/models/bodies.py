@@ -9,25 +9,25 @@ from pagewire.gateway.schema.chat_messages import ChatPromptParameters, Messages
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import MODEL, Parameters, TokenId
 
-# Texts of one request to /tokenize: they are read one after the other.
+# Texts of one request to /tokenize, which are encoded one after the other.
 MAX_TOKENIZED = 1024
 
 
 class TokenizeRequest(ChatPromptParameters):
-    """Either prompt or messages."""
+    """A text, several texts, or a conversation: either `prompt` or `messages`."""
 
     model: str | None = field("tokenizer", MODEL)
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TOKENIZED)] | None = field(
-        "tokenizer", "A text; or several, which are answered with lists.", union_mode="left_to_right"
+        "tokenizer", "A text; or several, for which the answer has lists.", union_mode="left_to_right"
     )
-    messages: Messages | None = field("tokenizer", "Or a conversation, as the chat template writes it.")
-    return_token_strs: bool | None = field("tokenizer", "Also the text of each token.", False)
+    messages: Messages | None = field("tokenizer", "A conversation, which the chat template renders.")
+    return_token_strs: bool | None = field("tokenizer", "Return the text of each token, too.", False)
 
 
 class DetokenizeRequest(Parameters):
     model: str | None = field("tokenizer", MODEL)
     tokens: list[TokenId] | Annotated[list[list[TokenId]], Field(max_length=MAX_TOKENIZED)] = required(
-        "tokenizer", "Token ids; or lists of them, which are answered with a list.", union_mode="left_to_right"
+        "tokenizer", "Token ids; or lists of them, for which the answer has a list.", union_mode="left_to_right"
     )
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", False)
 
@@ -51,7 +51,7 @@ class ModelList(Body, kw_only=True):
 
 
 class TokenizeResponse(Body):
-    """Of several texts each member but `max_model_len` is a list with one entry for each."""
+    """The tokens of a text. For several texts, each member but `max_model_len` is a list with one entry for each."""
 
     count: int | list[int]
     max_model_len: int
@@ -60,7 +60,7 @@ class TokenizeResponse(Body):
 
 
 class DetokenizeResponse(Body):
-    """The text, as vLLM's and as SGLang's clients look for it."""
+    """The text, by the names that vLLM's and SGLang's clients read."""
 
     prompt: str | list[str]
     text: str | list[str]

@@ -37,7 +37,7 @@ _ERRORS = (ErrorResponse, MessagesError)
     responses=openapi.responses_by_client((ModelList, ModelPage), _ERRORS),
 )
 async def list_models(request: Request) -> Response:
-    """What is served; with the header `anthropic-version` as Anthropic's clients list it."""
+    """Lists the served models; with the header `anthropic-version` in Anthropic's form."""
     models = await TOKENIZER.of(request).list_models()
     if request_context(request.scope).dialect is MESSAGES:
         return json_response(model_page(models))
@@ -50,14 +50,14 @@ async def list_models(request: Request) -> Response:
     responses=openapi.responses_by_client((Model, ModelInfo), _ERRORS),
 )
 async def retrieve_model(request: Request, model: str) -> Response:
-    """One of the served models."""
+    """Describes one served model."""
     models = await TOKENIZER.of(request).list_models()
     for served in models:
         if served.id == model:
             for_anthropic = request_context(request.scope).dialect is MESSAGES
             return json_response(model_info(served) if for_anthropic else _model(served))
     names = ", ".join(served.id for served in models)
-    raise ApiError(404, f"no model {model!r}; served: {names}", param="model", code="model_not_found")
+    raise ApiError(404, f"model {model!r} is not served; served models: {names}", param="model", code="model_not_found")
 
 
 def _model(model: inference_pb2.Model) -> Model:
@@ -69,7 +69,7 @@ def _model(model: inference_pb2.Model) -> Model:
 @router.post("/tokenize", tags=["tokens"])
 @router.post("/v1/tokenize", tags=["tokens"])
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
-    """Text or messages to token ids, exactly as a completion would see them."""
+    """Encodes text or messages as the token ids of a completion's prompt."""
     tokenizer = TOKENIZER.of(request)
     answers = [await tokenizer.call(tokenizer.inference.Tokenize, one) for one in tokenize_requests(body)]
     counts = [len(answer.token_ids) for answer in answers]
@@ -87,7 +87,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
 @router.post("/detokenize", tags=["tokens"])
 @router.post("/v1/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
-    """Token ids to text."""
+    """Decodes token ids to text."""
     tokenizer = TOKENIZER.of(request)
     is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: Any = body.tokens if is_list else [body.tokens]

@@ -7,7 +7,7 @@ from pagewire.v1 import inference_pb2
 
 
 def tokenize_requests(body: TokenizeRequest) -> list[inference_pb2.TokenizeRequest]:
-    """One for each text."""
+    """Returns one request for each text. Raises ApiError 400."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
     texts = [body.prompt] if body.prompt is None or isinstance(body.prompt, str) else body.prompt

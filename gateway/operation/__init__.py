@@ -1,1 +1,1 @@
-"""What operators and load balancers of vLLM and SGLang ask for: requests ended, load, what is served."""
+"""Routes for operators and load balancers: probes, metrics, status, weights, and those of vLLM and SGLang."""

@@ -1,4 +1,4 @@
-"""Bodies and answers of the routes for operators."""
+"""Requests and answers of the routes for operators."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -14,22 +14,22 @@ from pagewire.gateway.schema.unsupported import Refused
 
 
 class AbortBody(Parameters):
-    """Which requests end, with what they have so far and `finish_reason: abort`: some, or all."""
+    """The requests to abort: some or all. They end with their output so far and `finish_reason: abort`."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = {}
 
     request_ids: Annotated[list[str], Field(min_length=1)] | None = field(
-        "tokenizer", "Their `request_id`, `X-Request-Id`, or the `id` of their answer."
+        "tokenizer", "Their `request_id`, `X-Request-Id`, or the `id` of their answers."
     )
     rid: str | list[str] | None = field("tokenizer", "SGLang's name of `request_ids`.", union_mode="left_to_right")
     abort_all: bool | None = field(
-        "tokenizer", "All of the tenant; with a key that may, or without tenants: of all.", False
+        "tokenizer", "All requests of the tenant; with an admin key or without tenants, all requests.", False
     )
 
     @model_validator(mode="after")
     def _says_which(self) -> "AbortBody":
         if not self.abort_all and not self.ids:
-            raise ApiError(400, "give request_ids (or rid), or abort_all: true", param="request_ids")
+            raise ApiError(400, "give request_ids (or rid) or abort_all: true", param="request_ids")
         return self
 
     @property
@@ -39,20 +39,20 @@ class AbortBody(Parameters):
 
 
 class Aborted(Body):
-    """`aborted`: how many generations were ended; each of `n` choices is one."""
+    """The result of an abort. `aborted`: the number of generations; each of `n` choices is one."""
 
     status: Literal["aborted"]
     aborted: int
 
 
 class ServerLoad(Body):
-    """Requests that wait or run, of all gateways of this server."""
+    """The number of waiting and running requests of all gateways of this server."""
 
     server_load: int
 
 
 class TokenizerInfo(Body, kw_only=True):
-    """What tokenizer_config.json says, in the model's words."""
+    """Members of tokenizer_config.json."""
 
     tokenizer_class: Literal["PreTrainedTokenizerFast"] = "PreTrainedTokenizerFast"
     chat_template: str | UnsetType = UNSET
@@ -63,18 +63,18 @@ class TokenizerInfo(Body, kw_only=True):
 
 
 class ServedModel(Body, kw_only=True):
-    """What SGLang's clients ask about a model."""
+    """A served model, for SGLang's clients."""
 
     model_path: str
     tokenizer_path: str
     is_generation: bool
     served_model_name: str
     max_model_len: int | None
-    weight_version: str  # of an executor's weights; while they are replaced, others may have others
+    weight_version: str  # of one executor; others may differ while weights are replaced
 
 
 class ServerInfo(Body, kw_only=True):
-    """What is served, and by what."""
+    """The served model and the server."""
 
     version: str
     model_path: str

@@ -1,4 +1,4 @@
-"""What supervisors and load balancers ask for, on every port: no probe needs a key."""
+"""Probes for supervisors and load balancers, on every port and without a key."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,13 +13,13 @@ router = APIRouter(route_class=JsonRoute, tags=["operation"])
 
 _READY: openapi.Responses = {
     200: openapi.response(Health, "Ready."),
-    503: openapi.response(Health, "Not ready; `reason` says why."),
+    503: openapi.response(Health, "Not ready, for the `reason`."),
 }
 
 
 @router.get("/livez")
 async def livez(request: Request) -> Health:
-    """Whether this process runs. Needs no key."""
+    """Reports that this process runs. Needs no key."""
     return Health(status="ok")
 
 
@@ -29,7 +29,7 @@ async def livez(request: Request) -> Health:
 @router.post("/ping", responses=_READY)
 @router.get("/readyz", responses=_READY)
 async def ready(request: Request) -> Response:
-    """Whether a request would be served, by the whole line. Needs no key."""
+    """Reports whether all services can serve a request. Needs no key."""
     if reason := await READINESS.of(request).why_not():
         return json_response(Health(status="unavailable", reason=reason), 503)
     return json_response(Health(status="ok"))

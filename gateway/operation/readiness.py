@@ -1,4 +1,4 @@
-"""Whether the line would serve a request now."""
+"""Readiness: whether all services would serve a request now."""
 
 import asyncio
 from typing import Any
@@ -15,14 +15,14 @@ PROBE_TIMEOUT_S = 2.0
 
 
 class Readiness:
-    """Asks the tokenizer services, which ask those behind them."""
+    """Probes the tokenizer services, which report for the services behind them."""
 
     def __init__(self, link: TokenizerLink, shutdown: GracefulShutdown) -> None:
         self._link = link
         self._shutdown = shutdown
 
     async def why_not(self) -> str:
-        """Returns why the line cannot serve; "" if it can."""
+        """Returns why requests cannot be served; "" if they can."""
         if self._shutdown.announced:
             return "this gateway is shutting down"
         if not self._link.peers:
@@ -44,5 +44,5 @@ async def _why_not(peer: Peer[Any, Any]) -> str:
     if not peer.is_up:
         return "the stream to the tokenizer service is not up yet"
     if health.status != health_pb2.HealthCheckResponse.SERVING:
-        return "the tokenizer service is up, but what is behind it is not ready: still loading, or restarting"
+        return "the tokenizer service is up, but the services behind it are not ready: they are loading or restarting"
     return ""

@@ -1,4 +1,4 @@
-"""Routes for operators, by the names that vLLM and SGLang give them."""
+"""Routes for operators, with vLLM's and SGLang's names."""
 
 import re
 
@@ -27,9 +27,9 @@ from pagewire.wire import tenants
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])
 
-# What the ids of answers begin with.
+# Prefixes of the ids of answers.
 _PREFIX = re.compile(r"(chatcmpl-|cmpl-|msg_|resp_)")
-# What the end-to-end probe asks for.
+# The prompt of the end-to-end probe.
 _TEXT = "Hi"
 
 
@@ -37,8 +37,7 @@ _TEXT = "Hi"
 @router.post("/inference/v1/abort_requests")
 @router.post("/abort_request")
 async def abort_requests(request: Request, body: AbortBody) -> Aborted:
-    """Ends generations wherever they are, whichever gateway they came by: a tenant's own, or with a key that may change
-    the service, or where there are no tenants, anybody's."""
+    """Aborts generations of any gateway: those of the tenant; with an admin key or without tenants, all."""
     tokenizer = TOKENIZER.of(request)
     ids = [name for given in body.ids for name in (given, _PREFIX.sub("", given, count=1))]
     upstream = inference_pb2.AbortRequestsRequest(request_ids=ids, all=bool(body.abort_all))
@@ -85,7 +84,7 @@ async def model_info(request: Request) -> ServedModel:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> TokenizerInfo:
-    """Chat template and special tokens; only with `--enable-tokenizer-info-endpoint`."""
+    """Returns the chat template and special tokens; only with `--enable-tokenizer-info-endpoint`."""
     tokenizer = TOKENIZER.of(request)
     info = await tokenizer.call(tokenizer.inference.GetTokenizerInfo, inference_pb2.GetTokenizerInfoRequest())
     return TokenizerInfo(
@@ -99,7 +98,7 @@ async def tokenizer_info(request: Request) -> TokenizerInfo:
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Health:
-    """Whether a token, or a vector, comes out at the end of the line. It waits for its turn like any request."""
+    """Generates a token or a vector, and reports whether that works. It waits in the queue like any request."""
     tokenizer = TOKENIZER.of(request)
     if reason := await READINESS.of(request).why_not():
         raise ApiError(503, reason)
@@ -131,5 +130,5 @@ def _generates(model: inference_pb2.Model) -> bool:
 
 @router.get("/version", tags=["operation"])
 async def version(request: Request) -> Version:
-    """Of Pagewire."""
+    """Returns the version of Pagewire."""
     return Version(version=__version__)

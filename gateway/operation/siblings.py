@@ -1,8 +1,9 @@
-"""The gateway processes of one data directory ask each other for what one alone does not know: a scrape reaches
-whichever takes the connection, and is to show all of them; so does who asks about a request that another has answered.
+"""Queries between the gateway processes of one data directory.
 
-Each has a place, from 0 on: a file that it holds locked, and beside it a Unix socket on which it answers a line. Who is
-gone has left its place to the next, so names stay few.
+A scrape reaches one process and shows the metrics of all; an account of a request may be in another process, too.
+
+Each process has a place, a number from 0 on: a file that it holds locked, and a Unix socket that answers one line. A
+place is free again when its process ends, so the names in metrics stay few.
 """
 
 import asyncio
@@ -27,13 +28,13 @@ from pagewire.wire import unix_sockets
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
-# What is asked, in a line.
+# The first line of a query.
 _METRICS, _EXPLAIN = b"metrics", b"explain "
 
 
 class Siblings:
     def __init__(self, directory: Path, exposition: Callable[[], str], accounts: Accounts) -> None:
-        """directory: of the gateways' data. exposition, accounts: of this process."""
+        """directory: the data directory. exposition, accounts: of this process."""
         self._directory = directory / "metrics"
         self._exposition = exposition
         self._accounts = accounts
@@ -42,15 +43,15 @@ class Siblings:
         self.number = 0
 
     async def start(self) -> None:
-        """If the file system has no sockets, this process tells of itself alone, and so does the log."""
+        """Takes a place. On a file system without sockets, only this process is visible, and a warning is logged."""
         try:
             self._take_place()
             listening = socket.socket(socket.AF_UNIX)
             with unix_sockets.private(), _reachable(self._directory) as path:
                 listening.bind(f"{path}/{self.number}.sock")
-            self._server = await asyncio.start_unix_server(self._tell, sock=listening)
+            self._server = await asyncio.start_unix_server(self._answer, sock=listening)
         except OSError as error:
-            logger.warning("no metrics of other gateways in %s: %s", self._directory, error)
+            logger.warning("metrics of other gateways in %s are not available: %s", self._directory, error)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -61,33 +62,33 @@ class Siblings:
             self._place.close()
 
     async def metrics(self) -> list[ServiceMetrics]:
-        """Of all that answer, this one included."""
+        """Returns the metrics of all processes that answer, including this one."""
         expositions = {self.number: self._exposition()}
-        expositions |= {number: told.decode() for number, told in (await self._ask_all(_METRICS)).items()}
+        expositions |= {number: answer.decode() for number, answer in (await self._ask_all(_METRICS)).items()}
         return [
             ServiceMetrics(service="gateway", address=f"gateway-{number}", exposition=exposition)
             for number, exposition in expositions.items()
         ]
 
     async def accounts(self, wanted: ExplainRequestRequest) -> list[RequestAccount]:
-        """What the others know of a request."""
-        told = await self._ask_all(_EXPLAIN + b64encode(wanted.SerializeToString()))
+        """Returns the other processes' accounts of a request."""
+        answers = await self._ask_all(_EXPLAIN + b64encode(wanted.SerializeToString()))
         accounts: list[RequestAccount] = []
-        for number, answer in told.items():
+        for number, answer in answers.items():
             try:
                 accounts += ExplainRequestResponse.FromString(answer).accounts
-            except DecodeError:  # it was killed as it answered, or is of an older version
-                logger.warning("what gateway-%d knows of a request cannot be read", number)
+            except DecodeError:  # it was killed while it answered, or has an older version
+                logger.warning("the account of a request from gateway-%d cannot be read", number)
         return accounts
 
     async def _ask_all(self, line: bytes) -> dict[int, bytes]:
-        """The answers of all others that give one, by place."""
+        """Returns the answers of the other processes, by place."""
         others = [number for number in self._places() if number != self.number]
         answers = await asyncio.gather(*(self._ask(number, line) for number in others))
         return {number: answer for number, answer in zip(others, answers, strict=True) if answer is not None}
 
     def _take_place(self) -> None:
-        """And removes the socket of who had it."""
+        """Takes the first free place, and removes the socket of its previous process."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         for number in itertools.count():
             place = (self._directory / f"{number}.lock").open("wb")  # held for the life of the process
@@ -108,7 +109,7 @@ class Siblings:
         names = (path.stem for path in self._directory.glob("*.sock"))
         return sorted(int(name) for name in names if name.isdigit())
 
-    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer), suppress(ConnectionError, ValueError, TimeoutError, DecodeError):
             async with asyncio.timeout(TIMEOUT_S):
                 line = (await reader.readline()).rstrip()
@@ -130,7 +131,7 @@ class Siblings:
                     writer.write(line + b"\n")
                     return await reader.read()
         except (OSError, TimeoutError):
-            return None  # it has ended
+            return None  # the process has ended
 
 
 SIBLINGS = AppState[Siblings]("siblings")
@@ -138,7 +139,7 @@ SIBLINGS = AppState[Siblings]("siblings")
 
 @contextmanager
 def _reachable(directory: Path) -> Iterator[str]:
-    """A short name of a directory, where there are such: paths of Unix sockets have 107 bytes."""
+    """Yields a short path of a directory, where the system has one: paths of Unix sockets have at most 107 bytes."""
     if not hasattr(os, "O_PATH"):
         yield str(directory)
         return

@@ -1,4 +1,4 @@
-"""The page's files. They come with the package, and a browser is told to load nothing from anywhere else."""
+"""The files of the page. They are part of the package, and browsers load nothing from other hosts."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 STATIC = Path(__file__).parent / "static"
-# Where nobody needs a key: there is nothing of the model or its users here.
+# Served without a key: these files contain nothing of the model or its users.
 PREFIX = "/page/"
 OPEN = frozenset({"/", "/docs"})
 
@@ -16,13 +16,13 @@ _SAME_ORIGIN = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'"
 )
-# Only DOMPurify may make elements of text.
+# Only DOMPurify may turn text into elements.
 CONTENT_SECURITY_POLICY = (
     f"{_SAME_ORIGIN}; style-src 'self'; img-src 'self'; require-trusted-types-for 'script'; trusted-types dompurify"
 )
-# Swagger's page has pictures in its styles and styles in its elements.
+# Swagger's page has images in its styles, and inline styles.
 DOCS_SECURITY_POLICY = f"{_SAME_ORIGIN}; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
-# Folders of libraries are named by their version; everything else is asked for again, by its ETag.
+# Folders of libraries have their version in the name; other files are revalidated by ETag.
 _FOR_EVER = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
 

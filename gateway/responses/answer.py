@@ -25,7 +25,7 @@ class ResponseAnswer:
 
     @property
     def response(self) -> ModelResponse:
-        """As far as it has come."""
+        """The response so far."""
         return self._writer.response
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:

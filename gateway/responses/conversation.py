@@ -1,4 +1,4 @@
-"""From input items to the messages that a chat template takes."""
+"""Input items as the messages of a chat template."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,10 +20,12 @@ AnyItem = MessageItem | FunctionCallInput | FunctionCallOutput | ReasoningInput 
 
 
 def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Message]:
-    """Items without references. Raises ApiError 400 for outputs of calls that nobody made, and if there is no message.
+    """Returns the messages of items without references.
 
-    What an assistant thought, said and called in a row is one message. Instructions and what system or developer say
-    right after them are one message too, as templates take a system's message at the beginning alone.
+    Consecutive reasoning, text and calls of the assistant are one message. Instructions and a system or developer
+    message after them are one message, too: templates take a system message only at the beginning.
+
+    Raises ApiError 400 for the output of an unknown call, and if there is no message.
     """
     messages: list[Message] = []
     if instructions:
@@ -34,7 +36,7 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
             _add_message(messages, item)
         elif isinstance(item, FunctionCallOutput):
             if item.call_id not in call_ids:
-                message = f"no function_call before it has the call_id {item.call_id!r} of this function_call_output"
+                message = f"no earlier function_call has the call_id {item.call_id!r} of this function_call_output"
                 raise ApiError(400, message, param="input")
             content = _content(item.output)
             messages.append(Message(role="tool", content=content, tool_call_id=item.call_id))
@@ -52,9 +54,9 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
             fresh.content = _content(item.content)
     for one in messages:
         if _says_nothing(one):
-            one.content = ""  # it has only thought; some templates fail over null
+            one.content = ""  # reasoning only; some templates fail on null
     if not messages:
-        raise ApiError(400, "there is nothing to answer: give input", param="input")
+        raise ApiError(400, "the conversation is empty; give input", param="input")
     return messages
 
 
@@ -70,7 +72,7 @@ def _add_message(messages: list[Message], item: MessageItem) -> None:
 
 
 def _assistant(messages: list[Message], fits: Callable[[Message], bool]) -> Message:
-    """The assistant's message that goes on, or a new one."""
+    """Returns the assistant's last message, or a new one."""
     if not messages or messages[-1].role != "assistant" or not fits(messages[-1]):
         messages.append(Message(role="assistant"))
     return messages[-1]
@@ -85,7 +87,7 @@ def _reasoning(item: ReasoningInput) -> str:
 
 
 def _content(content: str | Sequence[Any]) -> Any:
-    """As a string if it is only text: some templates know nothing else."""
+    """Returns a string if there is only text: some templates take nothing else."""
     if isinstance(content, str):
         return content
     if any(isinstance(part, InputImagePart) for part in content):

@@ -1,4 +1,4 @@
-"""The events of a streamed response, as OpenAI documents them. Each is numbered, and named before its data."""
+"""The events of a streamed response, as OpenAI documents them, each with a number and a name."""
 
 from typing import Literal
 
@@ -99,7 +99,7 @@ class ArgumentsDone(Body, kw_only=True):
 
 
 class ErrorEvent(Body, kw_only=True):
-    """Before `response.failed`."""
+    """An error, which comes before `response.failed`."""
 
     type: Literal["error"] = "error"
     code: str | None
@@ -135,7 +135,7 @@ Event = (
 
 
 class EventStream:
-    """Numbers events from 0 and puts them as server-sent events into `out`, if there is one, from number `first` on."""
+    """Numbers events from 0, and writes those from number `first` on into `out`, if it is set."""
 
     def __init__(self, first: int = 0) -> None:
         self.out: list[bytes] | None = None

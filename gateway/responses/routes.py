@@ -43,7 +43,7 @@ _RESPONSE = openapi.event_responses(ModelResponse, EVENTS)
 
 @router.post("/v1/responses", responses=_RESPONSE)
 async def create_response(request: Request, body: CreateResponse) -> Response:
-    """The next turn of a conversation; with `stream: true` as server-sent events."""
+    """Generates the next turn of a conversation; with `stream: true` as server-sent events."""
     request_context(request.scope).names = names_of(body)
     responses = RESPONSES.of(request)
     kept = await KEEPER.of(request).open(request, body)
@@ -75,14 +75,14 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(request: Request, body: CreateResponse) -> InputTokens:
-    """How many tokens the prompt of a response would have, without its images."""
+    """Counts the tokens that the prompt of a response would have, without its images."""
     request_context(request.scope).names = names_of(body)
     _, generate = await _read(request, body)
     return InputTokens(input_tokens=(await count_tokens(TOKENIZER.of(request), generate))[0])
 
 
 async def _read(request: Request, body: CreateResponse) -> tuple[list[AnyItem], GenerateRequest]:
-    """The items of the input, and the request for what follows the whole conversation."""
+    """Returns the items of the input, and the request for the next turn of the conversation."""
     responses = RESPONSES.of(request)
     own = await responses.resolve(_items(body))
     history = await responses.conversation(body.previous_response_id) if body.previous_response_id else []
@@ -104,7 +104,7 @@ def _items(body: CreateResponse) -> list[AnyItem]:
 
 @router.get("/v1/responses/{response_id}", responses=_RESPONSE)
 async def retrieve_response(request: Request, response_id: str, query: Annotated[RetrieveQuery, Query()]) -> Response:
-    """A stored response; with `stream=true` the events of one in the background, also while it is generated."""
+    """Returns a stored response; with `stream=true` the events of a background response, even while it is generated."""
     if query.stream:
         return await _events(request, response_id, 0 if query.starting_after is None else query.starting_after + 1)
     return _told(await RESPONSES.of(request).get(response_id))
@@ -118,7 +118,7 @@ async def delete_response(request: Request, response_id: str) -> DeletedResponse
 
 @router.post("/v1/responses/{response_id}/cancel", responses={200: openapi.response(ModelResponse)})
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Ends a response in the background; what it has said until then stays."""
+    """Ends a background response, which keeps its output so far."""
     return _told(await BACKGROUND.of(request).cancel(response_id))
 
 
@@ -126,7 +126,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 async def list_input_items(
     request: Request, response_id: str, query: Annotated[InputItemsQuery, Query()]
 ) -> InputItemList:
-    """What was given as input to this response alone, in its long form."""
+    """Lists the input items of this response, in their long form, without earlier turns."""
     return await RESPONSES.of(request).input_items(response_id, query)
 
 

@@ -1,4 +1,4 @@
-"""From a body of the Responses API to the GenerateRequest, by way of the chat that would ask for the same."""
+"""Bodies of the Responses API as GenerateRequests, through the chat with the same meaning."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,14 +43,14 @@ def generate_request(body: CreateResponse, messages: Sequence[Message]) -> Gener
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
-    # Only what is given, as every field costs; instances are taken as they are.
+    # Only given values, as every field takes time to validate; instances are not validated again.
     chat = ChatCompletionRequest.model_validate({name: value for name, value in values.items() if value is not None})
     (request,) = chat_requests(chat)
     return request
 
 
 def names_of(body: CreateResponse) -> dict[str, str]:
-    """Parameters of chats -> what this API calls them."""
+    """Returns the names of this API for parameters of chats."""
     form = _response_format(body)
     guided = next((name for name in SHARED if name.startswith("guided_") and getattr(body, name) is not None), TOOLS)
     return {
@@ -66,7 +66,7 @@ def names_of(body: CreateResponse) -> dict[str, str]:
 
 
 def _tools(body: CreateResponse) -> tuple[list[Tool] | None, Any]:
-    """Tools that the model may call, and the choice among them."""
+    """Returns the tools that the model may call, and the choice of a tool."""
     tools: list[FunctionTool] | None = body.tools
     choice: Any = body.tool_choice
     if isinstance(choice, AllowedTools):
@@ -91,7 +91,7 @@ def _response_format(body: CreateResponse) -> Any:
 
 
 def new_response(body: CreateResponse, id: str, created_at: int, model: str) -> ModelResponse:
-    """Nothing of it is generated yet."""
+    """Returns a response without output."""
     return ModelResponse(
         id=id,
         created_at=created_at,
@@ -120,7 +120,7 @@ def new_response(body: CreateResponse, id: str, created_at: int, model: str) -> 
 
 
 def _as_json(value: Any) -> dict[str, Any]:
-    """Of what the client gave; {} of None."""
+    """Returns the members that the client gave; {} for None."""
     if value is None:
         return {}
     given: dict[str, Any] = value.model_dump(by_alias=True, exclude_unset=True)

@@ -1,4 +1,4 @@
-"""`truncation: "auto"`: what was said first is left out of a conversation that is longer than the model takes."""
+"""`truncation: "auto"`: drops the beginning of a conversation that is too long for the model."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,10 +11,10 @@ from pagewire.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 async def shortened(
     tokenizer: TokenizerClient, items: Sequence[AnyItem], request_of: Callable[[Sequence[AnyItem]], GenerateRequest]
 ) -> GenerateRequest:
-    """The request of the most items that fit, or of the fewest if none do: it is refused then with the numbers.
+    """Returns the request with the most items that fit. If none fit, it has the fewest, and is refused upstream.
 
-    What system or developer say at the beginning stays, and what is left begins with a user's message, so that no call
-    is parted from its output.
+    System and developer messages at the beginning stay. The rest begins with a user's message, so that calls keep their
+    outputs.
     """
     request = request_of(items)
     if await _fits(tokenizer, request):
@@ -38,7 +38,7 @@ def _is_message_of(item: AnyItem, *roles: str) -> bool:
 
 
 async def count_tokens(tokenizer: TokenizerClient, request: GenerateRequest) -> tuple[int, int]:
-    """(tokens of the prompt without its images, the most that prompt and output may have; 0 = not known)."""
+    """Returns (tokens of the prompt without its images, most tokens of prompt and output; 0 = unknown)."""
     tokenize = TokenizeRequest(model=request.model, chat=request.chat)
     if request.HasField("add_special_tokens"):
         tokenize.add_special_tokens = request.add_special_tokens
@@ -47,6 +47,6 @@ async def count_tokens(tokenizer: TokenizerClient, request: GenerateRequest) -> 
 
 
 async def _fits(tokenizer: TokenizerClient, request: GenerateRequest) -> bool:
-    """Where max_output_tokens is unset, there must be room for one."""
+    """Returns whether prompt and output fit; without max_output_tokens, an output of one token."""
     count, limit = await count_tokens(tokenizer, request)
     return not limit or count + (request.sampling_params.max_tokens or 1) <= limit

@@ -1,6 +1,6 @@
-"""From the outputs of one generation to a response: its items, and the events that tell of them on the way.
+"""Writes the outputs of one generation as a response: its items, and the events of a stream.
 
-What is written follows from the response's id and the outputs alone, so whoever has the outputs can write it again.
+Items and events depend only on the response's id and the outputs, so another process can write them again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,13 +44,13 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _LAST_EVENTS: dict[ResponseStatus, Lifecycle] = {
     "completed": "response.completed",
     "incomplete": "response.incomplete",
-    "cancelled": "response.incomplete",  # there is no event of its own
+    "cancelled": "response.incomplete",  # OpenAI has no event for it
     "failed": "response.failed",
 }
 
 
 class _OpenItem:
-    """An item that is being written. `item` says what is told of it before and after."""
+    """An item that is being written. `item` is its state in the events."""
 
     def __init__(self, stream: EventStream, item: OutputItem, index: int) -> None:
         self._stream = stream
@@ -74,7 +74,7 @@ class _OpenMessage(_OpenItem):
     def __init__(self, stream: EventStream, id: str, index: int) -> None:
         super().__init__(stream, OutputMessage(id=id, status="in_progress", content=[]), index)
         self._part_added(OutputText(text=""))
-        # Filled anew for each token, as making it takes as long as encoding it.
+        # Reused for each token: making it takes as long as encoding it.
         self._delta = TextDelta(item_id=id, output_index=index)
         self._logprobs: list[ChatLogprob] = []
 
@@ -138,30 +138,34 @@ class _OpenCall(_OpenItem):
 
 
 class ResponseWriter:
-    """Fills a response that has no output yet. Events go to `stream.out`."""
+    """Fills a response without output. Events go to `stream.out`."""
 
     def __init__(self, response: ModelResponse, *, logprobs: bool, first_event: int = 0) -> None:
-        """logprobs: told of text. first_event: earlier ones are counted, but not written."""
+        """
+        Args:
+            logprobs: whether text has log probabilities.
+            first_event: number of the first event to write; earlier ones are only counted.
+        """
         self.response = response
         self.stream = EventStream(first_event)
         self._hex = response.id.partition("_")[2]
-        self._tells_logprobs = logprobs
-        # Of tokens whose text is held back.
+        self._with_logprobs = logprobs
+        # Log probabilities of tokens with text that is held back.
         self._logprobs: list[TokenLogprob] = []
         self._open: _OpenMessage | _OpenReasoning | _OpenCall | None = None
 
     def start(self) -> None:
-        """The response is created."""
-        self._tell("response.created")
+        """Writes the first events of a response."""
+        self._write("response.created")
         if self.response.status == "queued":
-            self._tell("response.queued")
+            self._write("response.queued")
         else:
-            self._tell("response.in_progress")
+            self._write("response.in_progress")
 
     def begin(self) -> None:
-        """A response that was queued is generated now."""
+        """Marks a queued response as in progress."""
         self.response.status = "in_progress"
-        self._tell("response.in_progress")
+        self._write("response.in_progress")
 
     def add(self, output: ChoiceOutput) -> None:
         if output.reasoning:
@@ -169,7 +173,7 @@ class ResponseWriter:
                 self._close()
                 self._open = _OpenReasoning(self.stream, *self._next_item("rs"))
             self._open.add(output.reasoning)
-        logprobs = self._logprobs_of_text(output) if self._tells_logprobs else []
+        logprobs = self._logprobs_of_text(output) if self._with_logprobs else []
         if output.text:
             if not isinstance(self._open, _OpenMessage):
                 self._close()
@@ -183,7 +187,7 @@ class ResponseWriter:
                 self._open.add(delta.arguments)
 
     def end(self, finish_reason: common_pb2.FinishReason, usage: ResponseUsage, now: float) -> None:
-        """now: Unix time, seconds."""
+        """Ends the response. now: Unix time, seconds."""
         response = self.response
         response.usage = usage
         if finish_reason == common_pb2.FINISH_REASON_ERROR:
@@ -209,17 +213,17 @@ class ResponseWriter:
         self._end("failed")
 
     def end_as(self, response: ModelResponse) -> None:
-        """The response has ended elsewhere: what remains are its last events."""
+        """Writes the last events of a response that another process has ended."""
         self._close("completed" if response.status == "completed" else "incomplete")
         if (error := response.error) is not None:
             self.stream.add(ErrorEvent(code=error.code, message=error.message, param=None))
         self.response = response
-        self._tell(_LAST_EVENTS[response.status])
+        self._write(_LAST_EVENTS[response.status])
 
     def _end(self, status: ResponseStatus) -> None:
         self._close("completed" if status == "completed" else "incomplete")
         self.response.status = status
-        self._tell(_LAST_EVENTS[status])
+        self._write(_LAST_EVENTS[status])
 
     def _close(self, status: ItemStatus = "completed") -> None:
         if self._open is not None:
@@ -228,15 +232,15 @@ class ResponseWriter:
             self._open = None
 
     def _next_item(self, prefix: str) -> tuple[str, int]:
-        """(id, index) of an item that comes next. Ids say which response has the item."""
+        """Returns (id, index) of the next item. The id contains that of the response."""
         index = len(self.response.output)
         return f"{prefix}_{self._hex}_{index}", index
 
-    def _tell(self, type: Lifecycle) -> None:
+    def _write(self, type: Lifecycle) -> None:
         self.stream.add(ResponseEvent(type, self.response))
 
     def _logprobs_of_text(self, output: ChoiceOutput) -> list[ChatLogprob]:
-        """Of those tokens that the text was made of, as far as the output tells of more than text."""
+        """Returns the log probabilities of the tokens of the text, without those of reasoning and calls."""
         tokens = [*self._logprobs, *output.logprobs]
         if not output.text:
             self._logprobs = [] if output.reasoning or output.tool_calls else tokens
@@ -248,7 +252,7 @@ class ResponseWriter:
 
 
 def _tokens_of(text: bytes, before: bytes, tokens: Iterable[TokenLogprob]) -> Iterator[TokenLogprob]:
-    """The tokens that have a part in `text`, which follows `before`."""
+    """Yields the tokens with a part in `text`, which follows `before`."""
     tokens = list(tokens)
     whole = b"".join([token.token_bytes for token in tokens])
     start = whole.find(text, max(whole.find(before), 0) + len(before))

@@ -14,7 +14,7 @@ class PromptTokensDetails(Body):
 
 
 class CompletionTokensDetails(Body):
-    """`reasoning_tokens`: of what is told as reasoning, without its marks."""
+    """`reasoning_tokens`: tokens of the reasoning, without its marks."""
 
     reasoning_tokens: int
 
@@ -28,7 +28,7 @@ class UsageInfo(Body):
 
 
 class PromptLogprob(Body):
-    """`rank`: in the vocabulary, 1 = most probable."""
+    """One token of a prompt, or an alternative to it. `rank`: in the vocabulary, 1 = most probable."""
 
     logprob: float
     rank: int
@@ -36,7 +36,7 @@ class PromptLogprob(Body):
 
 
 PromptEntries = dict[str, PromptLogprob]
-"""By token id: a token of the prompt, and the alternatives."""
+"""Token id -> a token of the prompt, or an alternative to it."""
 
 
 class TopLogprob(Body):

@@ -20,7 +20,7 @@ class TextPart(BaseModel):
 
 
 class ImageUrl(BaseModel):
-    """`detail` is a hint that OpenAI's models take; here the model's own image processor decides."""
+    """The URL of an image. `detail` changes nothing: the model's own image processor decides."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -46,20 +46,20 @@ class Message(BaseModel):
     )
 
     role: Annotated[str, StringConstraints(min_length=1)] = required(
-        "tokenizer", "`system`, `user`, `assistant`, `tool`, or what else the chat template knows."
+        "tokenizer", "`system`, `user`, `assistant`, `tool`, or another role that the chat template knows."
     )
     content: str | list[Part] | None = field(
-        "tokenizer", "Text, or parts. Only an assistant's may be missing.", union_mode="left_to_right"
+        "tokenizer", "Text, or parts. Required, except for an assistant's message.", union_mode="left_to_right"
     )
-    name: str | None = field("tokenizer", "The speaker's name, for templates that know it.")
-    tool_calls: list[PastToolCall] | None = field("tokenizer", "What an assistant called.")
-    tool_call_id: str | None = field("tokenizer", "Of a tool's message: the call that it answers.")
+    name: str | None = field("tokenizer", "The speaker's name, for templates that use it.")
+    tool_calls: list[PastToolCall] | None = field("tokenizer", "The calls that the assistant made.")
+    tool_call_id: str | None = field("tokenizer", "In a tool's message, the id of the call that it answers.")
     function_call: PastFunctionCall | None = field(
-        "tokenizer", "What an assistant called, before there were `tool_calls`; a `function` message answers it."
+        "tokenizer", "Older form of `tool_calls`; a `function` message answers it."
     )
-    reasoning: str | None = field("tokenizer", "What an assistant thought before it answered.")
+    reasoning: str | None = field("tokenizer", "The assistant's reasoning before its answer.")
     reasoning_content: str | None = field("tokenizer", "Older name of `reasoning`.")
-    parsed: Any = field("gateway", "What the official client has made of the content. Ignored.")
+    parsed: Any = field("gateway", "The content as the official client parsed it. Ignored.")
 
     @model_validator(mode="after")
     def _content_given(self) -> "Message":
@@ -112,27 +112,29 @@ Messages = Annotated[
 
 
 class ChatPromptParameters(Parameters):
-    """How messages become a prompt."""
+    """The parameters that control how messages become a prompt."""
 
     tools: list[Tool] | None = field(
-        "tokenizer", "What the model may call; templates that know no tools leave them out."
+        "tokenizer", "The functions that the model may call; templates without tools ignore them."
     )
     documents: list[dict[str, Any]] | None = field(
-        "tokenizer", "For templates that know documents; others leave them out."
+        "tokenizer", "Documents, for templates that use them; others ignore them."
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = field(
         "tokenizer",
-        "The template variable of this name; `enable_thinking` and `thinking` say whether it is other than `none`.",
+        "The template variable of this name; also sets `enable_thinking` and `thinking`, which are false for `none`.",
     )
     verbosity: Literal["low", "medium", "high"] | None = field("tokenizer", "The template variable of this name.")
     add_generation_prompt: bool | None = field(
-        "tokenizer", "End the prompt with the head of the assistant's turn.", True
+        "tokenizer", "End the prompt with the beginning of the assistant's turn.", True
     )
     continue_final_message: bool | None = field(
-        "tokenizer", "Go on with the last message. Excludes `add_generation_prompt`.", False
+        "tokenizer", "Continue the last message. Excludes `add_generation_prompt`.", False
     )
-    add_special_tokens: bool | None = field("tokenizer", "Add BOS and the like to what the template writes.", False)
+    add_special_tokens: bool | None = field(
+        "tokenizer", "Add special tokens such as BOS to the output of the template.", False
+    )
     chat_template: str | None = field(
-        "tokenizer", "A Jinja template instead of the model's own; only with `--trust-request-chat-template`."
+        "tokenizer", "A Jinja template that replaces the model's own; only with `--trust-request-chat-template`."
     )
     chat_template_kwargs: dict[str, Any] | None = field("tokenizer", "Further variables of the chat template.")

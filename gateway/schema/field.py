@@ -1,4 +1,4 @@
-"""A field of a body with what is said of it, in /openapi.json, /docs and docs/api.md alike."""
+"""Fields of bodies, with their descriptions for /openapi.json, /docs and docs/api.md."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 
 from pagewire.gateway.core.request_context import REQUEST_ID_PATTERN
 
-# Which service does what the field asks for.
+# The service that applies the field.
 Service = Literal["gateway", "tokenizer", "scheduler", "executor"]
 HANDLED_BY = "x-handled-by"
 
@@ -19,12 +19,12 @@ def _not_a_number(value: Any) -> Any:
     return value
 
 
-# Of a parameter whose only value asks for nothing.
+# The type of a parameter that cannot be turned on.
 Off = Annotated[Literal[False], BeforeValidator(_not_a_number)]
 
 
 def field(service: Service, words: str, default: Any = None, **constraints: Any) -> Any:
-    """A field that may be left out, which is the same as null. default: what then holds, if it can be said."""
+    """Declares an optional field; null means unset. default: the value that then applies, if it is known."""
     extra = {HANDLED_BY: service, "default": default}
     return Field(None, description=words, json_schema_extra=extra, **constraints)
 

@@ -1,4 +1,4 @@
-"""`functions`, OpenAI's form of tools before there were `tools`: read as these, and answered in its own form."""
+"""`functions`, OpenAI's older form of `tools`: read as tools, and answered in the older form."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
@@ -21,12 +21,12 @@ FunctionChoice = Annotated[Literal["none", "auto"] | FunctionName, Field(union_m
 
 
 class PastFunctionCall(BaseModel):
-    """Of an earlier answer."""
+    """A function call from an earlier answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str = required("tokenizer", "The function's name.", min_length=1)
-    arguments: str = required("tokenizer", "What the model wrote.")
+    arguments: str = required("tokenizer", "The arguments as the model wrote them.")
 
 
 class _Chat(Protocol):
@@ -46,7 +46,10 @@ class _Message(Protocol):
 
 
 def functions_to_tools(body: _Chat) -> None:
-    """Raises ApiError 400 for both forms at once, and for a choice among functions that are not there."""
+    """Writes the older form as the newer one.
+
+    Raises ApiError 400 for both forms at once, and for a choice of a function that is not given.
+    """
     choice = body.function_call
     if not body.functions:
         if choice not in (None, "none"):
@@ -62,7 +65,7 @@ def functions_to_tools(body: _Chat) -> None:
     else:
         body.tool_choice = choice
     body.tools = [Tool(type="function", function=function) for function in body.functions]
-    body.parallel_tool_calls = False  # the answer has room for one
+    body.parallel_tool_calls = False  # the answer can hold one call
 
 
 def calls_to_tool_calls(messages: Sequence[_Message]) -> None:

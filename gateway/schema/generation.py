@@ -24,19 +24,19 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = field(
         "gateway", "With `include_usage`: in each chunk the usage so far.", False
     )
-    include_obfuscation: Off | None = field("gateway", "Padding against eavesdroppers is not offered.", False)
+    include_obfuscation: Off | None = field("gateway", "Padding against eavesdropping is not supported.", False)
 
 
 SamplingParameters = create_model("SamplingParameters", __base__=Parameters, **sampling_fields())
 
 
 class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
-    """What chat and completions share."""
+    """The parameters of all APIs that generate."""
 
     model: str | None = field("tokenizer", MODEL)
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field(
         "gateway",
-        "Choices for each prompt, with the seeds `seed`, `seed` + 1, ...; each runs as a request of its own.",
+        "Number of choices for each prompt, with the seeds `seed`, `seed` + 1, ...; each runs as its own request.",
         1,
     )
     use_beam_search: bool | None = field(
@@ -44,55 +44,62 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
     )
     length_penalty: Annotated[float, Field(ge=LENGTH_PENALTY.minimum, le=LENGTH_PENALTY.maximum)] | None = field(
         "tokenizer",
-        "Of beam search: an output's log probability is divided by its length to this power.",
+        "In beam search, an output's log probability is divided by its length to this power.",
         1,
     )
-    early_stopping: bool | None = field("tokenizer", "Of beam search: end as soon as `n` outputs have ended.", False)
+    early_stopping: bool | None = field("tokenizer", "In beam search, end as soon as `n` outputs have ended.", False)
     stream: bool | None = field("gateway", "Send events as the output grows.", False)
     stream_options: StreamOptions | None = field("gateway", "Only with `stream`.")
     logit_bias: LogitBias | None = field(
         "executor", "Token ids in decimal -> -100 to 100, added to their logits. " + EAGER
     )
     stop: StopString | list[StopString] | None = field(
-        "tokenizer", "Strings that end the output, which stops before them.", union_mode="left_to_right"
+        "tokenizer", "Strings that end the output; they are not part of it.", union_mode="left_to_right"
     )
-    stop_token_ids: list[TokenId] | None = field("scheduler", "Tokens that end the output; their text is left out.")
+    stop_token_ids: list[TokenId] | None = field(
+        "scheduler", "Tokens that end the output; their text is not part of it."
+    )
     allowed_token_ids: list[TokenId] | None = field(
-        "executor", "Only these are sampled; end tokens belong to them, or the output ends at `max_tokens`. " + EAGER
+        "executor",
+        "Only these tokens are sampled. Include the end tokens, or the output ends at `max_tokens`. " + EAGER,
     )
     bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = field(
-        "tokenizer", f"Words that the output does not contain, at most {MAX_BAD_WORDS}. " + EAGER
+        "tokenizer", f"Words that must not occur in the output, at most {MAX_BAD_WORDS}. " + EAGER
     )
     include_stop_str_in_output: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)
     spaces_between_special_tokens: bool | None = field(
-        "tokenizer", "Special tokens are written as they are, without spaces between them, whatever it says."
+        "tokenizer", "Ignored: special tokens are written without spaces between them."
     )
     return_tokens_as_token_ids: bool | None = field(
-        "gateway", "Log probabilities name tokens `token_id:123`, so that different ones never look alike.", False
+        "gateway", "Log probabilities name tokens as `token_id:123`, which is unambiguous.", False
     )
     return_token_ids: bool | None = field("gateway", "Add `prompt_token_ids` and `token_ids` to the answer.", False)
-    # What the output looks like; at most one of them says it.
+    # The form of the output; at most one of these is given.
     response_format: ResponseFormat | None = field(
-        "executor", "The form of the output, which is sampled to keep to it. At most one parameter may say a form."
+        "executor", "The form of the output, which sampling enforces. At most one parameter may set a form."
     )
-    structured_outputs: StructuredOutputs | None = field("executor", "vLLM's way to say the form.")
-    guided_json: str | Schema | None = field("executor", "vLLM's older way to say it: a JSON schema.")
+    structured_outputs: StructuredOutputs | None = field("executor", "vLLM's way to set the form.")
+    guided_json: str | Schema | None = field("executor", "vLLM's older way to set it: a JSON schema.")
     guided_regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
-    guided_choice: Choices | None = field("executor", "Texts of which the output is one.")
-    guided_grammar: str | None = field("executor", "A grammar, as GBNF or Lark.")
+    guided_choice: Choices | None = field("executor", "Texts, one of which is the output.")
+    guided_grammar: str | None = field("executor", "A grammar in GBNF or Lark.")
     thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
         "executor",
-        "Most tokens of reasoning, which is closed then; -1: any number. Needs a known `--reasoning-parser`. " + EAGER,
+        "Most tokens of reasoning, which then ends; -1: no limit. Needs a known `--reasoning-parser`. " + EAGER,
         -1,
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
         "tokenizer",
-        "Keep so many tokens of a longer prompt, -1: what the model takes. Unset: too long a prompt is refused.",
+        "Keep this many tokens of a longer prompt; -1: as many as the model takes. Unset: refuse a longer prompt.",
     )
-    truncation_side: Literal["left", "right"] | None = field("tokenizer", "Which end is cut off.", "left")
-    cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
-    request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`; ends the answer's `id`.")
+    truncation_side: Literal["left", "right"] | None = field("tokenizer", "The end that is cut off.", "left")
+    cache_salt: CacheSalt | None = field(
+        "scheduler", "The prefix cache is shared only with requests with the same salt."
+    )
+    request_id: RequestId | None = field(
+        "gateway", "Takes precedence over `X-Request-Id`; the end of the answer's `id`."
+    )
     user: str | None = field("gateway", LABEL)
     metadata: dict[str, Any] | None = field("gateway", LABEL)
     safety_identifier: str | None = field("gateway", LABEL)
@@ -109,16 +116,18 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
     @model_validator(mode="after")
     def _prompt_logprobs_are_whole(self) -> "GenerationParameters":
         if self.prompt_logprobs is not None and self.stream:
-            raise ApiError(400, "prompt_logprobs are not available with stream: true", param="prompt_logprobs")
+            raise ApiError(400, "prompt_logprobs cannot be streamed; remove stream", param="prompt_logprobs")
         return self
 
     @model_validator(mode="after")
     def _beams_are_whole(self) -> "GenerationParameters":
         if self.use_beam_search and self.stream:
-            message = "the best outputs are known when the search has ended; leave out use_beam_search, or stream"
+            message = (
+                "beam search cannot stream, as its outputs are known only at the end; remove use_beam_search or stream"
+            )
             raise ApiError(400, message, param="use_beam_search")
         if not self.use_beam_search and self.length_penalty not in (None, 1):
-            raise ApiError(400, "length_penalty is for use_beam_search", param="length_penalty")
+            raise ApiError(400, "length_penalty needs use_beam_search: true", param="length_penalty")
         if not self.use_beam_search and self.early_stopping:
-            raise ApiError(400, "early_stopping is for use_beam_search", param="early_stopping")
+            raise ApiError(400, "early_stopping needs use_beam_search: true", param="early_stopping")
         return self

@@ -1,4 +1,4 @@
-"""What all bodies are made of: the type that refuses unknown names, and values that several bodies have."""
+"""The base of all request bodies, which refuses unknown names, and types that several bodies share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -17,11 +17,11 @@ from pydantic import (
 from pagewire.config.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT
 from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED, Refused, check_names, refused_names
 
-MODEL = "A served name; unset: the only model."
-LABEL = "A label that changes nothing about the answer."
+MODEL = "A served model; unset: the first one."
+LABEL = "A label that does not change the answer."
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-# One or several, each as text or token ids.
+# One prompt or several, each as text or token ids.
 Prompts = Annotated[
     str
     | TokenIdList
@@ -58,7 +58,7 @@ LogitBias = Annotated[
 
 
 class Parameters(BaseModel):
-    """A body whose values are taken as they are: no text for numbers, no numbers for booleans."""
+    """A request body without conversions: text is not a number, and a number is not a boolean."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
     unsupported: ClassVar[Mapping[str, Refused]] = UNSUPPORTED
@@ -77,7 +77,7 @@ class Parameters(BaseModel):
 
 
 def as_list(prompts: str | list[int] | list[str] | list[list[int]]) -> Sequence[str | list[int]]:
-    """One prompt or several, each as text or token ids."""
+    """Returns the prompts, each as text or token ids."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts[0], int):

@@ -1,4 +1,4 @@
-"""Parameters that SGLang calls otherwise: taken under both names."""
+"""Parameters with another name in SGLang: accepted under both names."""
 
 from typing import Annotated, Any
 
@@ -19,15 +19,15 @@ OF_SGLANG = {
 
 
 class SglangParameters(BaseModel):
-    """What is said by SGLang's name is found by ours."""
+    """Copies each parameter that has SGLang's name to ours."""
 
     rid: RequestId | None = field("gateway", "SGLang's name of `request_id`.")
     no_stop_trim: bool | None = field("tokenizer", "SGLang's name of `include_stop_str_in_output`.", False)
     json_schema: Annotated[str | Schema | None, Field(union_mode="left_to_right")] = field(
-        "executor", "SGLang's way to say the form of the output: a JSON schema."
+        "executor", "SGLang's way to set the form of the output: a JSON schema."
     )
     regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
-    ebnf: str | None = field("executor", "A grammar, as GBNF or Lark.")
+    ebnf: str | None = field("executor", "A grammar in GBNF or Lark.")
 
     @model_validator(mode="after")
     def _by_our_names(self) -> Any:
@@ -35,6 +35,6 @@ class SglangParameters(BaseModel):
             if (value := getattr(self, name)) is None:
                 continue
             if getattr(self, ours) is not None:
-                raise ApiError(400, f"{name} and {ours} are the same: give one of them", param=name)
+                raise ApiError(400, f"{name} and {ours} are the same parameter: give one of them", param=name)
             setattr(self, ours, value)
         return self

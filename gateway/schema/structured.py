@@ -1,4 +1,4 @@
-"""What clients say about the form of an output: OpenAI's response_format, vLLM's structured_outputs and guided_*."""
+"""The form of an output: OpenAI's response_format, vLLM's structured_outputs and guided_*."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pagewire.gateway.schema.field import field, required
 
-# A JSON schema; its content is the executor's to understand.
+# A JSON schema, which the executor checks.
 Schema = dict[str, Any] | bool
 Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 _STRICT = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
@@ -25,14 +25,14 @@ class JsonObjectFormat(BaseModel):
 
 
 class NamedSchema(BaseModel):
-    """Whether strict or not, the output is what the schema describes."""
+    """A schema that the output follows, strict or not."""
 
     model_config = _STRICT
 
-    name: str = required("gateway", "Says nothing to the model.")
-    description: str | None = field("gateway", "Says nothing to the model.")
+    name: str = required("gateway", "Not shown to the model.")
+    description: str | None = field("gateway", "Not shown to the model.")
     content: Schema = Field(True, alias="schema", description="A JSON schema. Unset: any JSON.")
-    strict: bool | None = field("gateway", "The schema is kept to in either case.")
+    strict: bool | None = field("gateway", "Ignored: the output always follows the schema.")
 
 
 class JsonSchemaFormat(BaseModel):
@@ -45,20 +45,24 @@ class JsonSchemaFormat(BaseModel):
 class Structure(BaseModel):
     model_config = _STRICT
 
-    begin: str = required("executor", "What comes before the JSON; begins with a trigger.")
+    begin: str = required("executor", "The text before the JSON; begins with a trigger.")
     content: Schema = required("executor", "A JSON schema.", alias="schema")
-    end: str = required("executor", "What comes after it.")
+    end: str = required("executor", "The text after the JSON.")
 
 
 class StructuralTagFormat(BaseModel):
-    """`format`, in xgrammar's language; or, as before it, text in which a trigger begins one of the structures."""
+    """A `format` in xgrammar's language; or `structures` and `triggers`, the older form."""
 
     model_config = _STRICT
 
     type: Literal["structural_tag"]
-    format: dict[str, Any] | None = field("executor", "xgrammar's form of it, which excludes the other two.")
-    structures: Annotated[list[Structure], Field(min_length=1)] | None = field("executor", "What may follow a trigger.")
-    triggers: Choices | None = field("executor", "Texts after which only a structure may follow.")
+    format: dict[str, Any] | None = field(
+        "executor", "A structural tag in xgrammar's language; excludes the other two."
+    )
+    structures: Annotated[list[Structure], Field(min_length=1)] | None = field(
+        "executor", "The structures that may follow a trigger."
+    )
+    triggers: Choices | None = field("executor", "Texts that only a structure may follow.")
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> "StructuralTagFormat":
@@ -73,15 +77,15 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(BaseModel):
-    """One of the forms, and with json or json_object what is said about whitespace."""
+    """One form; for json and json_object also the whitespace."""
 
     model_config = _STRICT
 
     schema_: str | Schema | None = field("executor", "A JSON schema, as JSON or as text.", alias="json")
     regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
-    choice: Choices | None = field("executor", "Texts of which the output is one.")
-    grammar: str | None = field("executor", "A grammar, as GBNF or Lark.")
-    structural_tag: str | None = field("executor", "As `response_format` of this type, as JSON in a text.")
+    choice: Choices | None = field("executor", "Texts, one of which is the output.")
+    grammar: str | None = field("executor", "A grammar in GBNF or Lark.")
+    structural_tag: str | None = field("executor", "JSON, as text, of a `response_format` of this type.")
     json_object: bool | None = field("executor", "Any JSON object.", False)
     whitespace_pattern: str | None = field("executor", "A regular expression for whitespace in JSON.")
     disable_any_whitespace: bool | None = field("executor", "No whitespace in JSON.", False)

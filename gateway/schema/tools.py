@@ -1,4 +1,4 @@
-"""Tools in requests: what the model may call, and what it has called."""
+"""Tools in requests: the functions that the model may call, and its earlier calls."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,14 +12,16 @@ Name = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Function(BaseModel):
-    """`parameters` is a JSON schema. Arguments are held to it where the tool must be called, or if it is strict."""
+    """A function that the model may call. Its arguments follow the schema if it must be called, or if it is strict."""
 
     model_config = _STRICT
 
-    name: Name = required("tokenizer", "What the model calls it by.")
-    description: str | None = field("tokenizer", "What it does, for the model.")
-    parameters: dict[str, Any] | None = field("tokenizer", "A JSON schema of its arguments. Unset: it takes none.")
-    strict: bool | None = field("tokenizer", "Whenever it is called, the arguments follow the schema.", False)
+    name: Name = required("tokenizer", "The name that the model uses.")
+    description: str | None = field("tokenizer", "What the function does, for the model.")
+    parameters: dict[str, Any] | None = field(
+        "tokenizer", "A JSON schema of the arguments. Unset: the function takes none."
+    )
+    strict: bool | None = field("tokenizer", "The arguments of every call follow the schema.", False)
 
 
 class Tool(BaseModel):
@@ -36,7 +38,7 @@ class FunctionName(BaseModel):
 
 
 class NamedToolChoice(BaseModel):
-    """The one tool that is to be called."""
+    """The one tool that must be called."""
 
     model_config = _STRICT
 
@@ -48,11 +50,11 @@ class AllowedTools(BaseModel):
     model_config = _STRICT
 
     mode: Literal["auto", "required"] = required("gateway", "Whether one of them must be called.")
-    tools: Annotated[list[NamedToolChoice], Field(min_length=1)] = required("gateway", "The model sees no others.")
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1)] = required("gateway", "The model sees only these.")
 
 
 class AllowedToolChoice(BaseModel):
-    """Some of the tools."""
+    """A subset of the tools."""
 
     model_config = _STRICT
 
@@ -66,21 +68,21 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(BaseModel):
-    """`arguments` as the model wrote them, a JSON object as a rule."""
+    """A called function. `arguments` as the model wrote them, usually a JSON object."""
 
     model_config = _STRICT
 
     name: Name = required("tokenizer", "The tool's name.")
-    arguments: str = required("tokenizer", "What the model wrote.")
-    parsed_arguments: Any = field("gateway", "What the official client has made of them. Ignored.")
+    arguments: str = required("tokenizer", "The arguments as the model wrote them.")
+    parsed_arguments: Any = field("gateway", "The arguments as the official client parsed them. Ignored.")
 
 
 class PastToolCall(BaseModel):
-    """Of an earlier answer. `index` is what is left of one that was streamed."""
+    """A tool call from an earlier answer. `index` is left over from streaming."""
 
     model_config = _STRICT
 
-    id: str = required("tokenizer", "Told again by the tool's answer.")
+    id: str = required("tokenizer", "The tool's answer repeats it.")
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = field("gateway", "Ignored.")

@@ -1,4 +1,4 @@
-"""Parameters that other servers know and this one does not take yet: refused by name, never ignored."""
+"""Parameters of other servers that this one does not support: refused by name, never ignored."""
 
 import difflib
 from collections.abc import Collection, Mapping
@@ -11,23 +11,26 @@ REFUSED = "x-refused"
 
 
 class Refused(NamedTuple):
-    """Why a parameter is refused. Values that ask for nothing are taken (null always is): clients send them unasked."""
+    """The reason for refusing a parameter.
+
+    Harmless values, which change nothing, are accepted (null always is): some clients always send them.
+    """
 
     why: str
     harmless: tuple[Any, ...] = ()
     code: str = "unsupported_parameter"
 
 
-_CHAT_ONLY = "it is for chats"
-_CODE = "requests carry no code"
-_EXPERTS = "where tokens were routed is not told"
-_IMAGES = "images are read as the server's flags say"
-_ONE_PLACE = "prompts and outputs are computed in one place"
-_PLACED = "the scheduler chooses who computes a request"
+_CHAT_ONLY = "only chats have it"
+_CODE = "requests cannot carry code"
+_EXPERTS = "the routing of tokens to experts is not returned"
+_IMAGES = "the server's flags set how images are read"
+_ONE_PLACE = "prompts and outputs are computed by the same executor"
+_PLACED = "the scheduler chooses the executor of a request"
 
 UNSUPPORTED: Mapping[str, Refused] = {
-    "audio": Refused("no model here speaks"),
-    "best_of": Refused("ask for n, with logprobs, and choose", (1,)),
+    "audio": Refused("no served model generates audio"),
+    "best_of": Refused("request n choices with logprobs, and select the best", (1,)),
     "bootstrap_host": Refused(_ONE_PLACE),
     "bootstrap_port": Refused(_ONE_PLACE),
     "bootstrap_room": Refused(_ONE_PLACE),
@@ -37,35 +40,37 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "data_parallel_rank": Refused(_PLACED),
     "disagg_prefill_dp_rank": Refused(_PLACED),
     "documents": Refused(_CHAT_ONLY, ([],)),
-    "echo": Refused("it is for text completions", (False,)),
+    "echo": Refused("only text completions have it", (False,)),
     "ec_transfer_params": Refused(_ONE_PLACE),
     "extra_key": Refused("see cache_salt"),
     "function_call": Refused(_CHAT_ONLY, ("none",)),
     "functions": Refused(_CHAT_ONLY, ([],)),
-    "guided_decoding_backend": Refused("there is one engine for all forms", ("auto", "guidance")),
+    "guided_decoding_backend": Refused("one engine serves all forms", ("auto", "guidance")),
     "guided_whitespace_pattern": Refused("see whitespace_pattern of structured_outputs"),
     "images_config": Refused(_IMAGES),
     "include_reasoning": Refused(_CHAT_ONLY),
-    "input_ids": Refused("token ids are a prompt of text completions"),
+    "input_ids": Refused("only text completions take token ids as a prompt"),
     "kv_transfer_params": Refused(_ONE_PLACE),
-    "logprob_token_ids": Refused("ask for more alternatives (logprobs), or score a text (echo)", ([],)),
+    "logprob_token_ids": Refused("request more alternatives (logprobs), or score a text (echo)", ([],)),
     "logits_processors": Refused(_CODE, ([],)),
-    "lora_path": Refused("there are no LoRA adapters"),
+    "lora_path": Refused("LoRA adapters are not supported"),
     "max_dynamic_patch": Refused(_IMAGES),
     "media_io_kwargs": Refused(_IMAGES),
     "min_dynamic_patch": Refused(_IMAGES),
     "mm_payload": Refused(_IMAGES),
     "mm_processor_kwargs": Refused(_IMAGES),
-    "modalities": Refused("answers are text", (["text"],)),
+    "modalities": Refused("models generate text only", (["text"],)),
     "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
-    "ngram_corpus_id": Refused("outputs are not drafted"),
+    "ngram_corpus_id": Refused("drafts do not come from a corpus"),
     "prediction": Refused(_CHAT_ONLY),
-    "prompt_cache_retention": Refused("the prefix cache keeps what it has room for", ("in_memory", "in-memory")),
-    "prompt_embeds": Refused("prompts are text or token ids"),
+    "prompt_cache_retention": Refused(
+        "the prefix cache keeps blocks as long as it has room", ("in_memory", "in-memory")
+    ),
+    "prompt_embeds": Refused("send prompts as text or token ids"),
     "reasoning": Refused("see reasoning_effort"),
     "reasoning_effort": Refused(_CHAT_ONLY),
     "repetition_detection": Refused("see repetition_penalty and frequency_penalty"),
-    "return_cached_tokens_details": Refused("the usage counts all cached tokens alike", (False,)),
+    "return_cached_tokens_details": Refused("the usage has one count of cached tokens", (False,)),
     "return_hidden_states": Refused("see /pooling", (False,)),
     "return_meta_info": Refused("see /generate", (False,)),
     "return_mm_kwargs": Refused(_IMAGES, (False,)),
@@ -73,32 +78,32 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "return_prompt_token_ids": Refused("see return_token_ids", (False,)),
     "return_routed_experts": Refused(_EXPERTS, (False,)),
     "return_token_offsets": Refused("see return_token_ids", (False,)),
-    "return_weight_versions": Refused("weights do not change while a server runs", (False,)),
+    "return_weight_versions": Refused("see system_fingerprint", (False,)),
     "routed_dp_rank": Refused(_PLACED),
     "routed_experts_prompt_start": Refused(_EXPERTS, (0,)),
     "routed_experts_start_len": Refused(_EXPERTS, (0,)),
     "separate_reasoning": Refused(_CHAT_ONLY, (True,)),
     "service_tier": Refused(_CHAT_ONLY, ("auto", "default")),
-    "session_params": Refused("there are no sessions; the prefix cache finds what was said before"),
-    "stop_regex": Refused("see stop, or regex for the form of the whole output"),
+    "session_params": Refused("the server has no sessions; the prefix cache finds earlier turns"),
+    "stop_regex": Refused("use stop, or regex for the form of the whole output"),
     "store": Refused(_CHAT_ONLY, (False,)),
-    "stream_interval": Refused("events are sent as the output grows", (1,)),
-    "stream_reasoning": Refused("reasoning is streamed as it comes", (True,)),
-    "suffix": Refused("no model here fills in the middle", ("",)),
+    "stream_interval": Refused("each event is sent as soon as there is output", (1,)),
+    "stream_reasoning": Refused("reasoning is always streamed", (True,)),
+    "suffix": Refused("no served model fills in the middle", ("",)),
     "tool_choice": Refused(_CHAT_ONLY, ("none",)),
     "tools": Refused(_CHAT_ONLY, ([],)),
-    "use_audio_in_video": Refused("no model here sees videos", (False,)),
+    "use_audio_in_video": Refused("no served model reads videos", (False,)),
     "verbosity": Refused(_CHAT_ONLY),
-    "vllm_xargs": Refused("there are no plug-ins"),
-    "watermarking": Refused("outputs carry no marks", (False,)),
-    "web_search_options": Refused("nothing is searched"),
+    "vllm_xargs": Refused("the server has no plug-ins"),
+    "watermarking": Refused("outputs are not watermarked", (False,)),
+    "web_search_options": Refused("the server does not search the web"),
 }
 
-# Asked for inside a message or one of its parts.
+# Inside a message or one of its parts.
 UNSUPPORTED_IN_MESSAGE: Mapping[str, Refused] = {
-    "annotations": Refused("no template shows them", ([],)),
-    "audio": Refused("no model here speaks"),
-    "refusal": Refused("no template shows it"),
+    "annotations": Refused("chat templates ignore them", ([],)),
+    "audio": Refused("no served model generates audio"),
+    "refusal": Refused("chat templates ignore it"),
 }
 
 
@@ -108,9 +113,9 @@ def check_names(
     unsupported: Mapping[str, Refused] = UNSUPPORTED,
     where: str = "",
 ) -> dict[str, Any]:
-    """`data` without the unsupported parameters that ask for nothing.
+    """Returns `data` without the unsupported parameters that have a harmless value.
 
-    Raises ApiError 400 for one that asks for something, and for unknown ones with the nearest known name.
+    Raises ApiError 400 for one with another value, and for unknown ones, with the nearest known name.
     """
     kept = {}
     for name, value in data.items():
@@ -118,7 +123,7 @@ def check_names(
             kept[name] = value
         elif name not in unsupported:
             raise _unknown(name, [*known, *unsupported], where)
-        elif value is not None and not _asks_for_nothing(value, unsupported[name]):
+        elif value is not None and not _is_harmless(value, unsupported[name]):
             param, refused = where + name, unsupported[name]
             default = f" (only {refused.harmless[0]!r} or null)" if refused.harmless else ""
             message = f"parameter {param!r} is not supported{default}: {refused.why}"
@@ -127,11 +132,11 @@ def check_names(
 
 
 def refused_names(known: Collection[str], unsupported: Mapping[str, Refused]) -> dict[str, Any]:
-    """Of a body's names, those that are refused, and why."""
+    """Returns the names that a body refuses, with the reasons."""
     return {name: refused.why for name, refused in unsupported.items() if name not in known}
 
 
-def _asks_for_nothing(value: Any, refused: Refused) -> bool:
+def _is_harmless(value: Any, refused: Refused) -> bool:
     return any(value == harmless and type(value) is type(harmless) for harmless in refused.harmless)
 
 

@@ -1,1 +1,1 @@
-"""SGLang's own API, as far as its clients use it: /generate."""
+"""SGLang's own API: /generate."""

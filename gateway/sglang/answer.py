@@ -36,7 +36,7 @@ class NativeAnswer:
         self._top_logprobs: dict[int, list[list[NativeLogprob]]] = {}
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
-        """The first text is the first event."""
+        """Writes nothing: the first text is the first event."""
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
         out.append(event(self._output(generation, output)))
@@ -50,11 +50,11 @@ class NativeAnswer:
     def whole(
         self, generations: Sequence[PendingChoice], outputs: Sequence[ChoiceOutput], usage: UsageTotal
     ) -> NativeOutput | list[NativeOutput]:
-        told = [self._output(generation, output) for generation, output in zip(generations, outputs, strict=True)]
-        return told[0] if self._is_single else told
+        outputs_ = [self._output(generation, output) for generation, output in zip(generations, outputs, strict=True)]
+        return outputs_[0] if self._is_single else outputs_
 
     def _output(self, generation: PendingChoice, output: ChoiceOutput) -> NativeOutput:
-        """All of it up to this output."""
+        """Returns the whole output up to this one."""
         index = generation.index
         text = self._texts[index] = self._texts.get(index, "") + output.text
         usage = generation.usage

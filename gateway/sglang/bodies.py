@@ -17,7 +17,7 @@ from pagewire.gateway.schema.unsupported import UNSUPPORTED, Refused
 
 MAX_NEW_TOKENS = 128
 
-_IMAGES = "images are parts of chats; see /v1/chat/completions"
+_IMAGES = "send images in a chat; see /v1/chat/completions"
 # Parameters of the table with another name or place in SGLang's body; all others have the same name in both APIs.
 _NAMED_OTHERWISE = frozenset({"max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "priority"})
 
@@ -29,43 +29,45 @@ _SameSampling = create_model(
 
 
 class NativeSamplingParams(_SameSampling):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
-    """How the output is sampled, and where it ends."""
+    """Parameters of sampling, and of the end of the output."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
-        "scheduler", "Longest output.", MAX_NEW_TOKENS
+        "scheduler", "Most tokens of the output.", MAX_NEW_TOKENS
     )
     min_new_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "No end token is sampled, and no stop string counts, before so many.", 0
+        "executor",
+        "Until the output has this many tokens, end tokens are not sampled and stop strings do not count.",
+        0,
     )
     sampling_seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = field(
-        "executor", "Same seed, same output."
+        "executor", "The same seed gives the same output."
     )
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field("gateway", "Outputs for each prompt.", 1)
     stop: StopString | list[StopString] | None = field(
-        "tokenizer", "Strings that end the output, which stops before them.", union_mode="left_to_right"
+        "tokenizer", "Strings that end the output; they are not part of it.", union_mode="left_to_right"
     )
     stop_token_ids: list[TokenId] | None = field("scheduler", "Tokens that end the output.")
     no_stop_trim: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)
-    spaces_between_special_tokens: bool | None = field("tokenizer", "Changes nothing.")
+    spaces_between_special_tokens: bool | None = field("tokenizer", "Ignored.")
     logit_bias: LogitBias | None = field("executor", "Token ids in decimal -> -100 to 100.")
-    # At most one of them.
+    # At most one of these.
     json_schema: str | Schema | None = field("executor", "The form of the output: a JSON schema.")
     regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
-    ebnf: str | None = field("executor", "A grammar, as GBNF or Lark.")
-    structural_tag: str | None = field("executor", "A structural tag, as JSON.")
+    ebnf: str | None = field("executor", "A grammar in GBNF or Lark.")
+    structural_tag: str | None = field("executor", "A structural tag, as JSON text.")
 
 
 class NativeGenerateRequest(Parameters):
-    """Either text or input_ids: one prompt, or several with the same sampling parameters."""
+    """One prompt, or several with the same sampling parameters, as either `text` or `input_ids`."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = {
         **UNSUPPORTED,
-        "audio_data": Refused("no model here hears"),
+        "audio_data": Refused("no served model reads audio"),
         "image_data": Refused(_IMAGES),
-        "input_embeds": Refused("prompts are text or token ids"),
+        "input_embeds": Refused("send prompts as text or token ids"),
         "logprob_start_len": Refused("see prompt_logprobs of /v1/completions", (-1,)),
-        "token_ids_logprob": Refused("ask for more alternatives (top_logprobs_num)", ([],)),
+        "token_ids_logprob": Refused("request more alternatives (top_logprobs_num)", ([],)),
         "video_data": Refused(_IMAGES),
     }
 
@@ -75,19 +77,21 @@ class NativeGenerateRequest(Parameters):
     input_ids: TokenIdList | Annotated[list[TokenIdList], Field(min_length=1)] | None = field(
         "tokenizer", "Prompts, as token ids.", union_mode="left_to_right"
     )
-    sampling_params: NativeSamplingParams | None = field("executor", "For all prompts.")
-    stream: bool | None = field("gateway", "Send events as the output grows, each with all of its text so far.", False)
-    rid: RequestId | None = field("gateway", "Its id, by which /abort_request ends it.")
+    sampling_params: NativeSamplingParams | None = field("executor", "Sampling parameters of all prompts.")
+    stream: bool | None = field("gateway", "Send events as the output grows, each with the whole text so far.", False)
+    rid: RequestId | None = field("gateway", "An id for /abort_request.")
     return_logprob: bool | None = field("executor", "Log probabilities of the output's tokens.", False)
     top_logprobs_num: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With `return_logprob`: that many of the most probable tokens.", 0
+        "executor", "With `return_logprob`: how many of the most probable tokens.", 0
     )
     return_text_in_logprobs: bool | None = field("tokenizer", "With `return_logprob`: the tokens' texts.", False)
-    cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
-    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = field(
-        "scheduler", "With `--scheduling-policy priority`: lower runs first.", 0
+    cache_salt: CacheSalt | None = field(
+        "scheduler", "The prefix cache is shared only with requests with the same salt."
     )
-    log_metrics: bool | None = field("gateway", "Changes nothing: all requests are counted.", True)
+    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = field(
+        "scheduler", "With `--scheduling-policy priority`: requests with a lower value run first.", 0
+    )
+    log_metrics: bool | None = field("gateway", "Ignored: metrics count all requests.", True)
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> "NativeGenerateRequest":
@@ -97,18 +101,18 @@ class NativeGenerateRequest(Parameters):
 
     @property
     def is_single(self) -> bool:
-        """Whether the answer is an output, and no list of them."""
+        """True if the answer is one output, not a list."""
         prompts: Any = self.input_ids if self.text is None else self.text
         params = self.sampling_params
         return (isinstance(prompts, str) or isinstance(prompts[0], int)) and (params is None or params.n in (None, 1))
 
 
 NativeLogprob = tuple[float, int, str | None]
-"""Log probability, token id, and the token's text if that was asked for."""
+"""Log probability, token id, and the token's text or None."""
 
 
 class NativeFinish(Body, kw_only=True):
-    """Why an output ended: `matched` by what stop string or token, `length` after how many tokens."""
+    """The end of an output. `matched`: the stop string or token; `length`: the number of tokens."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | UnsetType | None = UNSET
@@ -117,7 +121,7 @@ class NativeFinish(Body, kw_only=True):
 
 
 class NativeMeta(Body, kw_only=True):
-    """`e2e_latency` in seconds, since the request came."""
+    """Data about an output. `e2e_latency`: seconds since the request arrived."""
 
     id: str
     finish_reason: NativeFinish | None
@@ -131,7 +135,7 @@ class NativeMeta(Body, kw_only=True):
 
 
 class NativeOutput(Body, kw_only=True):
-    """An output, or all of it so far. `index` among several."""
+    """An output, or its beginning. `index`: its place among several."""
 
     text: str
     output_ids: list[int]

@@ -20,7 +20,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 
 @router.post("/generate", responses=openapi.native_responses(NativeOutput))
 async def generate(request: Request, body: NativeGenerateRequest) -> Response:
-    """SGLang's own API: what follows each prompt, an output or a list of them; with `stream: true` as events."""
+    """Continues each prompt in SGLang's own API, with an output or a list of them; with `stream: true` as events."""
     context = request_context(request.scope)
     context.names = names_of(body)
     completion = parse(CompletionRequest, completion_body(body))

@@ -11,7 +11,7 @@ _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampl
 
 
 def completion_body(body: NativeGenerateRequest) -> dict[str, Any]:
-    """What a body of /v1/completions says for it."""
+    """Returns the body of /v1/completions with the same meaning."""
     params = (body.sampling_params or NativeSamplingParams()).model_dump(exclude_none=True)
     tag = params.pop("structural_tag", None)
     given = {
@@ -28,7 +28,7 @@ def completion_body(body: NativeGenerateRequest) -> dict[str, Any]:
 
 
 def names_of(body: NativeGenerateRequest) -> dict[str, str]:
-    """Parameters of completions -> what this API calls them."""
+    """Returns the names of this API for parameters of completions."""
     params = body.sampling_params
     forms = ("json_schema", "regex", "ebnf", "structural_tag")
     form = next((name for name in forms if getattr(params, name, None) is not None), "")

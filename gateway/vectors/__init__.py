@@ -1,1 +1,1 @@
-"""Embeddings, scores, ranks and classes: what asks for vectors instead of tokens."""
+"""Embeddings, scores, ranks and classes: requests for vectors instead of tokens."""

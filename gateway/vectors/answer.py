@@ -48,7 +48,7 @@ from pagewire.gateway.vectors.translate import (
 from pagewire.v1 import common_pb2, inference_pb2
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-# Vectors that are encoded in a row: a millisecond or two.
+# Vectors that are encoded without a pause: a millisecond or two.
 ENCODED_AT_ONCE = 16
 
 Answer = TypeVar("Answer")
@@ -74,7 +74,7 @@ async def pooling(call: VectorCall, body: PoolingRequest, head: Head) -> Pooling
     if task == "embed":
         answers = call.answers(inference.Embed, embed_request(body), inputs_of(body))
     elif body.dimensions is not None or body.prompt_name is not None:
-        raise ApiError(400, "dimensions and prompt_name are for models that embed; leave them out", param="dimensions")
+        raise ApiError(400, "dimensions and prompt_name need a model that embeds; remove them", param="dimensions")
     else:
         answers = call.answers(inference.Classify, classify_request(body), inputs_of(body))
 
@@ -126,9 +126,9 @@ async def ranking(call: VectorCall, body: RerankRequest, head: Head) -> RerankRe
 async def encoded_items(
     answers: AsyncGenerator[Answer, None], items: Callable[[Answer, int], Iterable[object]], num_inputs: int
 ) -> list[Any]:
-    """The items of the answers, encoded as these come: to encode all at once would keep everybody else waiting.
+    """Returns the encoded items of the answers. Encoding all at once would delay the tokens of other requests.
 
-    items(answer, start): start is the index of the answer's first item.
+    items: (answer, index of its first item) -> items.
     """
     data: list[Raw] = []
     size = 0
@@ -141,13 +141,13 @@ async def encoded_items(
                 if len(data) % ENCODED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             if (whole := size // len(data) * num_inputs) > MAX_ANSWER_BYTES:
-                message = f"the answer would take {whole} bytes, and {MAX_ANSWER_BYTES} are possible: send fewer inputs"
+                message = f"the answer would have {whole} bytes; {MAX_ANSWER_BYTES} are possible: send fewer inputs"
                 raise ApiError(400, message, param="input")
     return data
 
 
 async def _scores(call: VectorCall, body: PairParameters, first: Sequence[str], second: Sequence[str]) -> list[float]:
-    """The score of each of the first texts with the second one at its place."""
+    """Returns the score of each of the first texts with the second one at its place."""
     result: list[float] = []
     pairs = pairs_of(first, second)
     async with aclosing(call.answers(call.tokenizer.inference.Score, score_request(body), pairs)) as answers:
@@ -161,7 +161,7 @@ def _numbers(vector: common_pb2.Vector, body: EmbeddingRequest) -> VectorData:
 
 
 def base64_of(vector: common_pb2.Vector) -> str:
-    # The message's only field is packed: its bytes end with what is wanted, in the right order on every machine.
+    # The only field of the message is packed: its bytes end with the little-endian numbers.
     return b64encode(vector.SerializeToString()[-4 * len(vector.values) :]).decode()
 
 

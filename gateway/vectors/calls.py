@@ -1,4 +1,4 @@
-"""One HTTP request for vectors or scores as calls of the tokenizer service: in parts, until the client goes away."""
+"""One HTTP request for vectors or scores as calls of the tokenizer service, in parts, while the client is connected."""
 
 import asyncio
 from collections import deque
@@ -24,7 +24,7 @@ from pagewire.telemetry.trace import Trace
 from pagewire.v1 import inference_pb2
 from pagewire.wire.rpc import RpcError
 
-# Of one call. Its vectors fit into a message if they have less than 60,000 numbers each.
+# The size of one call. Its vectors fit into a message if they have less than 60,000 numbers each.
 PART_INPUTS = 256
 PART_BYTES = 16 * 1024 * 1024
 PARTS_IN_FLIGHT = 4
@@ -35,10 +35,10 @@ Named = TypeVar("Named", bound=NamedBody)
 
 
 class VectorCall:
-    """What one HTTP request asks of the tokenizer service."""
+    """The calls of one HTTP request."""
 
     def __init__(self, request: Request, operation: str, model: str) -> None:
-        """operation: its name in metrics and spans. model: that the answer names."""
+        """operation: the name in metrics and spans. model: the model that the answer names."""
         scope = request.scope
         self.tokenizer = TOKENIZER.of(request)
         self.operation = operation
@@ -53,9 +53,11 @@ class VectorCall:
     async def answers(
         self, method: Callable[..., Awaitable[Any]], message: VectorsRequest, inputs: Iterable[inference_pb2.InputText]
     ) -> AsyncGenerator[Any, None]:
-        """In order, one or several. message: without inputs.
+        """Yields the answers to the parts, in order.
 
-        The first part goes alone: if it is refused because too many wait, so is the request. The others wait.
+        The first part is sent alone: if it is refused because too many requests wait, so is the request.
+
+        message: a call without inputs.
         """
         message.request_id = self._context.request_id
         running: deque[asyncio.Task[Any]] = deque()
@@ -102,7 +104,7 @@ async def serve(
     body: Named,
     compute: Callable[[VectorCall, Named, Any], Coroutine[Any, Any, Result]],
 ) -> Result:
-    """What `compute(call, body, head)` answers. If the client goes away first, it is cancelled.
+    """Returns the result of `compute(call, body, head)`, which is cancelled if the client disconnects.
 
     Raises ApiError or ClientDisconnect.
     """
@@ -149,7 +151,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _parts(message: VectorsRequest, inputs: Iterable[inference_pb2.InputText]) -> Iterator[VectorsRequest]:
-    """The message with some of the inputs, again and again."""
+    """Yields copies of the message, each with a part of the inputs."""
     part, size = _part(message, 0), 0
     for index, one in enumerate(inputs):
         count, one_size = index - part.options.first_index, one.ByteSize()
@@ -163,6 +165,6 @@ def _parts(message: VectorsRequest, inputs: Iterable[inference_pb2.InputText]) -
 
 def _part(message: VectorsRequest, first_index: int) -> VectorsRequest:
     part = type(message)()
-    part.CopyFrom(message)  # type: ignore[arg-type]  # of its own type
+    part.CopyFrom(message)  # type: ignore[arg-type]  # of the same type
     part.options.first_index = first_index
     return part

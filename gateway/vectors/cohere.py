@@ -19,7 +19,7 @@ from pagewire.gateway.vectors.calls import VectorCall
 from pagewire.gateway.vectors.translate import check_number
 from pagewire.v1 import common_pb2, inference_pb2
 
-# What sentence-transformers' files call the prompt of a use, Cohere's own name first.
+# The names of a use's prompt in sentence-transformers' files, Cohere's name first.
 _PROMPT_NAMES: Mapping[InputType, tuple[str, ...]] = {
     "search_document": ("search_document", "document", "passage"),
     "search_query": ("search_query", "query"),
@@ -63,7 +63,7 @@ async def _embed_request(call: VectorCall, body: CohereEmbedRequest) -> inferenc
 
 
 def _ubinary(vector: common_pb2.Vector) -> list[int]:
-    """The signs, the first in the highest bit; the last byte is filled with zeros."""
+    """Returns the signs as bytes, the first in the highest bit; zeros fill the last byte."""
     signs = "".join("1" if value > 0 else "0" for value in vector.values)
     num_bytes = -(-len(signs) // 8)
     return list(int(signs.ljust(8 * num_bytes, "0"), 2).to_bytes(num_bytes, "big"))

@@ -27,35 +27,35 @@ router = APIRouter(route_class=JsonRoute, tags=["vectors"])
 
 @router.post("/v1/embeddings")
 async def create_embeddings(request: Request, body: EmbeddingRequest) -> EmbeddingResponse:
-    """The vector of each input; of a model that embeds."""
+    """Returns the vector of each input; for models that embed."""
     return await serve(request, "embeddings", "embd", body, answer.embeddings)
 
 
 @router.post("/v2/embed")
 async def create_cohere_embeddings(request: Request, body: CohereEmbedRequest) -> CohereEmbedResponse:
-    """Cohere's own API: the vector of each text, in one or several types; of a model that embeds."""
+    """Returns the vector of each text in one or several types, in Cohere's own API; for models that embed."""
     return await serve(request, "embed", "embd", body, cohere_embed)
 
 
 @router.post("/pooling")
 @router.post("/v1/pooling")
 async def create_pooling(request: Request, body: PoolingRequest) -> PoolingResponse:
-    """What the model makes of each input: its embedding, or the score of each label."""
+    """Returns the embedding of each input, or the score of each label."""
     return await serve(request, "pooling", "pool", body, answer.pooling)
 
 
 @router.post("/classify")
 @router.post("/v1/classify")
 async def create_classification(request: Request, body: ClassificationRequest) -> ClassificationResponse:
-    """The score of each label for each input; of a model that classifies."""
+    """Returns the score of each label for each input; for models that classify."""
     return await serve(request, "classify", "classify", body, answer.classification)
 
 
 @router.post("/score")
 @router.post("/v1/score")
 async def create_scores(request: Request, body: ScoreRequest) -> ScoreResponse:
-    """How well texts answer others: the score of a model that classifies pairs with one label, or the cosine of a model
-    that embeds."""
+    """Scores pairs of texts: with a model that classifies pairs with one label, or by the cosine of a model that
+    embeds."""
     return await serve(request, "score", "score", body, answer.scores)
 
 
@@ -63,5 +63,5 @@ async def create_scores(request: Request, body: ScoreRequest) -> ScoreResponse:
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
 async def create_ranking(request: Request, body: RerankRequest) -> RerankResponse:
-    """Documents by how well they answer the query, the best first; the scores are those of `/score`."""
+    """Sorts documents by their score with the query, the best first; the scores are those of `/score`."""
     return await serve(request, "rerank", "rerank", body, answer.ranking)

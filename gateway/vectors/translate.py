@@ -19,12 +19,12 @@ from pagewire.gateway.vectors.bodies.requests import (
 from pagewire.v1 import inference_pb2
 
 MAX_INPUTS = 65_536
-# Of a request's pairs, in which one text may be that of many.
+# Of the pairs of a request, which may repeat one text.
 MAX_PAIR_CHARACTERS = 128 * 1024 * 1024
 
 
 def names_of(body: Any) -> dict[str, str]:
-    """gRPC's names -> the body's."""
+    """Returns the body's names for fields of the tokenizer's calls."""
     if isinstance(body, CohereEmbedRequest):
         return {"inputs": "texts", "dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
     if isinstance(body, RerankRequest):
@@ -68,7 +68,7 @@ def inputs_of(body: InputParameters) -> Iterator[inference_pb2.InputText]:
         given = inference_pb2.InputText()
         fill_chat(given.chat, body.messages or (), body)
         if not given.chat.HasField("add_generation_prompt"):
-            given.chat.add_generation_prompt = False  # no answer follows
+            given.chat.add_generation_prompt = False  # the model does not answer
         return iter([given])
     check_number(num_inputs(body), "input")
     return map(_input, as_list(body.input))

@@ -55,11 +55,11 @@ REASONS = re.compile(
         (
             # Two parameters that exclude or need each other.
             "give either", "give one", "give text_1", "give request_ids", "exactly one form", "are the same",
-            r"\bneeds?\b", "excludes", "cannot be combined", "not available with", "less than n",
-            "greater than max_tokens", "are for json_schema", "is for use_beam_search", "nothing to answer",
-            "the prompt is empty", "at least one message", "message is required", "or echo true", "says where to cut",
+            r"\bneeds?\b", "excludes", "cannot be combined", "cannot be streamed", "cannot stream", "less than n",
+            "greater than max_tokens", "are for json_schema", "the conversation is empty",
+            "the prompt is empty", "at least one message", "message is required", "unless echo is true",
             r"content\[\d+\] is", "not among the (tools|functions)", "of a 'function' message",
-            "no function_call before",
+            "no earlier function_call",
             # The model, its vocabulary and its template, and the server's flags.
             "the model generates text", "is served for embeddings", "for models that embed", "prompt_name",
             "has no tokens", "leaves no room", "computed from text", "the model's vectors have", "reads no images",

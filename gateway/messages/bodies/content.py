@@ -1,4 +1,4 @@
-"""What messages are made of when Anthropic's clients send them: content blocks."""
+"""The content blocks of messages from Anthropic's clients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -10,8 +10,8 @@ from pagewire.gateway.schema.field import field, required
 STRICT = ConfigDict(strict=True, extra="forbid")
 
 Name = Annotated[str, StringConstraints(min_length=1)]
-CACHE_CONTROL: Any = field("gateway", "Ignored: whatever prompts begin with in common is cached, unmarked.")
-# A list in which nothing may be asked for.
+CACHE_CONTROL: Any = field("gateway", "Ignored: common beginnings of prompts are always cached.")
+# A list that must be empty.
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -20,7 +20,7 @@ class TextBlockParam(BaseModel):
 
     type: Literal["text"]
     text: str
-    citations: Nothing | None = field("gateway", "No template shows them.")
+    citations: Nothing | None = field("gateway", "Not supported: chat templates ignore them.")
     cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
@@ -36,7 +36,7 @@ class UrlSource(BaseModel):
     model_config = STRICT
 
     type: Literal["url"]
-    url: Name = required("tokenizer", "Where the server may fetch it (`--allowed-media-domains`).")
+    url: Name = required("tokenizer", "A URL that the server may fetch (`--allowed-media-domains`).")
 
 
 class ImageBlockParam(BaseModel):
@@ -48,17 +48,17 @@ class ImageBlockParam(BaseModel):
 
 
 class ThinkingBlockParam(BaseModel):
-    """What an assistant thought before it answered."""
+    """The assistant's reasoning before its answer."""
 
     model_config = STRICT
 
     type: Literal["thinking"]
-    thinking: str = required("tokenizer", "Shown by templates that show earlier thoughts.")
+    thinking: str = required("tokenizer", "Used by templates that show earlier reasoning.")
     signature: str | None = field("gateway", "Not checked.")
 
 
 class RedactedThinkingBlockParam(BaseModel):
-    """Thoughts that only Anthropic can read: they are left out."""
+    """Reasoning that only Anthropic can read; it is ignored."""
 
     model_config = STRICT
 
@@ -81,7 +81,7 @@ class ToolUseBlockParam(BaseModel):
     id: Name
     name: Name
     input: dict[str, Any]
-    caller: DirectCaller | None = field("gateway", "Only the model calls tools.")
+    caller: DirectCaller | None = field("gateway", "Only the model can call tools.")
     cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
@@ -89,7 +89,7 @@ ToolResultPart = Annotated[TextBlockParam | ImageBlockParam, Field(discriminator
 
 
 class ToolResultBlockParam(BaseModel):
-    """What a call returned."""
+    """The result of a call."""
 
     model_config = STRICT
 
@@ -124,7 +124,7 @@ _BLOCKS_OF: Mapping[str, tuple[str, ...]] = {
 
 
 class MessageParam(BaseModel):
-    """Part of a turn: neighbours of the same role are one."""
+    """A part of a turn: neighbors of the same role are one turn."""
 
     model_config = STRICT
 
@@ -138,7 +138,9 @@ class MessageParam(BaseModel):
         allowed = _BLOCKS_OF[self.role]
         for index, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.type not in allowed:
-                raise ValueError(f"content[{index}] is {block.type!r}; role {self.role!r} has {', '.join(allowed)}")
+                raise ValueError(
+                    f"content[{index}] is {block.type!r}; role {self.role!r} can have {', '.join(allowed)}"
+                )
         if self.content == [] and self.role != "assistant":
             raise ValueError(f"content of a {self.role!r} message is required")
         return self

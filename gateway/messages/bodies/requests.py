@@ -1,4 +1,4 @@
-"""What clients send to `/v1/messages`: Anthropic's request bodies, with vLLM's `cache_salt`."""
+"""The requests of `/v1/messages`: Anthropic's bodies, with vLLM's `cache_salt`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,40 +14,40 @@ from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Paramete
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.unsupported import Refused
 
-_ELSEWHERE = "this server has but one place and one speed"
+_ELSEWHERE = "this server has one location and one speed"
 _KEPT_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}  # Claude Code's
 _UNSUPPORTED: Mapping[str, Refused] = {
-    "compaction": Refused("conversations are not shortened"),
-    "container": Refused("nothing is run"),
-    "context_management": Refused("conversations are not shortened", ({"edits": []}, _KEPT_THOUGHTS)),
-    "diagnostics": Refused("usage says what was cached"),
-    "fallbacks": Refused("there is one model", ([],)),
+    "compaction": Refused("the server does not shorten conversations"),
+    "container": Refused("the server runs no code"),
+    "context_management": Refused("the server does not shorten conversations", ({"edits": []}, _KEPT_THOUGHTS)),
+    "diagnostics": Refused("see the cached tokens in usage"),
+    "fallbacks": Refused("the server serves one model", ([],)),
     "inference_geo": Refused(_ELSEWHERE),
     "kv_transfer_params": Refused("KV is not transferred between servers"),
-    "mcp_servers": Refused("nothing is run; clients call MCP servers", ([],)),
+    "mcp_servers": Refused("the server calls no MCP servers; clients do", ([],)),
     "speed": Refused(_ELSEWHERE, ("standard",)),
-    "thread": Refused("messages are not stored", code=NO_THREADS),
+    "thread": Refused("the server does not store messages", code=NO_THREADS),
 }
 _SAMPLING = ("temperature", "top_p", "top_k")
 _DISPLAY = "`omitted`: thinking blocks without their text."
-_ONE_CALL = "Leave out all calls but the first."
+_ONE_CALL = "Return only the first call."
 
 
 class ToolParam(BaseModel):
-    """A tool of the client's."""
+    """A tool that the client runs."""
 
     model_config = STRICT
 
     type: Literal["custom"] | None = None
-    name: Name = required("tokenizer", "What the model calls it by.")
-    description: str | None = field("tokenizer", "What it does, for the model.")
-    input_schema: dict[str, Any] = required("tokenizer", "A JSON schema of its input.")
-    strict: bool | None = field("executor", "Hold calls to the schema.", False)
+    name: Name = required("tokenizer", "The name that the model uses.")
+    description: str | None = field("tokenizer", "What the tool does, for the model.")
+    input_schema: dict[str, Any] = required("tokenizer", "A JSON schema of the input.")
+    strict: bool | None = field("executor", "The input of every call follows the schema.", False)
     cache_control: dict[str, Any] | None = CACHE_CONTROL
-    eager_input_streaming: bool | None = field("gateway", "Input is always streamed as it comes.", True)
-    defer_loading: Off | None = field("gateway", "The model sees all tools.", False)
-    allowed_callers: list[Literal["direct"]] | None = field("gateway", "Only the model calls tools.")
-    input_examples: Nothing | None = field("gateway", "No template shows them.")
+    eager_input_streaming: bool | None = field("gateway", "Ignored: input is always streamed.", True)
+    defer_loading: Off | None = field("gateway", "Not supported: the model sees all tools.", False)
+    allowed_callers: list[Literal["direct"]] | None = field("gateway", "Only the model can call tools.")
+    input_examples: Nothing | None = field("gateway", "Not supported: chat templates ignore them.")
 
 
 def _only_own_tools(tools: Any) -> Any:
@@ -55,8 +55,8 @@ def _only_own_tools(tools: Any) -> Any:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "custom":
             message = (
-                f"tools[{index}]: {kind!r} is run by Anthropic's servers, or known to Anthropic's models only: give "
-                "tools of your own, with name, description and input_schema"
+                f"tools[{index}]: {kind!r} works only with Anthropic's servers or models; describe your own tools with "
+                "name, description and input_schema"
             )
             raise ApiError(400, message, param=f"tools[{index}].type", code="unsupported_parameter")
     return tools
@@ -72,22 +72,22 @@ class ToolChoiceAuto(BaseModel):
 
 
 class ToolChoiceAny(BaseModel):
-    """Some tool has to be called: a grammar holds the output to calls, of any model."""
+    """A tool must be called: a grammar forces a call, with any model."""
 
     model_config = STRICT
 
     type: Literal["any"]
-    disable_parallel_tool_use: bool | None = field("executor", "One call.", False)
+    disable_parallel_tool_use: bool | None = field("executor", "Exactly one call.", False)
 
 
 class ToolChoiceTool(BaseModel):
-    """The tool of this name has to be called, once."""
+    """The tool of this name must be called, once."""
 
     model_config = STRICT
 
     type: Literal["tool"]
     name: Name
-    disable_parallel_tool_use: bool | None = field("executor", "One call, as ever.", True)
+    disable_parallel_tool_use: bool | None = field("executor", "Ignored: there is always one call.", True)
 
 
 class ToolChoiceNone(BaseModel):
@@ -99,19 +99,19 @@ class ToolChoiceNone(BaseModel):
 
 
 class ThinkingEnabled(BaseModel):
-    """Templates that can turn thinking on do."""
+    """Turns thinking on in templates that can."""
 
     model_config = STRICT
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
-        "executor", "Thinking is closed after so many tokens. Needs a known `--reasoning-parser`."
+        "executor", "Most tokens of thinking, which then ends. Needs a known `--reasoning-parser`."
     )
     display: Literal["summarized", "omitted"] | None = field("gateway", _DISPLAY)
 
 
 class ThinkingAdaptive(BaseModel):
-    """As enabled without a budget: how much is up to the model, and to `output_config.effort`."""
+    """Thinking without a budget: its length depends on the model and on `output_config.effort`."""
 
     model_config = STRICT
 
@@ -120,7 +120,7 @@ class ThinkingAdaptive(BaseModel):
 
 
 class ThinkingDisabled(BaseModel):
-    """Templates that can turn thinking off do."""
+    """Turns thinking off in templates that can."""
 
     model_config = STRICT
 
@@ -144,27 +144,27 @@ class OutputConfig(BaseModel):
 
 
 class CountTokensRequest(Parameters):
-    """What a prompt is made from."""
+    """The parts of a prompt."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = _UNSUPPORTED
 
     model: str | None = field("tokenizer", MODEL)
     messages: Annotated[list[MessageParam], Field(min_length=1)] = required(
-        "tokenizer", "The conversation. The answer goes on with the text of an assistant's last message."
+        "tokenizer", "The conversation. If its last message is the assistant's, the answer continues that text."
     )
     system: str | list[TextBlockParam] | None = field("tokenizer", "The system message.", union_mode="left_to_right")
     tools: Annotated[list[ToolParam] | None, BeforeValidator(_only_own_tools)] = field(
-        "tokenizer", "What the model may call; templates that know no tools leave them out."
+        "tokenizer", "The tools that the model may call; templates without tools ignore them."
     )
     tool_choice: ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone | None = field(
         "tokenizer", "Whether tools may or must be called.", {"type": "auto"}, discriminator="type"
     )
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = field(
         "tokenizer",
-        "Whether to think first, for templates that ask. Unset: up to the template.",
+        "Whether the model thinks first, for templates with that choice. Unset: the template's default.",
         discriminator="type",
     )
-    output_config: OutputConfig | None = field("executor", "The form of the answer, and how long to think.")
+    output_config: OutputConfig | None = field("executor", "The form of the answer, and the effort of thinking.")
     output_format: JsonOutputFormat | None = field("executor", "Older name of `output_config.format`.")
     cache_control: dict[str, Any] | None = CACHE_CONTROL
 
@@ -175,11 +175,15 @@ _SampledRequest = create_model(
 
 
 class MessagesRequest(_SampledRequest):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
-    """Anthropic's, and `cache_salt`."""
+    """A request for the next turn of a conversation."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = required("scheduler", "Longest output.")
-    stop_sequences: list[StopString] | None = field("tokenizer", "Texts that end the output, which is without them.")
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = required("scheduler", "Most tokens of the output.")
+    stop_sequences: list[StopString] | None = field(
+        "tokenizer", "Strings that end the output; they are not part of it."
+    )
     stream: bool | None = field("gateway", "Answer with events.", False)
-    cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
+    cache_salt: CacheSalt | None = field(
+        "scheduler", "The prefix cache is shared only with requests with the same salt."
+    )
     metadata: dict[str, Any] | None = field("gateway", LABEL)
     service_tier: Literal["auto", "standard_only"] | None = field("gateway", LABEL)

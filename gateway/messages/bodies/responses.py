@@ -1,4 +1,4 @@
-"""What `/v1/messages` answers, and Anthropic's forms of errors and lists of models."""
+"""The answers of `/v1/messages`, and Anthropic's forms of errors and of lists of models."""
 
 from typing import Annotated, Literal
 
@@ -19,9 +19,9 @@ MessagesErrorType = Literal[
     "overloaded_error",
 ]
 
-# Clients that offer a conversation for keeping take this code for an answer, and send the whole of it each time.
+# Clients that offer to store a conversation accept this code, and send the whole conversation each time.
 NO_THREADS = "thread_unsupported_request"
-# Anthropic signs what its models thought. Nothing is checked here, but clients drop thoughts without a signature.
+# Anthropic signs thinking. Nothing is checked here, but clients drop thinking without a signature.
 SIGNATURE = "unsigned"
 
 
@@ -29,7 +29,7 @@ SIGNATURE = "unsigned"
 
 
 class MessagesErrorDetails(Body):
-    """For clients that can do without what is not supported."""
+    """The parameters that are not supported, for clients that can drop them."""
 
     error_code: str
     unsupported: list[str]
@@ -42,7 +42,7 @@ class MessagesErrorDetail(Body):
 
 
 class MessagesError(Body, kw_only=True):
-    """The shape of every error; in a stream that has begun it is the last event, `error`."""
+    """The shape of every error; in a stream that has begun, it is the last event, `error`."""
 
     type: Literal["error"] = "error"
     error: MessagesErrorDetail
@@ -57,14 +57,14 @@ class TextBlock(Body, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(Body, tag_field="type", tag="thinking"):
-    """What the model thought before it answered."""
+    """The model's thinking before its answer."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBlock(Body, tag_field="type", tag="tool_use"):
-    """A call of a tool. `input` as the model wrote it; of a call that was cut off, as much as can be read."""
+    """A call of a tool. `input` as the model wrote it; if the call was cut off, the part that can be read."""
 
     id: str
     name: str
@@ -79,7 +79,7 @@ class ThinkingTokensDetails(Body):
 
 
 class MessageUsage(Body):
-    """Prompt tokens are `input_tokens` and those found in the prefix cache, `cache_read_input_tokens`."""
+    """Token counts. The prompt has `input_tokens`, and `cache_read_input_tokens` from the prefix cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -107,7 +107,7 @@ class TokenCount(Body):
 
 
 class MessageStart(Body, tag_field="type", tag="message_start"):
-    """The message without content and stop reason; `usage` up to its first token."""
+    """The message without content and stop reason; `usage` up to the first token."""
 
     message: AnsweredMessage
 
@@ -136,7 +136,7 @@ class SignatureDelta(Body, tag_field="type", tag="signature_delta"):
 
 
 class InputJsonDelta(Body, tag_field="type", tag="input_json_delta"):
-    """Those of a block make up the JSON of its `input`."""
+    """A piece of the JSON of a block's `input`."""
 
     partial_json: str
 
@@ -159,7 +159,7 @@ class StopDelta(Body):
 
 
 class MessageDelta(Body, tag_field="type", tag="message_delta"):
-    """How the message ended; `usage` of all of it."""
+    """The end of the message, with the `usage` of the whole."""
 
     delta: StopDelta
     usage: MessageUsage
@@ -185,7 +185,7 @@ EVENTS: tuple[type[Body], ...] = (
 
 
 class ModelInfo(Body, kw_only=True):
-    """What Anthropic's clients know of a model, as far as it is known here."""
+    """A model in Anthropic's form; members that are unknown here are absent."""
 
     type: Literal["model"] = "model"
     id: str

@@ -1,1 +1,1 @@
-"""What operators alone may ask for, on --admin-port where there is one."""
+"""Routes for operators only, on --admin-port if it is set."""

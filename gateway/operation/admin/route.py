@@ -1,4 +1,4 @@
-"""A route that changes the service for everybody."""
+"""Routes that change the service for all clients."""
 
 import re
 from collections.abc import Callable, Coroutine
@@ -14,24 +14,26 @@ from pagewire.wire.addresses import is_loopback
 from pagewire.wire.keys import caller
 
 NO_KEY = (
-    "this route changes the service for everybody, and no key is asked for: set --api-key or --api-key-file, or serve"
-    " on loopback and ask by 127.0.0.1 or localhost"
+    "this route changes the service for all clients and needs a key: set --api-key or --api-key-file, or serve on"
+    " loopback and call it as 127.0.0.1 or localhost"
 )
-WRONG_KEY = "this key may not change the service: use that of --api-key, or one made by `pagewire keys add --admin`"
+WRONG_KEY = "this key may not change the service: use the key of --api-key, or one of `pagewire keys add --admin`"
 
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]+)?")  # a name or an address, and a port
 
 
 def _is_private(request: Request) -> bool:
-    """Whether it was this machine that asked. By its own name: of a page in a browser here, whose host's name leads to
-    this machine, the browser sends that name."""
-    # Not by request.url: for a Host that it cannot read, it has the server's own address.
+    """Returns whether a request comes from this machine and names it as loopback.
+
+    A page from elsewhere in a local browser, with a host name that resolves to this machine, sends that name.
+    """
+    # Not from request.url, which has the server's own address if it cannot parse the Host header.
     host = _HOST.fullmatch(request.headers.get("host", ""))
     return bool(request.app.state.is_private) and host is not None and is_loopback((host[1] or host[2]).lower())
 
 
 class AdminRoute(JsonRoute):
-    """With a key that may administer; where no key is asked for, if other machines do not reach the port."""
+    """A route that needs an admin key; without keys, a port that only this machine reaches."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -1,4 +1,4 @@
-"""All routes for operators: those that tell, which any key opens, and those that change the service."""
+"""All routes for operators: those that report, for any key, and those that change the service."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
@@ -9,17 +9,17 @@ from pagewire.gateway.operation.exposition.source import METRICS
 from pagewire.gateway.operation.status import routes as status_routes
 from pagewire.wire import tenants
 
-telling = APIRouter(route_class=JsonRoute, tags=["operation"])
+reporting = APIRouter(route_class=JsonRoute, tags=["operation"])
 
 
-@telling.get("/metrics", response_class=PlainTextResponse)
+@reporting.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(request: Request) -> Response:
-    """Prometheus metrics of all services, as OpenMetrics where the header Accept names it. Of what is counted by tenant
-    a tenant gets its own."""
+    """Returns Prometheus metrics of all services, as OpenMetrics if the header Accept names it. Metrics by tenant are
+    those of the caller."""
     accept = request.headers.get("accept", "")
     exposition = await METRICS.of(request).exposition(accept, tenants.caller_scope())
     return Response(exposition.content, media_type=exposition.content_type)
 
 
-# Routers of what changes the service have AdminRoute as their route_class.
-ROUTERS = (telling, status_routes.router, weights.router)
+# Routers with routes that change the service have AdminRoute as their route_class.
+ROUTERS = (reporting, status_routes.router, weights.router)

@@ -1,4 +1,4 @@
-"""POST /v1/admin/weights, and the same by SGLang's name: other weights while requests go on."""
+"""Replacing weights while requests run: POST /v1/admin/weights, and SGLang's route."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -28,29 +28,29 @@ _STATUSES = {grpc.StatusCode.FAILED_PRECONDITION: 409, grpc.StatusCode.RESOURCE_
 
 
 class WeightsBody(Parameters):
-    """Which weights take the place of those in force. All else stays: architecture, shapes and quantization, end
-    tokens, tokenizer, chat template."""
+    """The weights that replace the present ones. Architecture, shapes, quantization, end tokens, tokenizer and chat
+    template stay the same."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = {}
 
     model: Annotated[str, Field(min_length=1)] = required(
-        "executor", "Where they are, for the executors: a directory, a `.gguf` file or a hub id, as `--model`."
+        "executor", "A directory, a `.gguf` file or a hub id that the executors can read, as `--model`."
     )
-    revision: str | None = field("executor", "Of a hub id: branch, tag or commit.")
+    revision: str | None = field("executor", "Branch, tag or commit of a hub id.")
     version: str | None = field(
         "scheduler",
-        "What responses call them (`system_fingerprint`); without it a digest of the files.",
+        "The name of the weights in answers (`system_fingerprint`). Unset: a digest of the files.",
         pattern=_PATTERN,
     )
     max_wait_seconds: Annotated[float, Field(ge=0)] | None = field(
         "scheduler",
-        "How long running requests may go on with the old weights; then they end with an error. Without it, to their "
-        "ends.",
+        "Running requests continue with the old weights for this long, then end with an error. Unset: until they "
+        "finish.",
     )
 
 
 class ReplacedWeights(Body):
-    """`executors`: how many have them."""
+    """The new weights. `executors`: the number of executors that have them."""
 
     object: Literal["weights"]
     version: str
@@ -62,19 +62,19 @@ class DiskWeightsBody(Parameters):
     """SGLang's body."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = {
-        "manifest": Refused("weights are read as safetensors or GGUF"),
+        "manifest": Refused("weights are safetensors or GGUF files"),
     }
 
     model_path: Annotated[str, Field(min_length=1)] = required("executor", "As `model` of `/v1/admin/weights`.")
-    load_format: Literal["auto", "safetensors", "gguf"] | None = field("executor", "Changes nothing: it is seen.")
+    load_format: Literal["auto", "safetensors", "gguf"] | None = field("executor", "Ignored: the format is detected.")
     weight_version: str | None = field("scheduler", "As `version` of `/v1/admin/weights`.", pattern=_PATTERN)
     abort_all_requests: bool | None = field("scheduler", "As `max_wait_seconds: 0`.", False)
-    is_async: bool | None = field("scheduler", "Changes nothing.")
-    torch_empty_cache: bool | None = field("executor", "Changes nothing.")
-    keep_pause: Literal[False] | None = field("scheduler", "Requests go on afterwards.")
-    recapture_cuda_graph: bool | None = field("executor", "Changes nothing: graphs read the new weights.")
-    token_step: int | None = field("scheduler", "Changes nothing.")
-    flush_cache: bool | None = field("scheduler", "Changes nothing: nothing cached is used with other weights.")
+    is_async: bool | None = field("scheduler", "Ignored.")
+    torch_empty_cache: bool | None = field("executor", "Ignored.")
+    keep_pause: Literal[False] | None = field("scheduler", "Not supported: requests continue afterwards.")
+    recapture_cuda_graph: bool | None = field("executor", "Ignored: graphs read the new weights.")
+    token_step: int | None = field("scheduler", "Ignored.")
+    flush_cache: bool | None = field("scheduler", "Ignored: cached blocks are never used with other weights.")
 
 
 class DiskWeightsAnswer(Body):
@@ -85,8 +85,8 @@ class DiskWeightsAnswer(Body):
 
 @router.post("/v1/admin/weights")
 async def replace_weights(request: Request, body: WeightsBody) -> ReplacedWeights:
-    """Replaces the weights of all executors, and answers when all have the new ones. No request is lost: those that run
-    end with the old weights, others wait or run elsewhere. If the caller goes away, it goes on.
+    """Replaces the weights of all executors, and answers when all have the new ones. No request is lost: running
+    requests finish with the old weights, others wait or run elsewhere. It continues if the caller disconnects.
 
     Through gRPC: `pagewire.v1.AdminService/ReplaceWeights`.
     """
@@ -105,12 +105,15 @@ async def replace_weights(request: Request, body: WeightsBody) -> ReplacedWeight
     )
 
 
-_FAILED = {"description": "They stay as they are.", "content": openapi.content_of((DiskWeightsAnswer, ErrorResponse))}
+_FAILED = {
+    "description": "The weights stay the same.",
+    "content": openapi.content_of((DiskWeightsAnswer, ErrorResponse)),
+}
 
 
 @router.post("/update_weights_from_disk", responses={200: openapi.response(DiskWeightsAnswer), 400: _FAILED})
 async def update_weights_from_disk(request: Request, body: DiskWeightsBody) -> Response:
-    """The same for SGLang's clients; a failure is status 400 with `success: false`."""
+    """Replaces weights in SGLang's API; a failure is status 400 with `success: false`."""
     wanted = ReplaceWeightsRequest(model=body.model_path, version=body.weight_version or "")
     if body.abort_all_requests:
         wanted.max_wait_seconds = 0

@@ -1,4 +1,4 @@
-"""What the route answers."""
+"""The answer of the route."""
 
 from typing import Literal
 
@@ -8,17 +8,19 @@ Service = Literal["gateway", "tokenizer", "scheduler"]
 
 
 class ExplainedPhase(Body):
-    """A part of the time. `gateway`: reading the request and writing the answer. `tokenize`: from the arrival at the
-    tokenizer service until the prompt is tokens. `grammar`: until an executor has compiled it. `queue`: until its first
-    step. `prefill`: until the first token, or the next one after an interruption. `decode`: until the last token.
-    `preempted`: others have its KV blocks. `recovery`: its executor was lost. `between services`: all else, messages on
-    their way and tokens that are made text."""
+    """A part of the time.
+
+    `gateway`: reading the request and writing the answer. `tokenize`: from the arrival at the tokenizer service until
+    the prompt is encoded. `grammar`: until an executor has compiled it. `queue`: until the first step. `prefill`: until
+    the first token, or the next one after an interruption. `decode`: until the last token. `preempted`: other requests
+    have its KV blocks. `recovery`: its executor was lost. `between services`: the rest, transfer and detokenization.
+    """
 
     name: str
     seconds: float
     share: float  # of the whole, 0 to 1
-    tokens: int  # computed in it
-    steps: int | None  # that computed parts of its prompt
+    tokens: int  # computed in this phase
+    steps: int | None  # with a part of the prompt
     executor: str | None
 
 
@@ -29,21 +31,21 @@ class ExplainedOutput(Body):
     seconds: float  # from the request's head to the end of the answer
     first_token_seconds: float | None
     phases: list[ExplainedPhase]
-    detokenize_seconds: float | None  # that making text of tokens took, beside the executor's steps
-    finish_reason: str | None  # null: it has not ended
+    detokenize_seconds: float | None  # of detokenization, parallel to the executor's steps
+    finish_reason: str | None  # null: still running
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
 
 
 class Explanation(Body):
-    """A request that goes on, or has ended lately: every service keeps the last thousand."""
+    """A running request, or one of the last thousand that have ended."""
 
     object: Literal["request.explanation"]
     id: str
     trace_id: str | None
-    is_running: bool  # then it is told so far
+    is_running: bool  # then all values are so far
     seconds: float
     outputs: list[ExplainedOutput]
-    silent: list[Service]  # which do not know it: not reached yet, started again since, or a gateway of elsewhere
-    text: str  # the same for people
+    silent: list[Service]  # without an account: not reached yet, restarted since, or a gateway elsewhere
+    text: str  # the same as readable text

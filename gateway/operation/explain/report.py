@@ -1,20 +1,23 @@
-"""Makes one account of a request of what each service knows."""
+"""Merges the accounts of all services of a request into one."""
 
 from collections.abc import Iterable, Sequence
 
 from pagewire.gateway.operation.explain.bodies import ExplainedOutput, ExplainedPhase, Explanation, Service
 from pagewire.v1.admin_pb2 import RequestAccount
 
-# The tokenizer service's own part; the scheduler's phases are the rest of it.
+# The tokenizer service's own phase; the scheduler has the others.
 _ENCODE = "encode"
 
 
 def explain(request_id: str, accounts: Sequence[RequestAccount]) -> Explanation | None:
-    """None: nobody knows the request. Of several attempts, and of an id that was used again, it is the last."""
+    """Returns the explanation of a request; of its last attempt, or of the last request with its id.
+
+    None: no service has an account.
+    """
     latest = {(one.service, one.request_id): one for one in accounts}
     whole = latest.get(("gateway", request_id))
     ids = list(dict.fromkeys(one.request_id for one in accounts if one.service != "gateway"))
-    if not ids and whole is not None:  # it has not come further
+    if not ids and whole is not None:  # it has not reached another service
         ids = [request_id]
     outputs = [
         _output(one, whole, latest.get(("tokenizer", one)), latest.get(("scheduler", one)))
@@ -35,8 +38,12 @@ def explain(request_id: str, accounts: Sequence[RequestAccount]) -> Explanation 
 def _output(
     request_id: str, whole: RequestAccount | None, text: RequestAccount | None, tokens: RequestAccount | None
 ) -> ExplainedOutput:
-    """whole: what the gateway knows, text: the tokenizer service, tokens: the scheduler. Each is within the one before;
-    what they measure are durations, so their clocks need not agree."""
+    """
+    Args:
+        whole: the account of the gateway.
+        text: the account of the tokenizer service, a part of `whole`.
+        tokens: the account of the scheduler, a part of `text`. All values are durations, so clocks need not agree.
+    """
     known = [one for one in (whole, text, tokens) if one is not None]
     outer, inner = known[0], known[-1]
     seconds = [one.seconds for one in known]
@@ -81,7 +88,7 @@ def _text(explanation: Explanation) -> str:
     for output in explanation.outputs:
         lines += _lines(output, is_one=len(explanation.outputs) == 1)
     if "gateway" in explanation.silent:
-        lines.append("without the gateway's part: none that is known here has answered it")
+        lines.append("without the gateway's part: another gateway answered the request")
     return "\n".join(lines) + "\n"
 
 

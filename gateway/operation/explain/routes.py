@@ -1,4 +1,4 @@
-"""The route."""
+"""The route of accounts of requests."""
 
 import asyncio
 import re
@@ -21,26 +21,25 @@ from pagewire.wire.admin import accounts_behind
 
 router = APIRouter(route_class=JsonRoute, tags=["operation"])
 
-# What the ids of answers begin with.
+# Prefixes of the ids of answers.
 _PREFIX = re.compile(r"(chatcmpl-|cmpl-|msg_|resp_)")
 
 
 @router.get("/v1/requests/{request_id}/explain", responses={200: openapi.response(Explanation)})
 async def explain_request(request: Request, request_id: str) -> Response:
-    """Where the time of a generation goes, or went, if it has ended lately; by the id of its answer or by X-Request-Id;
-    as text where the header Accept says text/plain. A tenant's own, or with a key that may change the service, or where
-    there are no tenants, anybody's."""
+    """Explains where the time of a running or recent generation goes, by the id of its answer or by X-Request-Id; as
+    text if the header Accept has text/plain. With an admin key or without tenants, also those of others."""
     name, whose = _PREFIX.sub("", request_id, count=1), tenants.caller_scope()
     wanted = ExplainRequestRequest(request_id=name, tenant=whose)
     behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in TOKENIZER.of(request).neighbours()))
-    # Behind them, so that of a request that goes on the gateway's time is not less than theirs.
+    # Last, so that the gateway's time of a running request is not less than theirs.
     own = GENERATIONS.of(request).accounts.find(name, whose) or await SIBLINGS.of(request).accounts(wanted)
     accounts = [*own, *(one for told in behind for one in told)]
     explanation = explain(name, accounts)
     if explanation is None:
         message = (
-            f"no service knows a generation {request_id!r}: it was not among the last thousand, or the services have"
-            " been started again"
+            f"no service has an account of generation {request_id!r}: it is not among the last thousand, or the"
+            " services have restarted"
         )
         raise ApiError(404, message, code="request_not_found")
     if "text/plain" in request.headers.get("accept", ""):

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS = "application/openmetrics-text"
-# What the client library says of a process itself, which no model changes.
+# Metrics of a process from the client library, which have no model.
 _OF_PROCESSES = ("process_", "python_")
 
 
@@ -25,11 +25,13 @@ class Exposition(NamedTuple):
 
 
 def expose(services: Iterable[ServiceMetrics], accept: str, model_name: str, *, with_vllm_names: bool) -> Exposition:
-    """One family per name, its samples told apart by the label `service` and, where there are several of a service, by
-    `address`.
+    """Returns the metrics of all services, one family for each name.
 
-    accept: the scraper's header; who knows OpenMetrics gets it, with exemplars. model_name: a label of all samples but
-    those of processes; "" if nobody knows it yet.
+    The label `service` distinguishes samples, and `address` if there are several of a service.
+
+    Args:
+        accept: the header of the scraper; OpenMetrics, with exemplars, if it names that.
+        model_name: a label of all samples except those of processes; "" if it is not known yet.
     """
     families = merge(services, model_name)
     if with_vllm_names:
@@ -52,7 +54,7 @@ def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Family]:
             merged = families.setdefault(family.name, Family(family.name, family.kind, family.documentation))
             if merged.kind != family.kind:
                 logger.warning(
-                    "metric %s is a %s here and a %s at the %s: left out",
+                    "metric %s is left out: it is a %s here and a %s at the %s",
                     family.name, merged.kind, family.kind, service.service,
                 )  # fmt: skip
                 continue
@@ -62,7 +64,7 @@ def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Family]:
 
 
 class _Labelled(dict[str, str]):
-    """Labels with those of a service, by those without. Many samples have the same ones."""
+    """A cache: labels -> the same with those of a service. Many samples have the same labels."""
 
     def __init__(self, own: dict[str, str]) -> None:
         super().__init__()

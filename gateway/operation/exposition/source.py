@@ -26,7 +26,7 @@ class Metrics:
 
         Args:
             accept: the header of the scraper.
-            tenant: whose metrics; those of other tenants are left out. None: all.
+            tenant: metrics of other tenants are left out. None: all tenants.
         """
         own, *behind = await asyncio.gather(
             self._siblings.metrics(),

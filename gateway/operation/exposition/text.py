@@ -1,5 +1,5 @@
-"""Metrics as text, taken apart no further than labels have to be added: parsing them with the client library takes ten
-times as long, while tokens wait for the interpreter."""
+"""Metrics as text, parsed just enough to add labels. The client library takes ten times as long to parse them, while
+tokens wait for the interpreter."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from pagewire.telemetry.metrics import openmetrics
 
 _SAMPLE = re.compile(r'([^\s{]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (\S+)(.*)')
 _LABEL = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
-# In the older format a name says what OpenMetrics has in the type alone.
+# In the older format, the name contains the type.
 _OLDER = {"counter": ("_total", "counter"), "info": ("_info", "gauge"), "stateset": ("", "gauge")}
 _OLDER |= {"unknown": ("", "untyped"), "gaugehistogram": ("", "histogram")}
 
@@ -22,7 +22,7 @@ class Sample(NamedTuple):
     name: str
     labels: str  # as they are written, without the braces
     value: str
-    exemplar: str  # with what separates it from the value; "" if there is none
+    exemplar: str  # with its separator; "" if there is none
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Family:
 
 @dataclass(frozen=True)
 class _Families:
-    """What the library takes for a registry."""
+    """A registry for the client library."""
 
     families: Iterable[Metric]
 
@@ -44,7 +44,7 @@ class _Families:
 
 
 def parsed(exposition: str) -> list[Family]:
-    """Services tell of OpenMetrics; one that has not been replaced yet may have the older format. Raises ValueError."""
+    """Parses OpenMetrics, or the older format of an older service. Raises ValueError."""
     if not exposition.endswith("# EOF\n"):
         exposition = openmetrics(_Families(parse_older(exposition))).decode()
     families: dict[str, Family] = {}
@@ -68,7 +68,7 @@ def parsed(exposition: str) -> list[Family]:
 
 
 def labels_of(text: str) -> dict[str, str]:
-    """By name, each value as it is written, quotes included."""
+    """Returns the labels by name, with quoted values."""
     return dict(_LABEL.findall(text))
 
 
@@ -77,13 +77,13 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def quoted(value: str) -> str:
-    """A label's value as it is written."""
+    """Returns a label's value in quotes."""
     escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return f'"{escaped}"'
 
 
 def written(families: Iterable[Family], *, as_openmetrics: bool) -> str:
-    """In the older format without exemplars."""
+    """Returns the text of metrics; the older format has no exemplars."""
     lines: list[str] = []
     for one in families:
         suffix, kind = ("", one.kind) if as_openmetrics else _OLDER.get(one.kind, ("", one.kind))

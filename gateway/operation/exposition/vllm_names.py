@@ -1,6 +1,6 @@
-"""vLLM's names for what Pagewire measures, so that dashboards and alerts made for vLLM fill (--vllm-metrics).
+"""Metrics with vLLM's names, for dashboards and alerts made for vLLM (--vllm-metrics).
 
-Names and meanings are those of vLLM 0.33, and those of earlier releases that dashboards still ask for.
+Names and meanings are those of vLLM 0.33, and of earlier releases that dashboards still query.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ ALIASES = {
     "vllm:request_prompt_tokens": "pagewire:request_prompt_tokens",
     "vllm:request_prefill_kv_computed_tokens": "pagewire:request_computed_prompt_tokens",
     "vllm:request_generation_tokens": "pagewire:request_generation_tokens",
-    # Each of n outputs is a request here: the longest of one is its own.
+    # Each of n outputs is a request here, so it is the longest.
     "vllm:request_max_num_generation_tokens": "pagewire:request_generation_tokens",
     "vllm:request_params_max_tokens": "pagewire:request_params_max_tokens",
     "vllm:request_params_n": "pagewire:request_params_n",
@@ -52,8 +52,8 @@ ALIASES = {
     "http_requests": "pagewire:http_requests",
     "http_request_duration_seconds": "pagewire:http_request_duration_seconds",
 }
-# Those with a label that ours lack: ours, with the label as here; None: the value is ours, too. Nothing is deferred,
-# and no engine sleeps. docs/operations.md names those that have no counterpart.
+# Metrics with a label that ours lack: our name, the label, and the value; None: our value. Nothing is deferred, and no
+# engine sleeps. docs/operations.md names those without a counterpart.
 DERIVED: dict[str, Sequence[tuple[str, dict[str, str], float | None]]] = {
     "vllm:num_requests_waiting_by_reason": [
         ("pagewire:num_requests_waiting", {"reason": "capacity"}, None),
@@ -70,12 +70,12 @@ DERIVED: dict[str, Sequence[tuple[str, dict[str, str], float | None]]] = {
         ("pagewire:executor_weights_install_seconds", {"operation": "install"}, None),
     ],
 }
-# What its labels are called there.
+# Our labels -> vLLM's.
 _LABELS = {"executor": "engine", "route": "handler"}
 
 
 def vllm_families(families: Iterable[Family]) -> list[Family]:
-    """Of all that has a name there."""
+    """Returns the metrics that vLLM has a name for."""
     present = {family.name: family for family in families}
     named = [_renamed(present[ours], name) for name, ours in ALIASES.items() if ours in present]
     return named + [_derived(present, name) for name, parts in DERIVED.items() if parts[0][0] in present]
@@ -89,8 +89,8 @@ def _derived(present: Mapping[str, Family], name: str) -> Family:
         result.kind, result.documentation = part.kind, result.documentation or part.documentation
         for one in _renamed(part, name).samples:
             all_labels = labels_of(one.labels) | {label: quoted(text) for label, text in labels.items()}
-            told = one.value if value is None else floatToGoString(value)
-            result.samples.append(one._replace(labels=labels_text(all_labels), value=told))
+            text = one.value if value is None else floatToGoString(value)
+            result.samples.append(one._replace(labels=labels_text(all_labels), value=text))
     return result
 
 
@@ -109,13 +109,13 @@ def _renamed(family: Family, name: str) -> Family:
 def _labels(name: str, text: str) -> str:
     labels = {_LABELS.get(label, label): value for label, value in labels_of(text).items()}
     if name.startswith("vllm:"):
-        # What is measured in front of all executors is the first one's.
+        # Metrics of the whole service count for the first executor.
         labels["engine"] = labels.get("engine", '"0"').replace('"executor-', '"', 1)
     return labels_text(labels)
 
 
 def _summed(requests: Iterable[Sample]) -> list[Sample]:
-    """One of each class of status."""
+    """Returns one sample for each class of status."""
     sums: dict[str, float] = {}
     for one in requests:
         labels = labels_of(_labels("", one.labels))

@@ -1,1 +1,1 @@
-"""What the line is doing, as JSON and as events."""
+"""The status of all services, as JSON and as events."""

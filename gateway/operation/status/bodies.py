@@ -1,4 +1,4 @@
-"""What the status routes answer."""
+"""The answers of the status routes."""
 
 from typing import Literal
 
@@ -8,12 +8,12 @@ from pagewire.gateway.core.body import Body
 
 
 class ServiceHealth(Body):
-    """One process. `unreachable`: it does not answer the service before it, and `detail` says why; what is behind it is
-    not listed then, as nobody else knows."""
+    """One process. `unreachable`: it does not answer the service before it, for the reason in `detail`; the services
+    behind it are then not listed."""
 
     service: Literal["gateway", "tokenizer", "scheduler", "executor"]
     state: Literal["serving", "not_serving", "unreachable"]
-    address: str  # where the service before it looks for it
+    address: str  # that the service before it uses
     detail: str
     pid: int
     uptime_seconds: float
@@ -26,7 +26,7 @@ class RequestCounts(Body):
 
 
 class Throughput(Body):
-    """Means of the last five seconds, and totals since the scheduler began."""
+    """Means of the last five seconds, and totals since the scheduler started."""
 
     generation_tokens_per_second: float
     prompt_tokens_per_second: float
@@ -35,7 +35,7 @@ class Throughput(Body):
 
 
 class RecentLatencies(Body):
-    """Of the last half minute, at most the latest thousand. Seconds; null if there were none."""
+    """Percentiles in seconds over the last half minute, at most the latest thousand values; null if there were none."""
 
     count: int
     p50: float | None
@@ -48,17 +48,17 @@ class Latency(Body):
 
 
 class PrefixCache(Body):
-    """Tokens looked up and found, since the scheduler began."""
+    """Tokens looked up and found, since the scheduler started."""
 
     queries: int
     hits: int
 
 
 class PageMap(Body):
-    """Cells in the order of block ids, each for so many blocks, of which it shows the first."""
+    """Cells in the order of block ids. Each stands for `blocks_per_cell` blocks and shows the first."""
 
     blocks_per_cell: int
-    # State and number of cells, in turns; states: 1 free, 2 cached, 3 used, 4 shared.
+    # State and number of cells, alternating; states: 1 free, 2 cached, 3 used, 4 shared.
     runs: list[int]
 
 
@@ -68,44 +68,44 @@ class PageGroup(Body):
     blocks: int
     block_size: int  # tokens
     free: int
-    cached: int  # free, with contents that a request with the same prefix would find
+    cached: int  # free, with contents that a request with the same prefix reuses
     used: int
     shared: int  # by several requests
-    window: int  # tokens that a query sees; 0 = all
+    window: int  # tokens that a query attends to; 0 = all
     kind: Literal["kv", "state"]
-    # In a stream: not there if it is what it was in the last event.
+    # In a stream, absent if it has not changed since the last event.
     map: PageMap | UnsetType = UNSET
 
 
 class RankState(Body):
-    """A process of an executor that consists of several. `lost`: all others end, too, and start anew."""
+    """One of several processes of an executor. `lost`: all of them end and restart."""
 
     rank: int  # from 0, the leader
     stage: int  # of a pipeline; 0 has the first layers
     state: Literal["starting", "ready", "lost"]
-    wait_seconds: float | None  # for others, since it began; null where ranks do not share memory
-    process: str  # its id and host; "" for one that is awaited
+    wait_seconds: float | None  # for other ranks, since the start; null if ranks do not share memory
+    process: str  # its id and host; "" if it has not started
 
 
 class ReplicaState(Body):
-    """An executor as the scheduler sees it."""
+    """An executor, as the scheduler knows it."""
 
     address: str
     attached: bool
     running: int
     max_num_seqs: int
     weights_version: str  # as `system_fingerprint`
-    replacing_weights: bool  # it lets its requests end before it gets others
-    name: str  # as in metrics; another one may have it when this one is gone
-    leaving: bool  # it takes no requests as long as there are others
+    replacing_weights: bool  # its requests finish before it gets new weights
+    name: str  # as in metrics; reused when this executor is gone
+    leaving: bool  # it gets no requests while there are other executors
     prefix_cache: PrefixCache
     generation_tokens: int
-    ranks: list[RankState]  # none: it is one process, or cannot be asked now
+    ranks: list[RankState]  # empty: one process, or no answer
     groups: list[PageGroup]
 
 
 class Status(Body):
-    """Everything at one moment. What nobody answers for is 0 or empty; `services` tells whom to look at."""
+    """The state of all services at one moment. Values of a service that does not answer are 0 or empty."""
 
     object: Literal["status"]
     time: float  # seconds since 1970

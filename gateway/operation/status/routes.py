@@ -1,4 +1,4 @@
-"""GET /v1/status, and the same as a stream of events."""
+"""GET /v1/status, and the status as a stream of events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ router = APIRouter(route_class=JsonRoute, tags=["operation"])
 
 # Seconds between two events.
 PERIOD_S = 1.0
-# Who asks for one status gets what others have just asked for.
+# A single status may be this old, in seconds.
 FRESH_S = 0.2
 
 _EVENTS: openapi.Responses = {
@@ -29,7 +29,7 @@ _EVENTS: openapi.Responses = {
 
 @router.get("/v1/status")
 async def status(request: Request) -> Status:
-    """How all services are, what the engine is doing and which KV blocks are in use; also while the line is not ready.
+    """Returns the state of all services, the load of the engine and a map of KV blocks, even while it is not ready.
 
     Through gRPC: `pagewire.v1.AdminService/GetStatus` of any service, for it and those behind it.
     """
@@ -38,18 +38,18 @@ async def status(request: Request) -> Status:
 
 @router.get("/v1/status/stream", responses=_EVENTS)
 async def status_stream(request: Request) -> Response:
-    """The status about once a second, as server-sent events. A map of KV blocks is left out while it stays the same."""
+    """Streams the status about once a second, as server-sent events. An unchanged map of KV blocks is left out."""
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     events = _events(STATUS.of(request), SHUTDOWN.of(request))
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 async def _events(source: StatusSource, shutdown: GracefulShutdown) -> AsyncIterator[bytes]:
-    told: list[list[PageMap]] = []
-    while not shutdown.begun:  # or it would wait for this stream's end
+    sent: list[list[PageMap]] = []
+    while not shutdown.begun:  # a shutdown waits for the end of this stream
         latest = await source.status(PERIOD_S / 2)
-        yield event(_without(latest, told))
-        told = _maps(latest)
+        yield event(_without(latest, sent))
+        sent = _maps(latest)
         await asyncio.sleep(PERIOD_S)
 
 
@@ -57,11 +57,11 @@ def _maps(status: Status) -> list[list[PageMap]]:
     return [[group.map for group in replica.groups if group.map is not UNSET] for replica in status.replicas]
 
 
-def _without(status: Status, told: list[list[PageMap]]) -> Status:
-    """Without the maps that are as they were told."""
+def _without(status: Status, sent: list[list[PageMap]]) -> Status:
+    """Returns the status without unchanged maps."""
     replicas = []
     for index, replica in enumerate(status.replicas):
-        earlier = told[index] if index < len(told) else []
+        earlier = sent[index] if index < len(sent) else []
         groups = [
             msgspec.structs.replace(group, map=UNSET) if place < len(earlier) and group.map == earlier[place] else group
             for place, group in enumerate(replica.groups)

@@ -1,4 +1,4 @@
-"""Asks the line for its status, once for all who watch by this gateway, and only while somebody does."""
+"""The status of all services, queried once for all clients of this gateway, and only if there are any."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ class StatusSource:
         self._asked = 0.0
 
     async def status(self, max_age: float) -> Status:
-        """At most max_age seconds old. Not to be changed: others have it, too."""
+        """Returns a status that is at most max_age seconds old. It is shared, so it must not be changed."""
         async with self._lock:
             if self._latest is None or time.monotonic() - self._asked > max_age:
                 self._asked = time.monotonic()
@@ -67,7 +67,7 @@ STATUS = AppState[StatusSource]("status")
 
 
 def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
-    """reason: why the line cannot serve; "" if it can."""
+    """Returns the status. reason: why requests cannot be served; "" if they can."""
     tokenizers = [one.tokenizer for one in services if one.HasField("tokenizer")]
     schedulers = [one.scheduler for one in services if one.HasField("scheduler")]
     ranks = {one.address: one.executor.ranks for one in services if one.HasField("executor")}
@@ -77,7 +77,9 @@ def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
         version=__version__,
         ready=not reason,
         reason=reason,
-        num_gateways=max((one.num_clients for one in tokenizers), default=0),  # each has a stream to each
+        num_gateways=max(
+            (one.num_clients for one in tokenizers), default=0
+        ),  # each gateway has a stream to each tokenizer service
         services=[_health(one) for one in services],
         requests=RequestCounts(
             running=sum(one.num_running for one in schedulers), waiting=sum(one.num_waiting for one in schedulers)
@@ -114,7 +116,7 @@ def _health(one: ServiceStatus) -> ServiceHealth:
 
 
 def _latencies(recent: Sequence[admin_pb2.RecentLatency]) -> RecentLatencies:
-    """Of several services: about the middle of their medians, and no more than the highest 95th percentile."""
+    """Merges the percentiles of several services: the mean of the medians, and the highest 95th percentile."""
     recent = [one for one in recent if one.count]
     if not recent:
         return RecentLatencies(count=0, p50=None, p95=None)

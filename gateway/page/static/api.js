@@ -4,7 +4,7 @@ import { byId } from "./dom.js";
 
 const KEY = "pagewire.key";
 
-/** An answer that is an error, in the server's words. */
+/** An error from the server, with its message. */
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
@@ -14,11 +14,11 @@ export class ApiError extends Error {
 
 let asking = null;
 
-/** Asks for the key, once for all requests that miss it. */
+/** Asks the user for the key, once for all requests that lack it. */
 function askForKey() {
   asking ??= new Promise((resolve) => {
     const dialog = byId("key-dialog");
-    if (sessionStorage.getItem(KEY)) byId("key-message").textContent = "The key is wrong, or no longer valid.";
+    if (sessionStorage.getItem(KEY)) byId("key-message").textContent = "The key is wrong or no longer valid.";
     dialog.addEventListener("close", () => {
       const key = byId("key").value.trim();
       byId("key").value = "";

@@ -28,12 +28,12 @@ function showHealth(state, text, detail = "") {
 
 function summary({ ready, reason, services, replicas }) {
   const lost = services.find(({ state }) => state === "unreachable");
-  if (lost) return ["unreachable", `${lost.service[0].toUpperCase()}${lost.service.slice(1)} away`, lost.detail];
+  if (lost) return ["unreachable", `${lost.service[0].toUpperCase()}${lost.service.slice(1)} not reachable`, lost.detail];
   if (!ready || !replicas.some(({ attached }) => attached)) return ["not_serving", "Starting", reason];
   return ["serving", "Ready"];
 }
 
-/** Until it is visible: who does not look does not ask. */
+/** Waits until the page is visible: a hidden page sends no requests. */
 function visible() {
   if (!document.hidden) return Promise.resolve();
   return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
@@ -53,7 +53,7 @@ async function watch() {
     } catch (error) {
       if (error.status === 404) return watchReadiness();
       if (!controller.signal.aborted) {
-        showHealth("unreachable", "Gateway away");
+        showHealth("unreachable", "Gateway not reachable");
         engine.showGone();
       }
     }
@@ -62,7 +62,7 @@ async function watch() {
   }
 }
 
-/** Where the status is on a port for operators, which this page does not reach. */
+/** Polls readiness if the status is on the port for operators, which this page cannot reach. */
 async function watchReadiness() {
   byId("to-engine").hidden = true;
   byId("health").removeAttribute("href");
@@ -73,7 +73,7 @@ async function watchReadiness() {
       showHealth("serving", "Ready");
     } catch (error) {
       if (error.status) showHealth("not_serving", "Starting", error.message);
-      else showHealth("unreachable", "Gateway away");
+      else showHealth("unreachable", "Gateway not reachable");
     }
     await sleep(2 * RETRY_MS);
   }

@@ -1,4 +1,4 @@
-// The conversation: what was said, and the answer that is being given.
+// The conversation, with the answer that is being generated.
 
 import { ApiError, events, request } from "./api.js";
 import { makeRoom } from "./context.js";
@@ -11,7 +11,7 @@ const STARTERS = ["Explain paging in three sentences", "Write a haiku about memo
 
 let messages = [];
 let views = [];
-let running = null; // the AbortController of the answer that is being given
+let running = null; // the AbortController of the answer that is being generated
 
 function store() {
   const kept = messages.map(({ role, content, reasoning, figures, error, note }) => ({ role, content, reasoning, figures, error, note }));
@@ -37,7 +37,7 @@ function add(message) {
   return view;
 }
 
-/** Forgets all messages from this one on. */
+/** Removes all messages from this one on. */
 function truncate(index) {
   for (const view of views.splice(index)) view.element.remove();
   messages.length = index;
@@ -63,14 +63,14 @@ function say(content) {
   answer();
 }
 
-/** What the model is told of these messages; `message`, the answer, says what it is not told. */
+/** The body of a request with these messages. `message`, the answer, notes how many are left out. */
 async function body(said, message, signal) {
   const model = byId("model").value || undefined;
   const prompt = settings.systemPrompt();
   const system = prompt ? [{ role: "system", content: prompt }] : [];
   const parameters = settings.parameters();
   const { leftOut, limit } = await makeRoom(model, system, said, parameters.max_tokens, signal);
-  if (leftOut) message.note = `The model takes ${limit.toLocaleString("en-US")} tokens: it is no longer told the oldest ${leftOut} messages.`;
+  if (leftOut) message.note = `The model takes ${limit.toLocaleString("en-US")} tokens: the oldest ${leftOut} messages are left out.`;
   return {
     model,
     messages: [...system, ...said.slice(leftOut)],
@@ -80,7 +80,7 @@ async function body(said, message, signal) {
   };
 }
 
-/** Focus that was on what is gone now goes to the prompt, but never opens a keyboard on a screen that is touched. */
+/** Moves lost focus to the prompt, except on touch screens, where that would open a keyboard. */
 function keepFocus() {
   const focused = document.activeElement;
   const isLost = focused === document.body || !focused.checkVisibility();
@@ -178,7 +178,7 @@ async function listModels() {
   picker.addEventListener("change", () => (byId("empty-model").textContent = picker.value));
 }
 
-/** Until there is an answer: the line may still be loading. */
+/** Retries until there is an answer: the services may still be loading. */
 async function listModelsSoon() {
   for (;;) {
     try {

@@ -1,24 +1,24 @@
-// A conversation that grows longer than the model takes: the oldest turns make room, as they do in `pagewire chat`.
+// Conversations that are too long for the model: the oldest turns are left out, as in `pagewire chat`.
 
 import { request } from "./api.js";
 
-// What is kept free for an answer, unless fewer tokens are asked for: one part in so many of what the model takes.
+// 1 / SHARE_OF_ANSWER of the tokens is kept free for an answer, or fewer if fewer are requested.
 const SHARE_OF_ANSWER = 4;
 
 /**
- * How many of the oldest of `said` ({role, content}) the model is not told, so that the others and an answer of
- * `maxTokens` fit, and how many tokens it takes: {leftOut, limit}. A conversation begins with what its user says. A
- * question that does not fit by itself is left to the server to refuse. Throws as request() does.
+ * Returns how many of the oldest messages of `said` ({role, content}) are left out, so that the others and an answer of
+ * `maxTokens` fit, and the limit of the model in tokens: {leftOut, limit}. The rest begins with a message of the user.
+ * The server refuses a question that does not fit by itself. Throws as request() does.
  */
 export async function makeRoom(model, system, said, maxTokens, signal) {
   const starts = said.map(({ role }, index) => (role === "user" ? index : -1)).filter((index) => index > 0);
   let leftOut = 0, limit = 0;
   const fits = async (from) => {
     const body = { model, messages: [...system, ...said.slice(from)] };
-    const told = await (await request("tokenize", { body, signal })).json();
-    limit = told.max_model_len;
+    const tokens = await (await request("tokenize", { body, signal })).json();
+    limit = tokens.max_model_len;
     const share = Math.floor(limit / SHARE_OF_ANSWER);
-    return !limit || told.count <= limit - Math.min(maxTokens ?? share, share) || (from === said.length - 1 && told.count < limit);
+    return !limit || tokens.count <= limit - Math.min(maxTokens ?? share, share) || (from === said.length - 1 && tokens.count < limit);
   };
   if (!starts.length || (await fits(0))) return { leftOut, limit };
   let [low, high] = [0, starts.length]; // the first start that fits lies here; `high` is none

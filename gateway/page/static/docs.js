@@ -1,4 +1,4 @@
-// Swagger's page of the API, with the key that the chat was given.
+// Swagger's page of the API, with the key of the chat.
 
 const key = sessionStorage.getItem("pagewire.key");
 

@@ -17,7 +17,7 @@ export const byId = (id) => document.getElementById(id);
 
 export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  // Without HTTPS browsers have only the older way.
+  // Without HTTPS, browsers have only the older way.
   const area = make("textarea", { value: text, class: "hidden" });
   document.body.append(area);
   area.select();
@@ -25,7 +25,7 @@ export async function copyText(text) {
   area.remove();
 }
 
-/** A button that copies what `text()` returns, and says so. */
+/** A button that copies the result of `text()` and confirms it. */
 export function copyButton(text) {
   const button = make("button", { type: "button", class: "quiet", textContent: "Copy" });
   button.addEventListener("click", async () => {

@@ -1,4 +1,4 @@
-// What the engine is doing: numbers with their history, the map of KV pages, the services.
+// The state of the engine: numbers with their history, the map of KV pages, the services.
 
 import { byId, make } from "./dom.js";
 import { seconds } from "./message.js";
@@ -10,7 +10,7 @@ const latency = (value) => (value === null ? "–" : seconds(value));
 const STATES = { serving: "Serving", not_serving: "Not ready", unreachable: "Unreachable", unknown: "Unknown" };
 const LINE = ["gateway", "tokenizer", "scheduler", "executor"];
 
-// title, what is drawn over time, what is said, what is said below
+// title, value over time, text, text below
 const TILES = [
   ["Throughput", (s) => s.throughput.generation_tokens_per_second, (s) => `${s.throughput.generation_tokens_per_second.toFixed(1)} tokens/s`,
     (s) => `${s.throughput.prompt_tokens_per_second.toFixed(0)} prompt tokens/s`],
@@ -56,7 +56,7 @@ function showServices({ services, num_gateways: numGateways }) {
     const cells = [duration(one.uptime_seconds), one.pid || "–", one.address || "–"].map((text) => make("td", { textContent: text }));
     return make("tr", {}, make("th", { scope: "row", textContent: one.service }), state, ...cells);
   }));
-  byId("services-note").textContent = `${count(numGateways)} gateway process${numGateways === 1 ? " is" : "es are"} connected; the one listed answers this page.`;
+  byId("services-note").textContent = `${count(numGateways)} gateway process${numGateways === 1 ? " is" : "es are"} connected; the table shows the one that serves this page.`;
 }
 
 function showReplicas({ replicas }) {
@@ -67,23 +67,23 @@ function showReplicas({ replicas }) {
     byId("replicas").replaceChildren(...replicas.map((replica, index) =>
       make("article", { class: "replica" }, make("header", {}, make("h3", { textContent: replicas.length > 1 ? replica.name : "Executor" }), make("p", { class: "note" })),
         ...maps[index].map(({ element }) => element))));
-    if (!replicas.length) byId("replicas").append(make("p", { class: "note", textContent: "The scheduler cannot be asked now." }));
+    if (!replicas.length) byId("replicas").append(make("p", { class: "note", textContent: "The scheduler does not answer." }));
   }
   replicas.forEach((replica, index) => {
     const { queries, hits } = replica.prefix_cache;
     const found = queries ? `, ${Math.round((100 * hits) / queries)}% of prompt tokens found in the cache` : "";
-    const rows = `${count(replica.running)} of ${count(replica.max_num_seqs)} rows taken${found}`;
-    const nothing = replica.groups.length ? "" : "; it keeps nothing between steps";
-    const goes = replica.leaving ? "; it ends, and takes no new requests" : "";
-    const ends = replica.replacing_weights ? ", which end before it gets others" : "";
+    const rows = `${count(replica.running)} of ${count(replica.max_num_seqs)} rows in use${found}`;
+    const nothing = replica.groups.length ? "" : "; the model keeps no state between steps";
+    const goes = replica.leaving ? "; it is leaving and gets no new requests" : "";
+    const ends = replica.replacing_weights ? ", which will be replaced when its requests finish" : "";
     const weights = replica.weights_version ? `; weights ${replica.weights_version}${ends}` : "";
-    const away = `Away${processes(replica.ranks)}. Its requests go on when it is back, or elsewhere.`;
+    const away = `Not connected${processes(replica.ranks)}. Its requests continue when it is back, or on another executor.`;
     byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights + processes(replica.ranks) + goes : away;
     replica.groups.forEach((group, place) => maps[index][place].show(group));
   });
 }
 
-// Of an executor that consists of several; "" for one.
+// The processes of an executor; "" if there is one.
 function processes(ranks) {
   if (!ranks.length) return "";
   const stages = new Set(ranks.map(({ stage }) => stage)).size;
@@ -108,10 +108,10 @@ export function show(status) {
 export function showGone() {
   byId("engine").classList.add("stale");
   for (const { line } of tiles) line.add(null);
-  showServices({ services: [{ service: "gateway", state: "unreachable", address: "", detail: "It does not answer this page.", pid: 0, uptime_seconds: 0 }], num_gateways: 0 });
+  showServices({ services: [{ service: "gateway", state: "unreachable", address: "", detail: "It does not answer.", pid: 0, uptime_seconds: 0 }], num_gateways: 0 });
 }
 
-/** Drawn anew: sizes or colours have changed, or the view was hidden. */
+/** Draws again, after a change of size or colours, or while the view was hidden. */
 export function redraw() {
   for (const { line } of tiles) line.draw();
   for (const map of maps.flat()) map.draw();

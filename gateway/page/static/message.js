@@ -1,12 +1,12 @@
-// One message of the conversation, as it is shown.
+// The view of one message.
 
 import { copyButton, make } from "./dom.js";
 import { render } from "./markdown.js";
 
-// Markdown of a long answer is not rendered at each token: at most so large a share of the time goes to it.
+// The largest share of time for rendering Markdown: a long answer is not rendered for each token.
 const SHARE_OF_TIME = 0.2;
 
-/** Seconds, as short as they can be read. */
+/** Seconds as short text. */
 export function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
 }
@@ -17,7 +17,7 @@ function figures({ tokens, first, rate, stopped, cut }) {
   if (rate) parts.push(`${rate.toFixed(1)} tokens/s`);
   if (first) parts.push(`first after ${seconds(first)}`);
   if (stopped) parts.push("stopped");
-  if (cut) parts.push("cut off, no more tokens were allowed");
+  if (cut) parts.push("cut off at the token limit");
   return parts.join(" · ");
 }
 
@@ -51,7 +51,7 @@ export class MessageView {
     return make("button", { type: "button", class: "quiet", textContent: text, onclick: action });
   }
 
-  /** Something was added; shown as soon as there is time. */
+  /** Shows new content as soon as there is time. */
   update(shown = () => {}) {
     this.#timer ??= setTimeout(() => {
       this.#timer = null;
@@ -79,7 +79,7 @@ export class MessageView {
     this.#figures.textContent = this.#message.figures ? figures(this.#message.figures) : "";
   }
 
-  /** Lets the text be changed in its place; calls `done` with the new one. */
+  /** Lets the user edit the text in place; calls `done` with the new text. */
   edit(done) {
     const area = make("textarea", { value: this.#message.content, rows: 3, "aria-label": "Edit message" });
     const close = () => {

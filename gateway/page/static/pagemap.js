@@ -2,12 +2,12 @@
 
 import { make } from "./dom.js";
 
-// In the order of their numbers in the map's runs, which begin with 1.
+// In the order of the states in the map's runs, from 1.
 export const COUNTS = [
-  { name: "free", meaning: "nobody holds it, and nothing in it can be found again" },
-  { name: "cached", meaning: "nobody holds it, but a request with the same beginning finds it" },
-  { name: "used", meaning: "one request holds it" },
-  { name: "shared", meaning: "several requests hold it" },
+  { name: "free", meaning: "not in use, without reusable contents" },
+  { name: "cached", meaning: "not in use, but a request with the same prefix reuses it" },
+  { name: "used", meaning: "in use by one request" },
+  { name: "shared", meaning: "in use by several requests" },
 ];
 const GAP = 1;
 const [SMALLEST, LARGEST] = [4, 12];
@@ -25,7 +25,7 @@ export class PageMap {
     this.element.append(this.#canvas, this.#text);
   }
 
-  /** A group of the status, whose map may be missing if it is as before. */
+  /** Shows a group of the status. Its map is missing if it has not changed. */
   show(group) {
     const unshared = group.used - group.shared;
     const parts = { free: group.free, cached: group.cached, used: unshared, shared: group.shared };
@@ -37,7 +37,7 @@ export class PageMap {
     const cells = group.map?.blocks_per_cell;
     if (cells) this.#canvas.dataset.blocksPerCell = cells;
     const shown = Number(this.#canvas.dataset.blocksPerCell ?? 1);
-    this.#text.textContent = `${counts}. ${size}${shown > 1 ? `, one in ${shown} of them drawn` : ""}.`;
+    this.#text.textContent = `${counts}. ${size}${shown > 1 ? `, one in ${shown} is drawn` : ""}.`;
     if (group.map) {
       this.#runs = group.map.runs;
       this.draw();
@@ -49,7 +49,7 @@ export class PageMap {
     if (!width || !this.#runs.length) return;
     let total = 0;
     for (let i = 1; i < this.#runs.length; i += 2) total += this.#runs[i];
-    // Cells as large as fit into a third of the width's height.
+    // The largest cells with which the map is about a quarter as high as wide.
     const pitch = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(Math.sqrt((width * width) / 4 / total))));
     const columns = Math.max(1, Math.floor((width + GAP) / pitch));
     const rows = Math.ceil(total / columns);

@@ -1,4 +1,4 @@
-// What is sent along with the messages. Kept until the tab is closed.
+// Parameters of requests, stored until the tab is closed.
 
 import { byId } from "./dom.js";
 

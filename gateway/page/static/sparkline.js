@@ -2,7 +2,7 @@
 
 import { make } from "./dom.js";
 
-const [SPAN_S, GAP_S] = [120, 4]; // what is shown; without a number for longer than the other, the line is broken
+const [SPAN_S, GAP_S] = [120, 4]; // the time that is shown; a longer gap between numbers breaks the line
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [240, 44];
 

@@ -15,15 +15,15 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 Given = Annotated[str, StringConstraints(min_length=1)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
-_ID = "For references; drawn if there is none."
-_CACHED = "Changes nothing: prefixes are cached wherever they end."
+_ID = "An id for references; generated if unset."
+_CACHED = "Ignored: prefixes are cached wherever they end."
 
-# What items of OpenAI's own have and clients send back with them; a value asks for something that is not there.
+# Members of OpenAI's items, which clients send back. A value other than the harmless ones is not supported.
 _UNSUPPORTED: Mapping[str, Refused] = {
-    "async": Refused("calls wait for their output", (False,)),
-    "async_": Refused("calls wait for their output", (False,)),
-    "caller": Refused("only the model calls functions", ({"type": "direct"},)),
-    "created_by": Refused("there are no accounts"),
+    "async": Refused("calls are always synchronous", (False,)),
+    "async_": Refused("calls are always synchronous", (False,)),
+    "caller": Refused("only the model can call functions", ({"type": "direct"},)),
+    "created_by": Refused("the server has no accounts"),
     "encrypted_content": Refused("only the server that wrote it can read it"),
     "namespace": Refused("functions have no namespaces"),
 }
@@ -41,22 +41,24 @@ class InputImagePart(BaseModel):
     model_config = _STRICT
 
     type: Literal["input_image"]
-    image_url: Given = required("tokenizer", "An image as `data:` URL, or where `--allowed-media-domains` lets it be.")
+    image_url: Given = required(
+        "tokenizer", "An image as a `data:` URL, or a URL that `--allowed-media-domains` allows."
+    )
     detail: Literal["auto", "low", "high", "original"] | None = field(
-        "gateway", "Changes nothing: the model's own image processor decides."
+        "gateway", "Ignored: the model's own image processor decides."
     )
     prompt_cache_breakpoint: dict[str, Any] | None = field("gateway", _CACHED)
 
 
 class OutputTextPart(BaseModel):
-    """Of an earlier answer."""
+    """Text from an earlier answer."""
 
     model_config = _STRICT
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] | None = field("gateway", "Changes nothing.")
-    logprobs: list[Any] | None = field("gateway", "Changes nothing.")
+    annotations: list[Any] | None = field("gateway", "Ignored.")
+    logprobs: list[Any] | None = field("gateway", "Ignored.")
 
 
 class RefusalPart(BaseModel):
@@ -72,31 +74,31 @@ Content = Annotated[str | Annotated[list[InputPart], Field(min_length=1)], Field
 
 
 class MessageItem(BaseModel):
-    """`type` may be left out."""
+    """A message. `type` is optional."""
 
     model_config = _STRICT
 
     type: Literal["message"] | None = None
     id: Given | None = field("gateway", _ID)
     role: Literal["user", "assistant", "system", "developer"] = required(
-        "tokenizer", "`developer` is another word for `system`."
+        "tokenizer", "`developer` is another name for `system`."
     )
     content: Content = required("tokenizer", "Text, or parts.")
-    status: Status | None = field("gateway", "Changes nothing.")
-    phase: str | None = field("gateway", "Changes nothing.")
+    status: Status | None = field("gateway", "Ignored.")
+    phase: str | None = field("gateway", "Ignored.")
 
 
 class FunctionCallInput(BaseModel):
-    """Of an earlier answer."""
+    """A call from an earlier answer."""
 
     model_config = _STRICT
 
     type: Literal["function_call"]
     id: Given | None = field("gateway", _ID)
-    call_id: Given = required("tokenizer", "What its output refers to.")
-    name: Name = required("tokenizer", "Of the function.")
-    arguments: str = required("tokenizer", "As the model wrote them, a JSON object as a rule.")
-    status: Status | None = field("gateway", "Changes nothing.")
+    call_id: Given = required("tokenizer", "The id that the output of the call repeats.")
+    name: Name = required("tokenizer", "The name of the function.")
+    arguments: str = required("tokenizer", "The arguments as the model wrote them, usually a JSON object.")
+    status: Status | None = field("gateway", "Ignored.")
 
 
 class FunctionCallOutput(BaseModel):
@@ -104,10 +106,10 @@ class FunctionCallOutput(BaseModel):
 
     type: Literal["function_call_output"]
     id: Given | None = field("gateway", _ID)
-    call_id: Given = required("tokenizer", "Of the call that it answers.")
+    call_id: Given = required("tokenizer", "The `call_id` of the call that it answers.")
     output: Content = required("tokenizer", "Text, or parts.")
-    name: str | None = field("gateway", "Changes nothing.")
-    status: Status | None = field("gateway", "Changes nothing.")
+    name: str | None = field("gateway", "Ignored.")
+    status: Status | None = field("gateway", "Ignored.")
 
 
 class SummaryText(BaseModel):
@@ -125,15 +127,15 @@ class ReasoningTextPart(BaseModel):
 
 
 class ReasoningInput(BaseModel):
-    """What the model thought before an earlier answer."""
+    """The model's reasoning before an earlier answer."""
 
     model_config = _STRICT
 
     type: Literal["reasoning"]
     id: Given | None = field("gateway", _ID)
-    summary: list[SummaryText] | None = field("tokenizer", "Counts if there is no content.")
-    content: list[ReasoningTextPart] | None = field("tokenizer", "What the model thought.")
-    status: Status | None = field("gateway", "Changes nothing.")
+    summary: list[SummaryText] | None = field("tokenizer", "Used if `content` is unset.")
+    content: list[ReasoningTextPart] | None = field("tokenizer", "The reasoning.")
+    status: Status | None = field("gateway", "Ignored.")
 
 
 class ItemReference(BaseModel):
@@ -142,7 +144,7 @@ class ItemReference(BaseModel):
     model_config = _STRICT
 
     type: Literal["item_reference"] | None = None
-    id: Given = required("gateway", "Of an item of the input or the output.")
+    id: Given = required("gateway", "The id of an item of an input or an output.")
 
 
 _ITEMS: Mapping[str, type[BaseModel]] = {
@@ -155,7 +157,7 @@ _ITEMS: Mapping[str, type[BaseModel]] = {
 
 
 def _kind(item: Any) -> str:
-    """Of an item as JSON, or parsed."""
+    """Returns the type of an item, which is JSON or parsed."""
     if isinstance(item, BaseModel):
         return next(kind for kind, model in _ITEMS.items() if isinstance(item, model))
     kind = item.get("type") if isinstance(item, dict) else None
@@ -201,7 +203,7 @@ def _only_supported_part(part: Any, where: str) -> Any:
     if isinstance(kind, str) and kind not in _PARTS:
         raise _unsupported_type(kind, f"{where}.type", "content parts", _PARTS)
     if part.get("file_id") is not None:
-        raise ApiError(400, "images are not read from files: give image_url", param=f"{where}.file_id")
+        raise ApiError(400, "images cannot be files; give image_url", param=f"{where}.file_id")
     return {name: value for name, value in part.items() if name != "file_id"}
 
 

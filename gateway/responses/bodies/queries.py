@@ -1,15 +1,15 @@
-"""What may follow the question mark of the routes for stored responses."""
+"""The query parameters of the routes for stored responses."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# All that could be included is there anyway. The official client writes the brackets.
-Include = Annotated[str | None, Field(None, alias="include[]", description="Changes nothing.")]
+# Everything that could be included always is. The official client writes the brackets.
+Include = Annotated[str | None, Field(None, alias="include[]", description="Ignored.")]
 
 
 class InputItemsQuery(BaseModel):
-    """Which page of the items; `after` is the last id of the page before."""
+    """A page of the items; `after` is the last id of the previous page."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -21,7 +21,7 @@ class InputItemsQuery(BaseModel):
 
 
 class RetrieveQuery(BaseModel):
-    """With `stream` the events of a response in the background, from the one after number `starting_after` on."""
+    """The form of a stored response. `stream`: the events of a background response, after number `starting_after`."""
 
     model_config = ConfigDict(extra="forbid")
 

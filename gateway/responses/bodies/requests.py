@@ -1,4 +1,4 @@
-"""What clients of the Responses API send: OpenAI's body with vLLM's extensions."""
+"""The request of the Responses API: OpenAI's body with vLLM's extensions."""
 
 import copy
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ class FunctionTool(BaseModel):
 
     type: Literal["function"]
     name: Name
-    description: str | None = field("tokenizer", "What it does, for the model.")
-    parameters: dict[str, Any] | None = field("tokenizer", "JSON schema of its arguments.")
+    description: str | None = field("tokenizer", "What the function does, for the model.")
+    parameters: dict[str, Any] | None = field("tokenizer", "A JSON schema of the arguments.")
     strict: bool | None = field("executor", "The arguments of every call follow the schema.", False)
 
 
@@ -40,8 +40,8 @@ def _only_functions(tools: Any) -> Any:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "function":
             message = (
-                f"tools of type {kind!r} are not supported: Pagewire runs no tools itself; describe the tool as one of"
-                " type 'function', and send what it answers as a function_call_output"
+                f"tools of type {kind!r} are not supported, as the server runs no tools; describe it as a tool of type"
+                " 'function', and send its result as a function_call_output"
             )
             raise ApiError(400, message, param=f"tools[{index}].type", code="unsupported_parameter")
     return tools
@@ -51,7 +51,7 @@ FunctionTools = Annotated[list[FunctionTool], BeforeValidator(_only_functions)]
 
 
 class NamedFunction(BaseModel):
-    """The one function that is to be called, or one of those that may be."""
+    """The function that must be called, or one that may be called."""
 
     model_config = _STRICT
 
@@ -60,13 +60,13 @@ class NamedFunction(BaseModel):
 
 
 class AllowedTools(BaseModel):
-    """Some of the tools."""
+    """A subset of the tools."""
 
     model_config = _STRICT
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1)] = required("gateway", "The model sees no others.")
+    tools: Annotated[list[NamedFunction], Field(min_length=1)] = required("gateway", "The model sees only these.")
 
 
 FunctionChoice = Annotated[
@@ -75,7 +75,7 @@ FunctionChoice = Annotated[
 
 
 class NamedJsonSchema(BaseModel):
-    """Whether strict or not, the output is what the schema describes."""
+    """A schema that the output follows, strict or not."""
 
     model_config = _STRICT
 
@@ -87,37 +87,35 @@ class NamedJsonSchema(BaseModel):
 
 
 class TextConfig(BaseModel):
-    """How the text is to be."""
+    """The form of the text."""
 
     model_config = _STRICT
 
     format: Annotated[TextFormat | JsonObjectFormat | NamedJsonSchema, Field(discriminator="type")] | None = field(
-        "executor", "The form of the output, which is sampled to keep to it."
+        "executor", "The form of the output, which sampling enforces."
     )
-    verbosity: Literal["medium"] | None = field("gateway", "No chat template knows another.", "medium")
+    verbosity: Literal["medium"] | None = field("gateway", "Chat templates have no other.", "medium")
 
 
 class ReasoningConfig(BaseModel):
-    """How the model thinks, where it does."""
+    """The reasoning of models that reason."""
 
     model_config = _STRICT
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = field(
         "tokenizer", "The template variable `reasoning_effort`."
     )
-    summary: Literal["auto"] | None = field(
-        "gateway", "Changes nothing: reasoning is told as it is, and nobody summarizes it."
-    )
+    summary: Literal["auto"] | None = field("gateway", "Ignored: the answer has the reasoning itself, not a summary.")
     generate_summary: Literal["auto"] | None = field("gateway", "Older name of `summary`.")
 
 
 class ResponseStreamOptions(BaseModel):
     model_config = _STRICT
 
-    include_obfuscation: Off | None = field("gateway", "Padding against eavesdroppers is not offered.", False)
+    include_obfuscation: Off | None = field("gateway", "Padding against eavesdropping is not supported.", False)
 
 
-# Said otherwise here, or meaningless for one answer. SGLang's names are for chats and completions.
+# Parameters with another name here, or without a meaning for one answer. SGLang's names are for chats and completions.
 _NOT_HERE = {
     "n",
     "max_tokens",
@@ -144,7 +142,7 @@ SHARED = tuple(SharedParameters.model_fields)
 
 Label = Annotated[str, StringConstraints(max_length=64)]
 Metadata = Annotated[dict[Label, Annotated[str, StringConstraints(max_length=512)]], Field(max_length=16)]
-# All but the first change nothing: reasoning and input images are told in any case, and there are no other items.
+# All but the first are ignored: reasoning and input images are always included, and there are no other items.
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -157,72 +155,70 @@ Includable = Literal[
 ]
 
 _UNSUPPORTED: Mapping[str, Refused] = {
-    "access_programs": Refused("there are none"),
+    "access_programs": Refused("the server has no access programs"),
     "background_options": Refused("background responses run as soon as there is room"),
-    "context_management": Refused("conversations are not compacted; see truncation", ([],)),
-    "conversation": Refused("conversations are not stored as such; see previous_response_id"),
-    "image": Refused("images are read as the server's flags say"),
+    "context_management": Refused("the server does not compact conversations; see truncation", ([],)),
+    "conversation": Refused("the server does not store conversations; see previous_response_id"),
+    "image": Refused("the server's flags set how images are read"),
     "kv_transfer_params": Refused("KV is not transferred between servers"),
-    "max_tokens": Refused("it is max_output_tokens here"),
-    "mm_processor_kwargs": Refused("images are read as the server's flags say"),
-    "moderation": Refused("there is no moderation model"),
-    "n": Refused("a response is one answer", (1,)),
-    "prompt": Refused("prompts are not stored; give instructions and input"),
-    "prompt_logprobs": Refused("ask a chat"),
-    "response_format": Refused("it is text.format here"),
-    "return_token_ids": Refused("ask a chat"),
-    "return_tokens_as_token_ids": Refused("ask a chat"),
-    "vllm_xargs": Refused("there are no plug-ins"),
+    "max_tokens": Refused("use max_output_tokens"),
+    "mm_processor_kwargs": Refused("the server's flags set how images are read"),
+    "moderation": Refused("the server has no moderation model"),
+    "n": Refused("a response has one answer", (1,)),
+    "prompt": Refused("the server does not store prompts; give instructions and input"),
+    "prompt_logprobs": Refused("see /v1/chat/completions"),
+    "response_format": Refused("use text.format"),
+    "return_token_ids": Refused("see /v1/chat/completions"),
+    "return_tokens_as_token_ids": Refused("see /v1/chat/completions"),
+    "vllm_xargs": Refused("the server has no plug-ins"),
 }
-_CACHED = "Changes nothing: prefixes are cached anyway."
+_CACHED = "Ignored: prefixes are always cached."
 
 
 class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
-    """The next turn of a conversation: that of `previous_response_id`, and the input."""
+    """A request for the next turn of a conversation: that of `previous_response_id`, then the input."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = _UNSUPPORTED
 
-    input: Input | None = field("tokenizer", "A user's message, or items.", union_mode="left_to_right")
+    input: Input | None = field("tokenizer", "A message of the user, or items.", union_mode="left_to_right")
     instructions: str | None = field(
-        "tokenizer", "A system message before everything. Not carried over by `previous_response_id`."
+        "tokenizer", "A system message before all others. `previous_response_id` does not include it."
     )
     previous_response_id: Annotated[str, StringConstraints(min_length=1)] | None = field(
-        "gateway", "A stored response; what was said up to it comes before the input."
+        "gateway", "A stored response, whose conversation comes before the input."
     )
-    store: bool | None = field("gateway", "Keep the response, to be retrieved and continued from.", True)
-    background: bool | None = field("gateway", "Answer at once, and generate without a connection.", False)
+    store: bool | None = field("gateway", "Store the response, so that it can be retrieved and continued.", True)
+    background: bool | None = field("gateway", "Answer at once, and generate in the background.", False)
     stream_options: ResponseStreamOptions | None = field("gateway", "Only with `stream`.")
     tools: FunctionTools | None = field(
-        "tokenizer", "What the model may call; templates that know no tools leave them out."
+        "tokenizer", "The functions that the model may call; templates without tools ignore them."
     )
     tool_choice: FunctionChoice | None = field(
         "tokenizer",
-        "`none` does not show the tools. `required` or a name: a grammar holds the output to calls, of any model.",
+        "`none` hides the tools from the model. With `required` or a name, a grammar forces a call, with any model.",
         "auto",
         union_mode="left_to_right",
     )
-    parallel_tool_calls: bool | None = field("tokenizer", "false: all calls but the first are left out.", True)
-    text: TextConfig | None = field("executor", "How the text is to be.")
-    reasoning: ReasoningConfig | None = field("tokenizer", "How the model thinks.")
+    parallel_tool_calls: bool | None = field("tokenizer", "false: only the first call is returned.", True)
+    text: TextConfig | None = field("executor", "The form of the text.")
+    reasoning: ReasoningConfig | None = field("tokenizer", "The reasoning of models that reason.")
     include: list[Includable] | None = field(
-        "gateway", f"`{LOGPROBS}`: log probabilities of the text's tokens. {EAGER} Others change nothing."
+        "gateway", f"`{LOGPROBS}`: log probabilities of the text's tokens. {EAGER} Others are ignored."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With log probabilities: that many of the most probable tokens, at most 20.", 0
+        "executor", "With log probabilities: how many of the most probable tokens, at most 20.", 0
     )
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
-        "scheduler", "Longest output, reasoning included. Unset: what the model takes."
+        "scheduler", "Most tokens of the output, including reasoning. Unset: as many as the model allows."
     )
     truncation: Literal["auto", "disabled"] | None = field(
-        "gateway", "`auto`: what was said first is left out of a conversation that is too long.", "disabled"
+        "gateway", "`auto`: drop the beginning of a conversation that is too long.", "disabled"
     )
     chat_template_kwargs: dict[str, Any] | None = field("tokenizer", "Further variables of the chat template.")
     request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`.")
-    service_tier: Literal["auto", "default"] | None = field("gateway", "All requests are equal; see `priority`.")
+    service_tier: Literal["auto", "default"] | None = field("gateway", "All requests are served alike; see `priority`.")
     metadata: Metadata | None = field("gateway", LABEL)
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = field(
-        "gateway", "Changes nothing: it counts calls of tools that the server runs, and there are none."
-    )
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = field("gateway", "Ignored: the server runs no tools.")
     prompt_cache_retention: str | None = field("gateway", _CACHED)
     prompt_cache_options: dict[str, Any] | None = field("gateway", _CACHED)
 
@@ -231,7 +227,9 @@ class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         if self.background and self.store is False:
-            raise ApiError(400, "background needs store: true; its response could not be retrieved", param="background")
+            raise ApiError(
+                400, "background needs store: true, so that the response can be retrieved", param="background"
+            )
         if self.top_logprobs and LOGPROBS not in (self.include or ()):
             raise ApiError(400, f"top_logprobs needs include: [{LOGPROBS!r}]", param="top_logprobs")
         return self

@@ -1,4 +1,4 @@
-"""What the Responses API answers: the response, the items of its output, and lists of input items."""
+"""The answers of the Responses API: the response, the items of its output, and lists of input items."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -30,7 +30,7 @@ class OutputMessage(Body, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Body, kw_only=True, tag_field="type", tag="reasoning"):
-    """`summary` is empty: reasoning is told as it is."""
+    """The reasoning of the model. `summary` is always empty."""
 
     id: str
     status: ItemStatus
@@ -39,7 +39,7 @@ class ReasoningItem(Body, kw_only=True, tag_field="type", tag="reasoning"):
 
 
 class FunctionCallItem(Body, kw_only=True, tag_field="type", tag="function_call"):
-    """`arguments` as the model wrote them: a JSON object, unless it failed or was cut off."""
+    """A call of a function. `arguments` as the model wrote them: a JSON object, unless it failed or was cut off."""
 
     id: str
     status: ItemStatus
@@ -52,7 +52,7 @@ OutputItem = ReasoningItem | OutputMessage | FunctionCallItem
 
 
 class InputTokensDetails(Body):
-    """Writing to the cache is part of computing: it is not counted."""
+    """Prompt tokens from the prefix cache. Writes to the cache are not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -98,7 +98,7 @@ class TextSettings(Body):
 
 
 class ModelResponse(Body, kw_only=True):
-    """The answer, and what was asked. null in temperature, top_p: the model's own default."""
+    """The answer and the parameters of its request. null in temperature or top_p: the model's default."""
 
     id: str
     object: Literal["response"] = "response"

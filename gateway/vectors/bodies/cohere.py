@@ -16,49 +16,49 @@ from pagewire.gateway.schema.unsupported import Refused
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
-_IMAGES = "images are not embedded"
+_IMAGES = "images cannot be embedded"
 
 
 class CohereEmbedRequest(Parameters):
     unsupported: ClassVar[Mapping[str, Refused]] = {
         "images": Refused(_IMAGES, ([],)),
         "inputs": Refused(f"{_IMAGES}; see texts", ([],)),
-        "priority": Refused("texts wait in the order in which they came", (0,)),
+        "priority": Refused("texts are computed in the order of arrival", (0,)),
     }
 
     model: str | None = field("tokenizer", MODEL)
     texts: Annotated[list[str], Field(min_length=1, fail_fast=True)] = required("tokenizer", "The texts.")
     input_type: InputType | None = field(
         "tokenizer",
-        "What the texts are for: the model's prompt for that, if it has one (`query`; `document` or `passage`; "
-        "`classification`; `clustering`), is put before each.",
+        "The use of the texts. The model's prompt for it, if there is one (`query`; `document` or `passage`; "
+        "`classification`; `clustering`), comes before each.",
     )
     embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = field(
         "gateway",
-        "Numbers; base64 of them as little-endian float32; or their signs, eight in a byte, `ubinary` 0 to 255 and "
-        "`binary` 128 less.",
+        "Numbers; base64 of little-endian float32; or the signs, eight in a byte, as `ubinary` from 0 to 255 or as "
+        "`binary` from -128 to 127.",
         ["float"],
     )
     truncate: Literal["NONE", "START", "END"] | None = field(
-        "tokenizer", "Which end of a longer text is cut off; NONE: it is refused.", "END"
+        "tokenizer", "The end of a longer text that is cut off; NONE: refuse it.", "END"
     )
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
-        "tokenizer", "The longest text, unless the model takes less."
+        "tokenizer", "Most tokens of a text, unless the model takes fewer."
     )
     output_dimension: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
-        "tokenizer", "First numbers of each vector that are wanted, of a model trained for it."
+        "tokenizer", "Return only the first numbers of each vector; for models trained for it."
     )
     request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`.")
 
     @model_validator(mode="after")
     def _cuts_to_something(self) -> "CohereEmbedRequest":
         if self.max_tokens is not None and self.truncate == "NONE":
-            raise ApiError(400, "max_tokens says where to cut: truncate must be START or END", param="max_tokens")
+            raise ApiError(400, "max_tokens needs truncate: START or END", param="max_tokens")
         return self
 
 
 class CohereEmbeddings(Body):
-    """The vectors in each type that was asked for."""
+    """The vectors in each requested type."""
 
     float_: list[list[float]] | UnsetType = field_of(name="float", default=UNSET)
     binary: list[list[int]] | UnsetType = UNSET

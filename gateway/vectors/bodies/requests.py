@@ -1,4 +1,4 @@
-"""What clients send for vectors and scores: OpenAI's, vLLM's, Cohere's and Jina's bodies."""
+"""The requests for vectors and scores: OpenAI's, vLLM's and Jina's bodies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -12,53 +12,55 @@ from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, Prompts
 from pagewire.gateway.schema.unsupported import Refused
 
-_IMAGES = "images are not embedded"
-# As `unsupported.UNSUPPORTED`, of bodies for vectors.
+_IMAGES = "images cannot be embedded"
+# Like `unsupported.UNSUPPORTED`, for vectors.
 UNSUPPORTED: Mapping[str, Refused] = {
-    "chat_template": Refused("a template is a program"),
-    "embed_dtype": Refused("numbers are float32", ("float32",)),
-    "endianness": Refused("base64 is of little-endian numbers", ("little", "native")),
+    "chat_template": Refused("requests cannot carry a template"),
+    "embed_dtype": Refused("numbers are always float32", ("float32",)),
+    "endianness": Refused("base64 encodes little-endian numbers", ("little", "native")),
     "input_type": Refused("the model's prompts have names; see prompt_name"),
-    "instruction": Refused("put it before the text, as the model was trained"),
-    "max_chunks_per_doc": Refused("documents are not divided; see max_tokens_per_doc"),
+    "instruction": Refused("put the instruction before the text, as in the model's training"),
+    "max_chunks_per_doc": Refused("documents are not split; see max_tokens_per_doc"),
     "media_io_kwargs": Refused(_IMAGES),
     "mm_processor_kwargs": Refused(_IMAGES),
-    "normalize": Refused("the model's files say it", (True,)),
+    "normalize": Refused("the model's files set it", (True,)),
     "padding": Refused("texts are not padded", ("do_not_pad",)),
-    "priority": Refused("texts wait in the order in which they came", (0,)),
-    "rank_fields": Refused("documents are texts", (["text"],)),
-    "use_activation": Refused("the model's files say it", (True,)),
+    "priority": Refused("texts are computed in the order of arrival", (0,)),
+    "rank_fields": Refused("documents are plain texts", (["text"],)),
+    "use_activation": Refused("the model's files set it", (True,)),
 }
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 
 class VectorParameters(Parameters):
-    """What all bodies for vectors and scores share."""
+    """The parameters of all requests for vectors and scores."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = UNSUPPORTED
 
     model: str | None = field("tokenizer", MODEL)
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = field(
         "tokenizer",
-        "Keep so many tokens of a longer text, -1: what the model takes. Unset: too long a text is refused.",
+        "Keep this many tokens of a longer text; -1: as many as the model takes. Unset: refuse a longer text.",
     )
     truncation_side: Literal["left", "right"] | None = field(
-        "tokenizer", "Which end `truncate_prompt_tokens` cuts off.", "right"
+        "tokenizer", "The end that `truncate_prompt_tokens` cuts off.", "right"
     )
     add_special_tokens: bool | None = field(
-        "tokenizer", "Add `[CLS]`, BOS and the like; by default not to `messages`.", True
+        "tokenizer", "Add special tokens such as `[CLS]` or BOS; by default not to `messages`.", True
     )
-    cache_salt: CacheSalt | None = field("scheduler", "The prefix cache is shared only with requests of the same salt.")
+    cache_salt: CacheSalt | None = field(
+        "scheduler", "The prefix cache is shared only with requests with the same salt."
+    )
     request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`.")
     user: str | None = field("gateway", LABEL)
 
 
 class InputParameters(VectorParameters, ChatPromptParameters):
-    """Either input or messages, which are one input."""
+    """One input or several: either `input`, or `messages`, which are one input."""
 
     input: Prompts | None = field("tokenizer", "One or several, each as text or token ids.")
-    messages: Messages | None = field("tokenizer", "Or a conversation, which is one input.")
+    messages: Messages | None = field("tokenizer", "A conversation, which is one input.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "InputParameters":
@@ -72,7 +74,7 @@ class EmbeddingRequest(InputParameters):
         "gateway", "base64 of little-endian float32 saves three quarters of the bytes.", "float"
     )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
-        "executor", "First numbers of each vector that are wanted, of a model trained for it."
+        "executor", "Return only the first numbers of each vector; for models trained for it."
     )
     prompt_name: str | None = field(
         "tokenizer", "One of the model's prompts (sentence-transformers), put before each text."
@@ -84,7 +86,7 @@ class ClassificationRequest(InputParameters):
 
 
 class PoolingRequest(EmbeddingRequest):
-    task: Literal["embed", "classify"] | None = field("gateway", "By default what the model is served for.")
+    task: Literal["embed", "classify"] | None = field("gateway", "Unset: the task of the served model.")
 
 
 class TextDocument(BaseModel):
@@ -100,22 +102,26 @@ Texts = Annotated[
     str | TextDocument | Annotated[list[Text], Field(min_length=1)],
     Field(union_mode="left_to_right"),
 ]
-FIRST = "The first texts: one, or as many as second ones."
+FIRST = "The first texts: one, or as many as the second ones."
 SECOND = "The second texts."
-# Names of a score's sides: vLLM's, of which a body has one pair.
+# vLLM's names of the two sides of a score; a body has one pair.
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 class PairParameters(VectorParameters):
-    """Of each pair's texts, longer ones are cut to so many tokens; 0: they are not."""
+    """Limits for the texts of each pair: longer ones are cut; 0: no limit."""
 
-    max_tokens_per_query: Count | None = field("tokenizer", "Cut the first text of each pair to it; 0: do not.", 0)
-    max_tokens_per_doc: Count | None = field("tokenizer", "Cut the second text of each pair to it; 0: do not.", 0)
+    max_tokens_per_query: Count | None = field(
+        "tokenizer", "Most tokens of the first text of each pair; 0: no limit.", 0
+    )
+    max_tokens_per_doc: Count | None = field(
+        "tokenizer", "Most tokens of the second text of each pair; 0: no limit.", 0
+    )
 
 
 class ScoreRequest(PairParameters):
-    """text_1 and text_2, or queries and documents, queries and items, data_1 and data_2. One first text is scored with
-    each second one, several with theirs."""
+    """Pairs of texts: text_1 and text_2, queries and documents, queries and items, or data_1 and data_2. One first text
+    is scored with each second one; several are scored with the second one at their place."""
 
     text_1: Texts | None = field("tokenizer", FIRST)
     text_2: Texts | None = field("tokenizer", SECOND)
@@ -131,7 +137,7 @@ class ScoreRequest(PairParameters):
         return self
 
     def sides(self) -> tuple[list[str], list[str]]:
-        """The first texts, and as many second ones. Raises ApiError 400."""
+        """Returns the first texts, and as many second ones. Raises ApiError 400."""
         given = {name for names in SIDES for name in names if getattr(self, name) is not None}
         names = next((names for names in SIDES if given == set(names)), None)
         if names is None:
@@ -147,10 +153,10 @@ class ScoreRequest(PairParameters):
 class RerankRequest(PairParameters):
     query: Text = required("tokenizer", "A text.")
     documents: Annotated[list[Text], Field(min_length=1)] = required(
-        "tokenizer", "Texts, which are scored with the query."
+        "tokenizer", "Texts, each of which is scored with the query."
     )
-    top_n: Count | None = field("gateway", "How many of the best are wanted; 0: all.", 0)
-    return_documents: bool | None = field("gateway", "Whether they come with their texts.", True)
+    top_n: Count | None = field("gateway", "Return this many of the best; 0: all.", 0)
+    return_documents: bool | None = field("gateway", "Return the texts, too.", True)
 
 
 def texts_of(texts: Text | Sequence[Text]) -> list[str]:

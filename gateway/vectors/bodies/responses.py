@@ -1,4 +1,4 @@
-"""What the server answers with vectors and scores; see `responses`."""
+"""The answers with vectors and scores."""
 
 from typing import Literal
 
@@ -31,7 +31,7 @@ class EmbeddingResponse(Body, kw_only=True):
 
 
 class Classification(Body):
-    """The score of each label, and the best one's label."""
+    """The score of each label, and the label with the highest."""
 
     index: int
     label: str

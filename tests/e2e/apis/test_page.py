@@ -128,7 +128,7 @@ async def test_an_answer_goes_on_when_the_executor_is_killed(page: Any, line: Li
     await ask(page, PROMPT)
     await expect(page.locator(ANSWER)).not_to_be_empty()
     line.kill("executor")
-    await expect(page.locator("#health-text")).to_have_text("Executor away")
+    await expect(page.locator("#health-text")).to_have_text("Executor not reachable")
     assert await page.locator("#stop").is_visible(), "the answer is not over"
     await page.click("#to-engine")
     await expect(page.locator("#services")).to_contain_text("Unreachable")
@@ -172,7 +172,7 @@ async def test_the_oldest_turns_make_room(page: Any) -> None:
     sent = json.loads(asked[-1].post_data)["messages"]
     assert [message["content"].split()[0] for message in sent] == [*"22334455", "And"]
     note = page.locator("#messages .assistant:last-child .left-out")
-    await expect(note).to_have_text("The model takes 4,096 tokens: it is no longer told the oldest 4 messages.")
+    await expect(note).to_have_text("The model takes 4,096 tokens: the oldest 4 messages are left out.")
     await expect(page.locator("#messages > li")).to_have_count(14)
 
     await ask(page, "word " * 5000)
@@ -217,7 +217,7 @@ async def test_charts_go_on_when_the_gateway_is_back(page: Any, line: Line) -> N
     chart = page.locator("#tiles .sparkline .line").first
     await expect(chart).to_have_attribute("d", re.compile("^M.*L"))
     line.kill("gateway")
-    await expect(page.locator("#health-text")).to_have_text("Gateway away")
+    await expect(page.locator("#health-text")).to_have_text("Gateway not reachable")
     await expect(page.locator("#engine")).to_have_class(re.compile("stale"))
     line.start("gateway")
     await line.wait_ready()

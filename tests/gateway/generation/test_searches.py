@@ -43,7 +43,7 @@ async def test_best_of_n_is_no_search_and_may_be_streamed(client: httpx.AsyncCli
     ("more", "message"),
     [
         ({"best_of": 1}, "best_of is 1, less than n, which is 2"),
-        ({"stream": True}, "leave out best_of, or stream"),
+        ({"stream": True}, "remove best_of or stream"),
         ({"best_of": 129}, "less than or equal to 128"),
     ],
 )
@@ -103,11 +103,11 @@ async def test_beam_search_of_a_chat(client: httpx.AsyncClient, fake: FakeTokeni
 @pytest.mark.parametrize(
     ("more", "param", "message"),
     [
-        ({"use_beam_search": True, "stream": True}, "use_beam_search", "leave out use_beam_search, or stream"),
-        ({"use_beam_search": True, "best_of": 2}, "best_of", "leave out best_of"),
+        ({"use_beam_search": True, "stream": True}, "use_beam_search", "remove use_beam_search or stream"),
+        ({"use_beam_search": True, "best_of": 2}, "best_of", "remove best_of"),
         ({"use_beam_search": True, "length_penalty": 11}, "length_penalty", "less than or equal to 10"),
-        ({"length_penalty": 2}, "length_penalty", "is for use_beam_search"),
-        ({"early_stopping": True}, "early_stopping", "is for use_beam_search"),
+        ({"length_penalty": 2}, "length_penalty", "needs use_beam_search: true"),
+        ({"early_stopping": True}, "early_stopping", "needs use_beam_search: true"),
     ],
 )
 async def test_what_is_no_beam_search_is_refused(

@@ -211,7 +211,7 @@ async def test_full_of_streams_the_gateway_refuses_but_answers_probes(
                 assert "pagewire:http_connections" in (await late.get("/metrics")).text
                 refused = await late.post("/v1/completions", json={"prompt": "p"})
                 assert refused.status_code == 503
-                assert "no room for another connection" in refused.json()["error"]["message"]
+                assert "too many connections" in refused.json()["error"]["message"]
                 assert refused.headers["retry-after"]
                 assert refused.headers["connection"] == "close"
             for number in (1, 2):

@@ -99,7 +99,7 @@ async def test_who_speaks_no_tls_is_told(fake: FakeTokenizer, address: str, issu
         await plain.send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = await plain.rest()
         assert answer.startswith("HTTP/1.1 400 ")
-        assert "this port speaks TLS: use https:// in place of http://" in answer
+        assert "this port speaks TLS: use https:// instead of http://" in answer
         assert closed("plain_text") == before + 1
 
 
