@@ -54,9 +54,7 @@ class InProcess:
         try:
             await self._app(scope, receive, send)
         except Exception:  # the application has logged it
-            return Answer(
-                500, b'{"error": {"message": "internal error; see the gateway\'s log"}}', request_id
-            )
+            return Answer(500, b'{"error": {"message": "internal error; see the gateway\'s log"}}', request_id)
         return Answer(
             status,
             b"".join(pieces),

@@ -46,7 +46,7 @@ def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What tracing would send."""
+    """The spans that tracing would send."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -132,7 +132,7 @@ def pool(smollm2_gguf: Path):
 
 
 class Model:
-    """Says `output` to whoever asks."""
+    """Answers every request with `output`."""
 
     def __init__(self, tokenizer: LoadedTokenizer) -> None:
         self.output = ""

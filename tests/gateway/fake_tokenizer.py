@@ -46,7 +46,7 @@ def prompt_ids(request: GenerateRequest) -> list[int]:
 
 
 def generated_text(prompt: Sequence[int], seed: int, num_tokens: int) -> str:
-    """What the model says: the same for ever after the same prompt and seed."""
+    """Returns the output of the model, which depends only on prompt and seed."""
     start = zlib.crc32(repr((list(prompt), seed)).encode())
     return "".join(ALPHABET[zlib.crc32(b"%d %d" % (start, i)) % len(ALPHABET)] for i in range(num_tokens))
 
@@ -155,7 +155,7 @@ class Scripted:
 
 
 def in_columns(responses: Sequence[NumberedResponse]) -> ConnectResponse:
-    """What can be said in columns there."""
+    """Returns a message that has plain deltas in columns."""
     message = ConnectResponse()
     for numbered in responses:
         response = numbered.response
@@ -221,7 +221,7 @@ class FakeTokenizer(
         await self._server.set_serving(serving)
 
     async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:
-        """drained: returns once it has no requests; without, it dies."""
+        """Stops the service. drained: returns when there are no requests; None: the service dies."""
         server = self._server
         if drained is None:
             self._server = None
@@ -349,7 +349,7 @@ class FakeTokenizer(
         )
 
     async def Embed(self, request, context) -> inference_pb2.EmbedResponse:
-        """Of each input (number of tokens, 0.5)."""
+        """Returns (number of tokens, 0.5) for each input."""
         lengths = await self._read_inputs(request, request.inputs)
         vectors = [common_pb2.Vector(values=[length, 0.5][: request.dimensions or None]) for length in lengths]
         return inference_pb2.EmbedResponse(embeddings=vectors, num_tokens=lengths)

@@ -74,7 +74,7 @@ async def test_the_whole_loop(ai: openai.AsyncOpenAI, model: Model) -> None:
 
 
 async def test_usage_counts_the_reasoning(ai: openai.AsyncOpenAI, model: Model, tokenizer: LoadedTokenizer) -> None:
-    """Of all choices, whole and streamed."""
+    """The usage covers all choices, whole and streamed."""
     model.output = f"{THOUGHT}Grey."
     whole, opening, answer = (
         len(tokenizer.encode(text, add_special_tokens=False)) for text in (model.output, "<think>", ">\n\nGrey.")
@@ -163,7 +163,7 @@ def compiler(smollm2_gguf: Path) -> Compiler:
 
 
 def admits(compiler: Compiler, model: Model, output: str) -> bool:
-    """Whether the grammar of the last request does."""
+    """Returns whether the grammar of the last request admits an output."""
     matcher = compiler.compile(model.scheduler.requests[-1].sampling_params.grammar)
     token_ids = model.encode(output)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()

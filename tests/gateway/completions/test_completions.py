@@ -144,7 +144,7 @@ async def test_null_means_unset(client: httpx.AsyncClient, fake: FakeTokenizer) 
 
 
 async def test_sampling_parameters_are_those_of_the_table(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    """With its ranges, and without naming one of them here."""
+    """The body has every row of the table, with its range; no row is named here."""
     values = {parameter.name: a_value(parameter) for parameter in PARAMETERS}
     response = await client.post("/v1/completions", json={"prompt": "p"} | values)
     assert response.status_code == 200, response.text

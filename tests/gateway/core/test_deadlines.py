@@ -1,4 +1,4 @@
-"""How long requests may take, and when those that are refused are told to come back."""
+"""Deadlines of requests, and the delays after which refused requests may be retried."""
 
 import asyncio
 import json

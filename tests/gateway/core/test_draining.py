@@ -1,4 +1,4 @@
-"""How a gateway ends while clients and their load balancer do not know yet."""
+"""The shutdown of a gateway while clients and their load balancer still send requests."""
 
 import asyncio
 from typing import Any
@@ -54,7 +54,7 @@ async def test_who_presses_ctrl_c_does_not_wait(fake: FakeTokenizer, address: st
 async def test_a_tokenizer_service_that_drains_is_as_good_as_ever(
     fake: FakeTokenizer, client: httpx.AsyncClient, address: str
 ) -> None:
-    """Its clients are told that it ends; its gateways, which it serves until then, stay ready."""
+    """A tokenizer service that drains is not ready for clients, but gateways that it serves stay ready."""
     ended = asyncio.Event()
     stopping = asyncio.create_task(fake.stop(ended.wait))
     async with asyncio.timeout(10):

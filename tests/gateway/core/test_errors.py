@@ -215,9 +215,9 @@ async def test_prompt_too_long_says_both_numbers(client: httpx.AsyncClient, fake
 
 async def test_unknown_model(client: httpx.AsyncClient) -> None:
     for response in (
-        await client.post(CHAT, json={"model": "nobody", "messages": MESSAGES}),
-        await client.post("/tokenize", json={"model": "nobody", "prompt": "p"}),
-        await client.get("/v1/models/nobody"),
+        await client.post(CHAT, json={"model": "missing", "messages": MESSAGES}),
+        await client.post("/tokenize", json={"model": "missing", "prompt": "p"}),
+        await client.get("/v1/models/missing"),
     ):
         error = error_of(response, 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")

@@ -1,4 +1,4 @@
-"""What asks for a key, and what a key's owner may do. The routes are those of the application, whatever they are."""
+"""API keys: the routes that need one, and the rights of a key. The tests cover all routes of the application."""
 
 import asyncio
 import re

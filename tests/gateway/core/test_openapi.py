@@ -1,4 +1,4 @@
-"""What /openapi.json says is what the routes answer."""
+"""The answers of routes match /openapi.json."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ async def document(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 def check(document: dict[str, Any], route: str, method: str, status: int, media_type: str, value: Any) -> None:
-    """Whether the route may say the value."""
+    """Checks a value against the schema of a route."""
     responses = document["paths"][route][method]["responses"]
     response = responses.get(str(status), responses["default"])
     schema = response["content"][media_type]["schema"]
@@ -99,7 +99,7 @@ async def test_other_answers_and_errors(
     for method, route, path, body in [
         ("get", "/v1/models", "/v1/models", None),
         ("get", "/v1/models/{model}", "/v1/models/fake", None),
-        ("get", "/v1/models/{model}", "/v1/models/nobody", None),
+        ("get", "/v1/models/{model}", "/v1/models/missing", None),
         ("post", "/tokenize", "/tokenize", {"prompt": "p"}),
         ("post", "/tokenize", "/tokenize", {"prompt": "p", "return_token_strs": True}),
         ("post", "/tokenize", "/tokenize", {"prompt": 5}),
@@ -144,7 +144,7 @@ async def test_other_answers_and_errors(
         ("get", "/model_info", "/model_info", None),
         ("get", "/server_info", "/server_info", None),
         ("post", TEXT, TEXT, {}),
-        ("post", TEXT, TEXT, {"prompt": "p", "model": "nobody"}),
+        ("post", TEXT, TEXT, {"prompt": "p", "model": "missing"}),
     ]:
         response = await client.request(method, path, json=body)
         check(document, route, method, response.status_code, "application/json", response.json())

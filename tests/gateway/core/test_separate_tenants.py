@@ -1,4 +1,4 @@
-"""What one key's owner keeps here is nothing to another: on every route that names it."""
+"""Stored objects of a tenant are invisible to other tenants, on every route with an id."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -112,7 +112,7 @@ async def test_kept_generations_are_of_one_owner(doors: Doors) -> None:
 
 
 async def test_a_cancelled_response_was_ones_own(doors: Doors, fake: FakeTokenizer) -> None:
-    """Not even the job of another's response, which is not its document, is touched."""
+    """Another tenant cannot cancel a response, nor its job, which is not a document."""
     fake.running.clear()
     body = {"input": "hi", "background": True}
     id = (await doors.client.post("/v1/responses", json=body, headers=doors.alice)).json()["id"]

@@ -1,4 +1,4 @@
-"""Whose a request is, on every way from a client to the services behind."""
+"""The tenant of a request, on every path from a client to the services behind the gateway."""
 
 import json
 from collections.abc import AsyncIterator
@@ -96,7 +96,7 @@ async def test_a_response_in_the_background_keeps_it_when_another_gateway_takes_
         assert submitted(fake) == {"acme & sons"}
 
 
-async def test_nobody_is_believed_without_the_flag(fake: FakeTokenizer, address: str) -> None:
+async def test_the_header_is_ignored_without_the_flag(fake: FakeTokenizer, address: str) -> None:
     async with running_gateway(address) as client:
         await wait_ready(client)
         assert (await client.post(CHAT, json=BODY, headers=ACME)).status_code == 200

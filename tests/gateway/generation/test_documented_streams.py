@@ -1,7 +1,7 @@
 """The bytes of streams beside those that OpenAI's API reference shows.
 
-What is documented is there in its order; tools are in test_tools.py. Members that we add are named here; values that
-differ by nature (ids, times, names of models, counts) are compared by their kind.
+All documented members are there, in order; test_tools.py covers tools. Members that we add are named here; values
+that always differ (ids, times, names of models, counts) are compared by type.
 """
 
 import copy
@@ -52,7 +52,7 @@ def events(stream: bytes) -> list[Any]:
 
 
 def joined(stream: list[Any]) -> list[Any]:
-    """How a text is cut into chunks is nobody's promise: chunks that only add text become one."""
+    """Returns a stream in which chunks that only add text are joined, as their sizes are not specified."""
     result: list[Any] = []
     for event in copy.deepcopy(stream):
         if result and (held := added(result[-1])) and (more := added(event)) and held[1:] == more[1:]:
@@ -64,7 +64,7 @@ def joined(stream: list[Any]) -> list[Any]:
 
 
 def added(event: Any) -> Any:
-    """Where the text of a chunk is that has nothing else, and what it belongs to."""
+    """Returns the place of the text in a chunk with nothing else, and the choice that it belongs to."""
     match event.get("choices"):
         case [{"index": index, "delta": {"content": str(), **rest} as delta, "finish_reason": None}] if not rest:
             return (delta, "content"), index

@@ -17,7 +17,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def entries(token: str, num_top: int = 2) -> dict[str, Any]:
-    """Of a token of a prompt: the third most probable one, behind "a" and "b"."""
+    """Returns the entries of a token of a prompt: the third most probable, after "a" and "b"."""
     alternatives = {
         str(ord(c)): {"logprob": -1.0 - i, "rank": 1 + i, "decoded_token": c} for i, c in enumerate("ab"[:num_top])
     }
@@ -69,7 +69,7 @@ async def test_echo_has_the_prompts_own(client: httpx.AsyncClient, prompt: objec
 
 
 async def test_echo_alone_scores_the_prompt(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
-    """What lm-evaluation-harness asks for."""
+    """Covers the requests of lm-evaluation-harness."""
     answer = await ai.completions.create(
         model="fake", prompt=["xyz", "pq"], echo=True, max_tokens=0, logprobs=1, temperature=0, seed=1
     )
@@ -117,7 +117,7 @@ async def test_tokens_may_be_named_by_their_ids(client: httpx.AsyncClient) -> No
 async def test_a_tokenizer_that_dies_tells_them_once(
     client: httpx.AsyncClient, fake: FakeTokenizer, break_at: int
 ) -> None:
-    """Before the first token it is asked again, behind it no more."""
+    """A resubmitted request asks for them before the first token, but not after it."""
     fake.break_at = break_at
     chunks = await stream_of(client, prompt="xyz", echo=True, logprobs=0, max_tokens=6)
     await eventually(lambda: fake.break_at is None)
@@ -129,6 +129,6 @@ async def test_a_tokenizer_that_dies_tells_them_once(
 
 
 def test_of_a_prompt_that_was_not_computed_nothing_is_told() -> None:
-    """Its request was aborted before."""
+    """Log probabilities are absent if the request was aborted before."""
     assert prompt_logprobs(None, 2) is None
     assert echoed_logprobs(None, [1, 2], 2, as_ids=False).tokens == []

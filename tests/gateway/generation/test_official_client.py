@@ -1,4 +1,4 @@
-"""What the official client makes of answers: helpers, headers, exceptions, retries; synchronous and asynchronous."""
+"""OpenAI's official client: helpers, headers, exceptions, retries; synchronous and asynchronous."""
 
 import asyncio
 import json
@@ -103,7 +103,7 @@ async def test_a_wrong_key_is_an_authentication_error(fake: FakeTokenizer, addre
 
 
 async def test_a_full_server_is_tried_again(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    """After as long as it says (Retry-After)."""
+    """The client waits for the delay in Retry-After."""
     fake.error = RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests wait")
     async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=1) as ai:
         answer = asyncio.create_task(ai.chat.completions.create(**CHAT))
@@ -134,5 +134,5 @@ async def test_refusals_name_the_parameter(ai: openai.AsyncOpenAI) -> None:
         "audio", "unsupported_parameter", "invalid_request_error",
     )  # fmt: skip
     with pytest.raises(openai.NotFoundError) as unknown:
-        await ai.chat.completions.create(**CHAT | {"model": "nobody"})
+        await ai.chat.completions.create(**CHAT | {"model": "missing"})
     assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")

@@ -1,5 +1,7 @@
-"""What clients see, member by member and in this order: `recorded_responses.json` was taken when the JSON was still
-written by hand. A difference is a change of the API."""
+"""Recorded responses, member by member and in order: a difference is a change of the API.
+
+`recorded_responses.json` was recorded when the JSON was still written by hand.
+"""
 
 import json
 from pathlib import Path
@@ -53,7 +55,7 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "no body": ("POST", "/tokenize", None),
     "tokenize, wrong value": ("POST", "/tokenize", {"prompt": 5}),
     "detokenize, missing": ("POST", "/detokenize", {}),
-    "unknown model": ("GET", "/v1/models/nobody", None),
+    "unknown model": ("GET", "/v1/models/missing", None),
     "unknown route": ("GET", "/v1/nothing", None),
     "wrong method": ("GET", CHAT, None),
 }

@@ -1,4 +1,4 @@
-"""Requests whose outputs come whole, from a call of their own: best_of and beam search."""
+"""Requests with one call and without streamed outputs: best_of and beam search."""
 
 from __future__ import annotations
 

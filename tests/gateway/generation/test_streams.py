@@ -1,4 +1,4 @@
-"""What happens to open responses when clients leave or stall, and when the tokenizer service goes away."""
+"""Open responses when clients disconnect or stall, and when the tokenizer service dies."""
 
 import asyncio
 import json
@@ -134,7 +134,7 @@ async def lazy_client(fake: FakeTokenizer, client: httpx.AsyncClient) -> AsyncIt
         yield sock
 
 
-async def test_client_that_does_not_read_is_aborted_and_delays_nobody(fake: FakeTokenizer, address: str) -> None:
+async def test_client_that_does_not_read_is_aborted_and_delays_no_others(fake: FakeTokenizer, address: str) -> None:
     loop = asyncio.get_running_loop()
     async with running_gateway(address, send_buffer=16 * 1024) as client, lazy_client(fake, client) as sock:
         await eventually(lambda: fake.aborted == ["lazy"])

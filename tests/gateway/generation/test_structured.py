@@ -1,4 +1,4 @@
-"""What an output is to look like: every way that clients have to say it arrives as one Grammar."""
+"""Forms of outputs: every parameter that sets one arrives upstream as a Grammar."""
 
 import json
 from typing import Any

@@ -91,7 +91,7 @@ async def test_slow_headers_are_given_up(fake: FakeTokenizer, address: str) -> N
         answer = await silent.rest()
         assert answer.startswith("HTTP/1.1 408 ")
         assert "within 0.3 s" in answer
-        # Whoever is still sending when the connection closes may lose the answer to the reset.
+        # A client that still sends when the connection closes may lose the answer to the reset.
         await slow.rest()
         trickling.cancel()
         assert closed("head_timeout") == before + 2
@@ -160,7 +160,7 @@ async def test_a_reader_that_is_too_slow_is_cut_off(fake: FakeTokenizer, address
 
 
 async def test_new_clients_are_served_while_idle_ones_fill_the_bound(fake: FakeTokenizer, address: str) -> None:
-    """Who was idle longest leaves; a stream that runs goes on."""
+    """The connection that was idle longest is closed; a running stream continues."""
     async with running_gateway(address, limits=Limits(connections=5, reserve=2)) as client:
         await wait_ready(client)
         async with contextlib.AsyncExitStack() as stack:
@@ -225,7 +225,7 @@ async def test_full_of_streams_the_gateway_refuses_but_answers_probes(
 
 
 def test_the_bound_follows_from_the_descriptors() -> None:
-    """Of which the process takes as many as it may."""
+    """The process raises its limit of descriptors as far as allowed."""
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 512))\n"
         "from pagewire.gateway.http.connection_limits import Limits\n"

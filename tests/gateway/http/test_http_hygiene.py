@@ -51,7 +51,7 @@ H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA
 async def test_what_can_be_read_in_two_ways_is_refused(
     client: httpx.AsyncClient, fake: FakeTokenizer, request_text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, without an answer to what may follow it, and without a line in the log for each."""
+    """The refusal ends the connection, whatever follows, and does not log a line for each request."""
     before = closed("invalid")
     async with connected(client) as raw:
         await raw.send(f"{request_text}GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -81,7 +81,7 @@ async def test_nothing_follows_an_offer_of_another_protocol(client: httpx.AsyncC
 async def test_a_body_behind_an_offer_of_another_protocol_is_read(
     client: httpx.AsyncClient, fake: FakeTokenizer, offer: str, is_chunked: bool, pieces: int
 ) -> None:
-    """As of Java's HttpClient, whose first request offers HTTP/2."""
+    """Java's HttpClient offers HTTP/2 with its first request."""
     body = f"{TE}\r\n{CHUNKED}" if is_chunked else f"{LENGTH}\r\n{BODY}"
     request = HEAD + offer + body
     size = max(1, -(-len(request) // pieces))

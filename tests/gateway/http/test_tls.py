@@ -1,4 +1,4 @@
-"""REST with TLS: who is let in, and the bounds of connections, which hold from the first byte of a handshake on."""
+"""REST with TLS: admission, and the limits of connections, which apply from the first byte of a handshake."""
 
 import asyncio
 import contextlib
@@ -159,7 +159,7 @@ async def test_slow_headers_are_given_up_with_tls(fake: FakeTokenizer, address: 
 
 
 async def test_handshakes_make_room(fake: FakeTokenizer, address: str, issued: Issued) -> None:
-    """Whoever speaks has it, however many begin a handshake and leave it."""
+    """Clients that send requests are served, however many handshakes are abandoned."""
     before = closed("handshake_for_new")
     limits = Limits(connections=3, reserve=2, new_s=0.0)
     async with running(address, issued, limits=limits) as client, contextlib.AsyncExitStack() as stack:

@@ -37,7 +37,7 @@ def says(fake: FakeTokenizer, text: str) -> None:
 
 
 async def chat_of(client: httpx.AsyncClient, fake: FakeTokenizer, **body: Any) -> inference_pb2.ChatPrompt:
-    """What the tokenizer service gets of a body."""
+    """Returns the chat that the tokenizer service receives for a body."""
     response = await client.post(MESSAGES, json=BODY | body)
     assert response.status_code == 200, response.text
     return fake.received[-1].chat
@@ -330,9 +330,9 @@ async def test_errors_have_anthropics_shape(client: httpx.AsyncClient, fake: Fak
     assert error_of(await client.post(MESSAGES, content=b"{"), 400)["type"] == "invalid_request_error"
     assert error_of(await client.get(MESSAGES), 405)["type"] == "invalid_request_error"
     assert error_of(await client.post(f"{MESSAGES}/batches", json={}), 404)["type"] == "not_found_error"
-    assert error_of(await client.post(COUNT, json={"model": "nobody"} | user(RESULT)), 404)["message"]
+    assert error_of(await client.post(COUNT, json={"model": "missing"} | user(RESULT)), 404)["message"]
     version = {"anthropic-version": "2023-06-01"}
-    assert error_of(await client.get("/v1/models/nobody", headers=version), 404)["type"] == "not_found_error"
+    assert error_of(await client.get("/v1/models/missing", headers=version), 404)["type"] == "not_found_error"
     large = await client.post(MESSAGES, content=bytes(MAX_BODY_BYTES + 1))
     assert error_of(large, 413)["type"] == "request_too_large"
     for code, status, kind in [
@@ -365,8 +365,8 @@ async def test_an_error_within_a_stream(client: httpx.AsyncClient, fake: FakeTok
 
 
 async def test_errors_are_the_clients_exceptions(claude: anthropic.AsyncAnthropic, fake: FakeTokenizer) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="nobody") as missing:
-        await claude.messages.create(**BODY | {"model": "nobody"})
+    with pytest.raises(anthropic.NotFoundError, match="missing") as missing:
+        await claude.messages.create(**BODY | {"model": "missing"})
     assert missing.value.type == "not_found_error" and missing.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="tokens"):
         await claude.messages.create(**BODY | {"max_tokens": 5000})

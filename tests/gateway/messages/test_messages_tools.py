@@ -30,7 +30,7 @@ async def claude(http: httpx.AsyncClient) -> AsyncIterator[anthropic.AsyncAnthro
 
 
 def joined(stream: str) -> list[Any]:
-    """The events; how content is cut into pieces is nobody's promise, so deltas of one kind become one."""
+    """Returns the events, with deltas of one kind joined, as their sizes are not specified."""
     result: list[Any] = []
     for text in stream.split("\n\n")[:-1]:
         event = json.loads(text.partition("\ndata: ")[2])
@@ -142,7 +142,7 @@ async def test_a_tool_that_must_be_called(claude: anthropic.AsyncAnthropic, mode
 async def test_the_input_of_a_call_that_is_cut_off(
     claude: anthropic.AsyncAnthropic, model: Model, arguments: str, read: Any
 ) -> None:
-    """As much as the official client reads of a stream that ends there."""
+    """The input is what the official client reads from a stream that ends there."""
     model.output = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}'
     num_tokens = len(model.encode(model.output))
     answer = await claude.messages.create(**BODY | {"max_tokens": num_tokens})

@@ -1,4 +1,4 @@
-"""--admin-port: what operators ask for is there and nowhere else; who may change the service."""
+"""The port of --admin-port, which has all routes for operators; keys that may change the service."""
 
 import asyncio
 import socket

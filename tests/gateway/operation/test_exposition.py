@@ -1,4 +1,4 @@
-"""/metrics: formats, names of vLLM, every gateway process, a port without keys, and what does not count."""
+"""The route /metrics: formats, vLLM's names, all gateway processes, a port without keys, and uncounted requests."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def test_vllm_names_carry_the_values_of_ours(client: httpx.AsyncClient, ad
     async with running_gateway(address, vllm_metrics=True, data_dir=str(tmp_path / "its own")) as named:
         await wait_ready(named)
         await named.post("/v1/completions", json={"prompt": "p", "n": 2})
-        await named.post("/v1/completions", json={"prompt": "p", "model": "nobody"})
+        await named.post("/v1/completions", json={"prompt": "p", "model": "missing"})
         text = (await named.get("/metrics")).text
     [ours] = samples(text, "pagewire:request_params_n_sum")
     [theirs] = samples(text, "vllm:request_params_n_sum")
@@ -184,7 +184,7 @@ async def test_every_gateway_of_a_data_directory_is_told_of(tmp_path: Path) -> N
     assert await told(gateways[2]) == {name: every[name] for name in ("gateway-1", "gateway-2")}
     after = Siblings(tmp_path, lambda: "gateway 9", none)
     await after.start()
-    assert await told(gateways[1]) == every | {"gateway-0": "gateway 9"}, "it has the place of who is gone"
+    assert await told(gateways[1]) == every | {"gateway-0": "gateway 9"}, "the new process has the free place"
     for one in (*gateways[1:], after):
         await one.close()
 

@@ -197,7 +197,7 @@ async def test_span_and_log_of_a_failed_generation(
     client: httpx.AsyncClient, fake: FakeTokenizer, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "pagewire.gateway"):
-        await client.post("/v1/completions", json={"prompt": "p", "model": "nobody"})
+        await client.post("/v1/completions", json={"prompt": "p", "model": "missing"})
         fake.error_at = (3, RpcError(grpc.StatusCode.INTERNAL, "broken"))
         await client.post("/v1/completions", json={"prompt": "p", "stream": True})
         await eventually(lambda: len(access_lines(caplog)) == 2)

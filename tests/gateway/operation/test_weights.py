@@ -93,7 +93,7 @@ async def test_answers_and_every_event_name_the_weights(client: httpx.AsyncClien
 
 
 async def test_a_resumed_request_says_whose_tokens_it_has(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    """So that no other weights go on with them."""
+    """The version prevents other weights from continuing the request."""
     fake.weights_version, fake.break_at = "d0", 6
     answer = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 60})
     assert answer.json()["system_fingerprint"] == "d0"

@@ -358,8 +358,8 @@ async def test_input_items_are_listed_in_pages(ai: openai.AsyncOpenAI, fake: Fak
     assert all(item.id for item in items)
     newest = await ai.responses.input_items.list(response.id, limit=1)
     assert ([item.id for item in newest.data], newest.has_more) == ([items[-1].id], True)
-    with pytest.raises(openai.NotFoundError, match="nobody"):
-        await ai.responses.input_items.list(response.id, after="nobody")
+    with pytest.raises(openai.NotFoundError, match="missing"):
+        await ai.responses.input_items.list(response.id, after="missing")
 
 
 async def test_items_may_be_named_instead_of_repeated(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:

@@ -1,4 +1,4 @@
-"""/generate, as SGLang's clients call it."""
+"""The route /generate, as SGLang's clients call it."""
 
 import itertools
 import json

@@ -45,7 +45,7 @@ async def test_every_form_of_input(client: httpx.AsyncClient, fake: FakeTokenize
 
 
 async def test_the_official_client_gets_numbers(ai: openai.AsyncOpenAI) -> None:
-    """It asks for base64 unless told otherwise."""
+    """The client requests base64 by default."""
     for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
         answer = await ai.embeddings.create(model="fake", input=["ab", "c"], user="me", **options)
         vectors_ = [one.embedding for one in answer.data]
@@ -54,8 +54,8 @@ async def test_the_official_client_gets_numbers(ai: openai.AsyncOpenAI) -> None:
         assert vectors_ == [[2, 0.5], [1, 0.5]]
         assert (answer.usage.prompt_tokens, answer.model) == (3, "fake")
     assert len((await ai.embeddings.create(model="fake", input="ab", dimensions=1)).data[0].embedding) == 1
-    with pytest.raises(openai.NotFoundError, match="nobody"):
-        await ai.embeddings.create(model="nobody", input="a")
+    with pytest.raises(openai.NotFoundError, match="missing"):
+        await ai.embeddings.create(model="missing", input="a")
 
 
 async def test_what_is_asked_for_goes_to_the_tokenizer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
@@ -72,7 +72,7 @@ async def test_what_is_asked_for_goes_to_the_tokenizer(client: httpx.AsyncClient
 
 
 async def test_cohere_bodies_name_types_and_uses(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    """Of the fake's [length, 0.5] both signs are positive: 11 and six zeros that fill the byte."""
+    """Both signs of the fake's [length, 0.5] are positive: 11 and six zeros that fill the byte."""
     body = {"model": "fake", "texts": ["abc", "a"], "input_type": "search_query"}
     types = ["float", "base64", "binary", "ubinary"]
     answer = (await client.post(COHERE, json=body | {"embedding_types": types}, headers={"X-Request-Id": "a"})).json()
@@ -297,11 +297,11 @@ async def test_what_operators_see(
 ) -> None:
     with caplog.at_level(logging.INFO, "pagewire.gateway"):
         await client.post(EMBEDDINGS, json={"input": "abc", "request_id": "mine"})
-        await client.post(EMBEDDINGS, json={"input": "abc", "model": "nobody"})
+        await client.post(EMBEDDINGS, json={"input": "abc", "model": "missing"})
         await eventually(lambda: len(access_lines(caplog)) == 2)
     done, refused = (line.getMessage() for line in access_lines(caplog))
     assert done.startswith("POST /v1/embeddings 200 ") and done.endswith(" prompt=3")
-    assert refused.endswith(" prompt=0: no model 'nobody'; served: fake, alias")
+    assert refused.endswith(" prompt=0: no model 'missing'; served: fake, alias")
     assert access_lines(caplog)[0].request_id == "mine"
     exposition = (await client.get("/metrics")).text
     assert 'pagewire:gateway_e2e_request_latency_seconds_count{model_name="fake",operation="embeddings"' in exposition
