@@ -125,7 +125,8 @@ class Engine:
         request = live.request
         try:
             await self._compile_grammar(
-                request.sampling_params.grammar, lambda: [d.compile for d in self._drivers.values() if d.has_executor]
+                request.sampling_params.grammar,
+                lambda: [d.client.compile for d in self._drivers.values() if d.has_executor],
             )
             live.compiling = None
             live.timeline.enter(QUEUE, time.monotonic())
@@ -184,7 +185,7 @@ class Engine:
     async def drained(self) -> None:
         """Returns when no request is live, or when a later scheduler has the executors: it is to have them, too."""
         live, drivers = self._delivery.live, self._drivers
-        while live and not (drivers and all(driver.is_refused for driver in drivers.values())):  # noqa: ASYNC110
+        while live and not (drivers and all(driver.client.was_refused for driver in drivers.values())):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     # -- the executors -----------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Executors:
     def check_unused(self, replica: Replica, incarnation: int) -> None:
         """Raises RpcError FAILED_PRECONDITION if another replica has this executor: it stands in the list twice."""
         for driver in self.drivers.values():
-            if driver.replica is not replica and driver.incarnation == incarnation:
+            if driver.replica is not replica and driver.client.incarnation == incarnation:
                 raise RpcError(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"it is the executor that is used at {driver.address}; list each once",

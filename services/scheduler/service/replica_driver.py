@@ -15,7 +15,6 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weigh
 from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
-from pagewire.v1.common_pb2 import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class ReplicaDriver:
         self._is_ending = False  # as the executor itself says
         self._listener = listener
         self._stats = statistics
-        self._client = ExecutorClient(channel, address, term, self, hang_timeout)
+        self.client = ExecutorClient(channel, address, term, self, hang_timeout)
         self._work = asyncio.Event()  # there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
 
@@ -76,35 +75,9 @@ class ReplicaDriver:
     def has_executor(self) -> bool:
         return self._replica.info is not None
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether its executor, though it is there, is a later scheduler's, or cannot be used."""
-        return self._client.was_refused
-
-    @property
-    def incarnation(self) -> int | None:
-        """Of the executor that a stream is open to, or about to be."""
-        return self._client.incarnation
-
     def set_listed(self, is_listed: bool) -> None:
         self.is_unlisted = not is_listed
         self._replica.is_leaving = self._is_ending or self.is_unlisted
-
-    async def compile(self, grammar: Grammar) -> None:
-        """As `ExecutorClient.compile`."""
-        await self._client.compile(grammar)
-
-    async def load(self, weights: Weights) -> Weights:
-        """As `ExecutorClient.load`."""
-        return await self._client.load(weights)
-
-    async def drop(self) -> None:
-        """As `ExecutorClient.drop`."""
-        await self._client.drop()
-
-    def start_over(self, reason: str) -> None:
-        """As `ExecutorClient.start_over`."""
-        self._client.start_over(reason)
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -114,7 +87,7 @@ class ReplicaDriver:
         """Works until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._client.run(), name="executor-client")
+                tasks.create_task(self.client.run(), name="executor-client")
                 tasks.create_task(self._send_steps(), name="executor-steps")
         finally:
             self._stop_timer()
@@ -134,7 +107,7 @@ class ReplicaDriver:
                 num_drafts = self._replica.expected_drafts(step)
                 self._replica.pacer.on_sent(num_tokens - sum(step.drafts_of.values()), time.monotonic(), num_drafts)
                 self._stats.on_step(self._replica, num_tokens, schedule_seconds)
-                await self._client.send(step, self._listener.on_step(self._replica, step))
+                await self.client.send(step, self._listener.on_step(self._replica, step))
 
     def _holds_back(self) -> bool:
         """Whether the next step is better decided later; there will be work again then."""

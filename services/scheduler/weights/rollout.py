@@ -184,7 +184,7 @@ class Rollout:
         """Has all executors load the weights. Who is away comes to them later."""
         drivers = self._staying()
         were_there = [driver.has_executor for driver in drivers]
-        answers = await asyncio.gather(*(driver.load(wanted) for driver in drivers), return_exceptions=True)
+        answers = await asyncio.gather(*(driver.client.load(wanted) for driver in drivers), return_exceptions=True)
         loaded = {answer for answer in answers if isinstance(answer, Weights)}
         errors = [
             answer
@@ -203,7 +203,7 @@ class Rollout:
         raise RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is there to load weights; try again later")
 
     async def _drop(self) -> None:
-        await asyncio.gather(*(driver.drop() for driver in self._staying()), return_exceptions=True)
+        await asyncio.gather(*(driver.client.drop() for driver in self._staying()), return_exceptions=True)
 
     # -- going over --------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Rollout:
         while replica.info is not None and replica.info.weights == old:
             now = time.monotonic()
             if may_go_over(replica, self._scheduler) and now >= self._expects_until:
-                driver.start_over("it gets other weights")
+                driver.client.start_over("it gets other weights")
                 await self._until_other_weights(driver, old)
                 return
             if self._deadline is not None and now >= self._deadline:
