@@ -25,7 +25,7 @@ FOLDERS = "benchmarks|deploy|docs|examples|gateway|kernels|pagewire|protos|quant
 PATH = re.compile(rf"(?<![\w./:$-])((?:{FOLDERS})/[\w./*<>-]*|docker-compose[\w.]*\.yml)")
 MODULE = re.compile(r"-m ((?:pagewire|benchmarks|deploy|tests)(?:\.\w+)*)")
 # Written when they are needed.
-MADE = ("docs/api.md", "docs/reading.md", "benchmarks/gpu/peers")
+MADE = ("docs/api.md", "benchmarks/gpu/peers")
 
 
 def lines(page: Path) -> int:
