@@ -15,8 +15,16 @@ from pagewire.v1 import common_pb2, executor_pb2
 from pagewire.wire import rpc
 from tests.chaos.fuzz.line import CASE_TIMEOUT_S, Finding
 from tests.chaos.fuzz.mutation import Mutator
-from tests.services.executor.stepping import CPU, LIMITS, alone, prompt, tiny_llama
-from tests.services.executor.test_servicer import INFO, NUM_BLOCKS, Service, first_step, generate, next_step, serving
+from tests.services.executor.helpers.stepping import CPU, LIMITS, alone, prompt, tiny_llama
+from tests.services.executor.service.test_servicer import (
+    INFO,
+    NUM_BLOCKS,
+    Service,
+    first_step,
+    generate,
+    next_step,
+    serving,
+)
 
 _NUM_STEPS = 4
 _PROMPT = prompt(9)

@@ -14,8 +14,8 @@ from pagewire.services.executor.grammar.grammars import Grammars
 from pagewire.v1.common_pb2 import Grammar
 from tests.chaos.fuzz.line import Finding
 from tests.chaos.fuzz.mutation import WORDS, Mutator
-from tests.services.executor.constrained import EOS, VOCAB_SIZE
 from tests.services.executor.grammar.schemas import SCHEMAS
+from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 COMPILE_TIMEOUT_S = 5.0

@@ -16,7 +16,7 @@ from pagewire.v1.inference_pb2 import EmbedRequest, InputOptions, InputText, Sco
 from tests.e2e.stack.test_scheduler_and_executor import scheduler
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.services.executor.models.test_encoders import inputs, save
-from tests.services.executor.test_servicer import serving
+from tests.services.executor.service.test_servicer import serving
 from tests.services.tokenizer.service_line import FakeScheduler, TokenizerLine
 from tests.services.tokenizer.vectors.test_vectors import word_pieces
 

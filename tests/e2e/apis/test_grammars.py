@@ -27,7 +27,8 @@ from pagewire.v1.common_pb2 import FinishReason, Grammar, SamplingParams
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire import rpc
 from tests.e2e.stack.test_scheduler_and_executor import Stub, scheduler
-from tests.services.executor.constrained import (
+from tests.services.executor.grammar.schemas import SCHEMAS
+from tests.services.executor.helpers.constrained import (
     CHOICES,
     DIGITS,
     EBNF,
@@ -39,8 +40,7 @@ from tests.services.executor.constrained import (
     one_of,
     save_constrained,
 )
-from tests.services.executor.grammar.schemas import SCHEMAS
-from tests.services.executor.stepping import BLOCK_SIZE
+from tests.services.executor.helpers.stepping import BLOCK_SIZE
 
 GRAMMARS = {
     "schema": Grammar(json_schema=json.dumps(PERSON)),

@@ -14,8 +14,8 @@ from pagewire.v1.common_pb2 import FinishReason, SamplingParams, Thinking, Token
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from tests.e2e.apis.test_grammars import DENSE, Output, Tiny, dying_executor, executor, served
 from tests.e2e.stack.test_scheduler_and_executor import Stub, scheduler
-from tests.services.executor.constrained import EOS, fits, save_constrained
-from tests.services.executor.stepping import BLOCK_SIZE
+from tests.services.executor.helpers.constrained import EOS, fits, save_constrained
+from tests.services.executor.helpers.stepping import BLOCK_SIZE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = list(range(5, 25))

@@ -24,8 +24,8 @@ from pagewire.v1 import common_pb2, scheduler_pb2
 from pagewire.wire import rpc
 from tests.e2e.conftest import short_directory
 from tests.e2e.stack.test_scheduler_and_executor import Stub, scheduler
-from tests.services.executor.stepping import CPU, GREEDY, LIMITS, SEEDED, alone, prompt, tiny_llama
-from tests.services.executor.test_servicer import INFO, NUM_BLOCKS, serving
+from tests.services.executor.helpers.stepping import CPU, GREEDY, LIMITS, SEEDED, alone, prompt, tiny_llama
+from tests.services.executor.service.test_servicer import INFO, NUM_BLOCKS, serving
 
 NUM_TOKENS = 20
 WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # which would take minutes

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.line import Line, running_line
 from tests.services.executor.models.tiny import save_tiny
-from tests.services.executor.test_replacement import save_other
+from tests.services.executor.service.test_replacement import save_other
 
 PROMPTS = ["One", "Two and", "A longer one that goes on"]
 NUM_TOKENS = 60

@@ -34,8 +34,8 @@ from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import StepResult
 from pagewire.v1.common_pb2 import Logprobs, SamplingParams
+from tests.services.executor.helpers.stepping import CPU, prompt
 from tests.services.executor.models.toy import TOY, WINDOW, ToyModel, write_toy
-from tests.services.executor.stepping import CPU, prompt
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=96, block_size=4)
 GREEDY = resolve(SamplingParams(temperature=0, ignore_eos=True, max_tokens=10))

@@ -19,12 +19,12 @@ from pagewire.wire import rpc
 from tests.e2e.conftest import short_directory
 from tests.e2e.line import free_port
 from tests.e2e.stack.test_scheduler_and_executor import Stub, scheduler
+from tests.services.executor.helpers.stepping import CPU, prompt, write_tiny_llama
+from tests.services.executor.helpers.stepping import alone as generate_alone
 from tests.services.executor.models.tiny import load as load_tiny
 from tests.services.executor.models.tiny import save_tiny
-from tests.services.executor.stepping import CPU, prompt, write_tiny_llama
-from tests.services.executor.stepping import alone as generate_alone
-from tests.services.executor.test_replacement import save_other
-from tests.services.executor.test_servicer import first_step, next_step
+from tests.services.executor.service.test_replacement import save_other
+from tests.services.executor.service.test_servicer import first_step, next_step
 
 NUM_TOKENS, PROMPT = 500, prompt(9)
 FLAGS = ["--device", "cpu", "--dtype", "float32", "--load-format", "dummy", "--max-model-len", "512"]

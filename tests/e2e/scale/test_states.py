@@ -14,8 +14,8 @@ from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.scheduler.values.request import Request
 from tests.e2e.scale.test_kv_groups import Line, expected
+from tests.services.executor.helpers.stepping import CPU, prompt
 from tests.services.executor.models.toy import TOY, ToyModel, write_toy
-from tests.services.executor.stepping import CPU, prompt
 
 STATE_TOKENS = 8
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=11, max_model_len=96, block_size=4, state_tokens=STATE_TOKENS)

@@ -25,9 +25,9 @@ from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
 from pagewire.wire import rpc
 from pagewire.wire.discovery import Discovery, Static
 from pagewire.wire.secure_rpc import NO_TLS
-from tests.services.executor.drafting import KnownTexts
-from tests.services.executor.stepping import CPU, LIMITS, alone, prompt, tiny_llama
-from tests.services.executor.test_servicer import INFO, NUM_BLOCKS, serving
+from tests.services.executor.helpers.drafting import KnownTexts
+from tests.services.executor.helpers.stepping import CPU, LIMITS, alone, prompt, tiny_llama
+from tests.services.executor.service.test_servicer import INFO, NUM_BLOCKS, serving
 from tests.services.scheduler.service_line import Collected
 
 GREEDY = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=60)

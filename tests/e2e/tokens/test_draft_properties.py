@@ -25,9 +25,16 @@ from pagewire.services.executor.step.step import NewRequest, Step
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
 from tests.e2e.scale.test_kv_groups import Line
-from tests.services.executor.constrained import DIGITS, EOS, PERSON, VOCAB_SIZE, constrained_runner, save_constrained
-from tests.services.executor.drafting import KnownTexts
-from tests.services.executor.stepping import CPU, prompt
+from tests.services.executor.helpers.constrained import (
+    DIGITS,
+    EOS,
+    PERSON,
+    VOCAB_SIZE,
+    constrained_runner,
+    save_constrained,
+)
+from tests.services.executor.helpers.drafting import KnownTexts
+from tests.services.executor.helpers.stepping import CPU, prompt
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96, block_size=4)
 NUM_BLOCKS = 24  # of which four requests would take 60

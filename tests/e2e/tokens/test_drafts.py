@@ -12,9 +12,9 @@ import pytest
 
 from tests.e2e.line import Line, running_line
 from tests.e2e.recovery.test_weights import replace
-from tests.services.executor.constrained import EOS, VOCAB_SIZE, save_constrained
+from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE, save_constrained
 from tests.services.executor.models.tiny import save_tiny
-from tests.services.executor.test_replacement import save_other
+from tests.services.executor.service.test_replacement import save_other
 
 PLAIN = ["--dtype", "float32", "--num-gpu-blocks-override", "200", "--num-threads", "1"]
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": false}'

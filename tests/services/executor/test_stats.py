@@ -13,7 +13,7 @@ from pagewire.services.executor.stats import RequestSpans, record_drafts, step_k
 from pagewire.services.executor.step.step import HostTokens, NewRequest, Step
 from pagewire.telemetry import spans
 from pagewire.telemetry.trace import Trace
-from tests.services.executor.stepping import GREEDY
+from tests.services.executor.helpers.stepping import GREEDY
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 

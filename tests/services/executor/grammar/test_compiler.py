@@ -13,8 +13,8 @@ from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammar.language import schemas
 from pagewire.v1.common_pb2 import Grammar
-from tests.services.executor.constrained import EOS, VOCAB_SIZE
 from tests.services.executor.grammar.schemas import SCHEMAS
+from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 

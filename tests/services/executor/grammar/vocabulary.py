@@ -12,7 +12,7 @@ import numpy as np
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.v1.common_pb2 import Grammar
-from tests.services.executor.constrained import EOS
+from tests.services.executor.helpers.constrained import EOS
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.config_file import merged, overridden, parse_overrides, text_keys
 from pagewire.services.executor.loading.weights.checkpoint_files import conversion_command
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.loading.test_loader import edit_config
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
-from tests.services.executor.paged_batch import PagedBatch
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "weights.safetensors"])

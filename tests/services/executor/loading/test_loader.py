@@ -139,7 +139,7 @@ def test_dummy_weights_need_only_a_config(tmp_path: Path, family: str) -> None:
 
 
 def _first_logits(model: Model, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    from tests.services.executor.paged_batch import PagedBatch
+    from tests.services.executor.helpers.paged_batch import PagedBatch
 
     return PagedBatch(model, num_requests=1, max_len=len(ids)).step({0: ids.tolist()})[0]
 

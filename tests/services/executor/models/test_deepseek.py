@@ -17,9 +17,8 @@ from pagewire.services.executor.layers.routing import Router
 from pagewire.services.executor.models.experts.deepseek_v2 import DeepseekModel
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.start.assembly import assemble
-from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
-from tests.services.executor.paged_batch import PagedBatch
-from tests.services.executor.stepping import (
+from tests.services.executor.helpers.paged_batch import PagedBatch
+from tests.services.executor.helpers.stepping import (
     BLOCK_SIZE,
     CPU,
     LIMITS,
@@ -30,6 +29,7 @@ from tests.services.executor.stepping import (
     make_driver,
     prompt,
 )
+from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 6,

@@ -19,10 +19,10 @@ from pagewire.services.executor.layers.experts import ExpertsLinear
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.pack_dense import packs_dense
 from pagewire.services.executor.models.decoder import DecoderModel
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.loading.quantization.gguf_tensors import random_weight
 from tests.services.executor.loading.weights.test_gguf import tiny_model, write_gguf
 from tests.services.executor.models.tiny import CPU, assert_same_logits, load, save_tiny
-from tests.services.executor.paged_batch import PagedBatch
 
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 SHARED: dict[str, Any] = EXPERTS | {"shared_expert_intermediate_size": 48}

@@ -14,8 +14,8 @@ from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.kernels.quantized import PackedGrouped
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.dense.gemma3 import Gemma3Model
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.models.tiny import CPU
-from tests.services.executor.paged_batch import PagedBatch
 
 PROMPTS = [
     "The capital of France is",

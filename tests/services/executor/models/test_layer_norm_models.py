@@ -11,8 +11,8 @@ import torch
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.models.dense.falcon import falcon_config
+from tests.services.executor.helpers.stepping import check_random_steps
 from tests.services.executor.models.tiny import TINY, assert_same_logits, load, save_tiny
-from tests.services.executor.stepping import check_random_steps
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2 window": ("Starcoder2", {"sliding_window": 5}),
@@ -55,7 +55,7 @@ def test_linear_biases_are_refused() -> None:
 def test_recorded_steps_change_no_token(tmp_path: Path, family: str) -> None:
     from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
     from pagewire.services.executor.start.assembly import assemble
-    from tests.services.executor.stepping import CPU, LIMITS, Driver
+    from tests.services.executor.helpers.stepping import CPU, LIMITS, Driver
 
     save_tiny(tmp_path, family, vocab_size=200, max_position_embeddings=96, n_positions=96)
     model = load(tmp_path)

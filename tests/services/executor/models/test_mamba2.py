@@ -21,11 +21,9 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.startup import start_runner
-from tests.services.executor.drafting import KnownTexts
-from tests.services.executor.loading.quantization.checkpoints import assert_loads_as
-from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
-from tests.services.executor.paged_batch import PagedBatch
-from tests.services.executor.stepping import (
+from tests.services.executor.helpers.drafting import KnownTexts
+from tests.services.executor.helpers.paged_batch import PagedBatch
+from tests.services.executor.helpers.stepping import (
     BLOCK_SIZE,
     CPU,
     LIMITS,
@@ -37,6 +35,8 @@ from tests.services.executor.stepping import (
     make_driver,
     prompt,
 )
+from tests.services.executor.loading.quantization.checkpoints import assert_loads_as
+from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 
 SIZES = {"num_heads": 12, "head_dim": 8, "state_size": 16, "n_groups": 1, "initializer_range": 0.3}
 CASES: dict[str, dict[str, Any]] = {

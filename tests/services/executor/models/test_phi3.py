@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
-from tests.services.executor.paged_batch import PagedBatch
 
 LONGROPE = {
     "rope_parameters": {

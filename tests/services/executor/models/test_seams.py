@@ -19,8 +19,8 @@ from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.startup import start_runner
+from tests.services.executor.helpers.stepping import CPU, LIMITS, Driver, check_random_steps, make_driver, prompt
 from tests.services.executor.models.toy import TOY, WINDOW, ToyModel, write_toy
-from tests.services.executor.stepping import CPU, LIMITS, Driver, check_random_steps, make_driver, prompt
 
 KINDS = ("full", "free", "window", "full")
 FULL, WINDOWED = KVSpec(1, 16, torch.float32), KVSpec(2, 8, torch.float32, WINDOW)

@@ -17,6 +17,7 @@ from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 from pagewire.services.executor.images.embedding_cache import EmbeddingCache
 from pagewire.services.executor.models.vision.vision_language import VisionLanguageModel
 from pagewire.services.executor.start.assembly import assemble
+from tests.services.executor.helpers.stepping import BLOCK_SIZE, CPU, LIMITS, Driver, graph_steps, sampling_params
 from tests.services.executor.models.tiny import load
 from tests.services.executor.models.tiny_vision import (
     ImagePrompt,
@@ -27,7 +28,6 @@ from tests.services.executor.models.tiny_vision import (
     save_tiny_vision,
     tensors,
 )
-from tests.services.executor.stepping import BLOCK_SIZE, CPU, LIMITS, Driver, graph_steps, sampling_params
 
 CONFIGS = {
     "llava-clip": llava_config(),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
-from tests.services.executor.paged_batch import mixed_batch_logits
+from tests.services.executor.helpers.paged_batch import mixed_batch_logits
 
 CPU = torch.device("cpu")
 TINY: dict[str, Any] = {

@@ -21,6 +21,8 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
 from pagewire.services.executor.start.assembly import assemble
 from tests.kernels.cpu.test_collectives import on_ranks as on_threads
+from tests.services.executor.graphs.test_recorded_steps import graph_steps
+from tests.services.executor.helpers.stepping import CPU, LIMITS, VOCAB_SIZE, Driver, prompt
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.models.test_experts import write_experts
 from tests.services.executor.models.test_quantized_experts import FORMATS, save_quantized
@@ -28,8 +30,6 @@ from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.parallel.test_quantized_tensor_parallel import _Rank, counted
 from tests.services.executor.parallel.test_tensor_parallel import MLA, assert_equal_on_ranks, tokens_of
 from tests.services.executor.parallel.threads import on_ranks
-from tests.services.executor.stepping import CPU, LIMITS, VOCAB_SIZE, Driver, prompt
-from tests.services.executor.test_recorded_steps import graph_steps
 
 MOE = {"num_experts": 6, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
 HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}

@@ -20,16 +20,16 @@ from pagewire.services.executor.loading.weights.gguf import GgufSource
 from pagewire.services.executor.loading.weights.safetensors import SafetensorsSource
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from tests.services.executor.helpers.paged_batch import mixed_batch_logits
+from tests.services.executor.helpers.stepping import MIXTRAL_4_BITS, alone, write_tiny_llama
 from tests.services.executor.loading.quantization import test_awq as awq
 from tests.services.executor.loading.quantization import test_gptq as gptq
 from tests.services.executor.loading.quantization.checkpoints import save_quantized
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.loading.weights.test_gguf_quantized import LINEAR, SIZES, write_quantized
 from tests.services.executor.models.tiny import load, save_tiny
-from tests.services.executor.paged_batch import mixed_batch_logits
 from tests.services.executor.parallel.test_tensor_parallel import assert_equal_on_ranks, tokens_of
 from tests.services.executor.parallel.threads import on_ranks
-from tests.services.executor.stepping import MIXTRAL_4_BITS, alone, write_tiny_llama
 
 # Shares of the inputs of all layers are whole groups of 32.
 SPLIT: dict[str, Any] = {

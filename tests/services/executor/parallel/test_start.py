@@ -12,9 +12,9 @@ from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.start.phases import Phases
 from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
 from pagewire.services.executor.step.limits import Limits
-from tests.services.executor.fake_meter import FakeMeter
+from tests.services.executor.helpers.fake_meter import FakeMeter
+from tests.services.executor.helpers.stepping import CPU, write_tiny_llama
 from tests.services.executor.parallel.threads import on_ranks
-from tests.services.executor.stepping import CPU, write_tiny_llama
 
 
 def test_memory_is_measured_by_all_ranks_or_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
+from tests.services.executor.helpers.stepping import alone
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.parallel.threads import on_ranks
-from tests.services.executor.stepping import alone
 
 NUM_TOKENS = 12
 PROMPTS = [np.random.default_rng(seed).integers(3, 67, length).tolist() for seed, length in ((0, 21), (1, 5))]

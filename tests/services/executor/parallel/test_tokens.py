@@ -10,7 +10,7 @@ from pagewire.services.executor.parallel.shared_memory import SharedMemory
 from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.start.assembly import assemble
 from tests.kernels.cpu.test_collectives import on_ranks
-from tests.services.executor.stepping import CPU, GREEDY, LIMITS, Driver, prompt, sampling_params, tiny_llama
+from tests.services.executor.helpers.stepping import CPU, GREEDY, LIMITS, Driver, prompt, sampling_params, tiny_llama
 
 SIZE, NUM_BLOCKS, NUM_TOKENS = 3, 40, 6
 WANTED = [

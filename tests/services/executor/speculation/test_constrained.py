@@ -29,7 +29,7 @@ from pagewire.services.executor.speculation.ngram import NgramProposer
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.matcher import Matcher
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
-from tests.services.executor.constrained import (
+from tests.services.executor.helpers.constrained import (
     DIGITS,
     EOS,
     PERSON,
@@ -38,9 +38,9 @@ from tests.services.executor.constrained import (
     one_of,
     save_constrained,
 )
-from tests.services.executor.constrained import LIMITS as OF_CONSTRAINED
-from tests.services.executor.drafting import KnownTexts
-from tests.services.executor.stepping import CPU, Driver, prompt, sampling_params
+from tests.services.executor.helpers.constrained import LIMITS as OF_CONSTRAINED
+from tests.services.executor.helpers.drafting import KnownTexts
+from tests.services.executor.helpers.stepping import CPU, Driver, prompt, sampling_params
 
 LIMITS = replace(OF_CONSTRAINED, max_num_seqs=16)
 NUM_TOKENS, DRAFTS = 60, 4

@@ -26,7 +26,7 @@ from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.services.executor.step.step import StepOutput
-from tests.services.executor.stepping import (
+from tests.services.executor.helpers.stepping import (
     BLOCK_SIZE,
     CPU,
     GREEDY,

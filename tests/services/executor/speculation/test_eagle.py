@@ -21,6 +21,7 @@ from pagewire.services.executor.models.drafting.eagle import EagleHead
 from pagewire.services.executor.parallel.group import ALONE_GROUP
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.speculation.load_head import load_head
+from tests.services.executor.helpers.stepping import CPU, LIMITS, VOCAB_SIZE, alone, make_driver, prompt, tiny_llama
 from tests.services.executor.models.tiny import save_tiny
 from tests.services.executor.speculation.recording import NUM_DRAFTS
 from tests.services.executor.speculation.test_heads import (
@@ -31,7 +32,6 @@ from tests.services.executor.speculation.test_heads import (
     through_layer,
     write_head,
 )
-from tests.services.executor.stepping import CPU, LIMITS, VOCAB_SIZE, alone, make_driver, prompt, tiny_llama
 
 
 def eagle_tensors() -> dict[str, Tensor]:

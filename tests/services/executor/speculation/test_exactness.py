@@ -27,10 +27,8 @@ from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
-from tests.services.executor.models.tiny import load, save_tiny
-from tests.services.executor.parallel.test_tensor_parallel import CASES
-from tests.services.executor.staged import Staged, joined_runners
-from tests.services.executor.stepping import (
+from tests.services.executor.helpers.staged import Staged, joined_runners
+from tests.services.executor.helpers.stepping import (
     CPU,
     GREEDY,
     LIMITS,
@@ -42,6 +40,8 @@ from tests.services.executor.stepping import (
     make_driver,
     sampling_params,
 )
+from tests.services.executor.models.tiny import load, save_tiny
+from tests.services.executor.parallel.test_tensor_parallel import CASES
 
 NUM_TOKENS = 20
 TEXT = [5, 9, 11, 5, 9, 12, 30, 5, 9]  # much of it twice

@@ -9,10 +9,10 @@ import pytest
 from pagewire.services.executor.graphs.cuda_graphs import Function
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
-from tests.services.executor.far_memory import far_memory
-from tests.services.executor.stepping import CPU, LIMITS, Driver, prompt
-from tests.services.executor.test_cuda_graphs import ReplayedFunction
-from tests.services.executor.triton_speculation import METHODS, NUM_BLOCKS, NUM_DRAFTS, generate, make
+from tests.services.executor.graphs.test_cuda_graphs import ReplayedFunction
+from tests.services.executor.helpers.far_memory import far_memory
+from tests.services.executor.helpers.stepping import CPU, LIMITS, Driver, prompt
+from tests.services.executor.triton.speculation import METHODS, NUM_BLOCKS, NUM_DRAFTS, generate, make
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -26,8 +26,7 @@ from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.load_head import load_head
-from tests.services.executor.speculation.recording import NUM_DRAFTS, Recording
-from tests.services.executor.stepping import (
+from tests.services.executor.helpers.stepping import (
     BLOCK_SIZE,
     CPU,
     GREEDY,
@@ -40,6 +39,7 @@ from tests.services.executor.stepping import (
     prompt,
     tiny_llama,
 )
+from tests.services.executor.speculation.recording import NUM_DRAFTS, Recording
 
 SIZE, HEADS, HEAD_DIM, DRAFT_VOCAB = 32, 4, 8, 60
 CONFIG: dict[str, Any] = {

@@ -20,9 +20,9 @@ from pagewire.services.executor.models.drafting.mtp import FORMS, MtpHead
 from pagewire.services.executor.parallel.group import ALONE_GROUP
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
+from tests.services.executor.helpers.stepping import CPU, LIMITS, SEEDED, VOCAB_SIZE, alone, make_driver, prompt
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
 from tests.services.executor.speculation.recording import NUM_DRAFTS, Recording
-from tests.services.executor.stepping import CPU, LIMITS, SEEDED, VOCAB_SIZE, alone, make_driver, prompt
 
 SIZE, LAYERS = 48, 2
 SIZES: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 96, "num_hidden_layers": LAYERS + 1}

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from tests.services.executor.stepping import PENALIZED, SEEDED, WITH_LOGPROBS, alone, make_driver, prompt, tiny_llama
+from tests.services.executor.helpers.stepping import (
+    PENALIZED,
+    SEEDED,
+    WITH_LOGPROBS,
+    alone,
+    make_driver,
+    prompt,
+    tiny_llama,
+)
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,9 @@ from pagewire.services.executor.speculation.build import make_proposer
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import load_drafter
 from pagewire.services.executor.step.step import Step, StepOutput
-from tests.services.executor.far_memory import far_memory
-from tests.services.executor.models.tiny import load, save_tiny
-from tests.services.executor.speculation.test_exactness import NUM_TOKENS, TEXT, Follower, generate
-from tests.services.executor.speculation.test_heads import write_head
-from tests.services.executor.speculation.test_mtp import save_with_head
-from tests.services.executor.staged import Staged, joined_runners
-from tests.services.executor.stepping import (
+from tests.services.executor.helpers.far_memory import far_memory
+from tests.services.executor.helpers.staged import Staged, joined_runners
+from tests.services.executor.helpers.stepping import (
     CPU,
     GREEDY,
     LIMITS,
@@ -42,6 +38,10 @@ from tests.services.executor.stepping import (
     alone,
     make_driver,
 )
+from tests.services.executor.models.tiny import load, save_tiny
+from tests.services.executor.speculation.test_exactness import NUM_TOKENS, TEXT, Follower, generate
+from tests.services.executor.speculation.test_heads import write_head
+from tests.services.executor.speculation.test_mtp import save_with_head
 
 SIZES: dict[str, Any] = {
     "vocab_size": 200,

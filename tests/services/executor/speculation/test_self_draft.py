@@ -20,7 +20,7 @@ from pagewire.services.executor.speculation.quantized_copy import quantized_copy
 from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
 from pagewire.services.executor.step.step import StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
-from tests.services.executor.stepping import (
+from tests.services.executor.helpers.stepping import (
     BLOCK_SIZE,
     CPU,
     GREEDY,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.services.executor.helpers.staged import Staged, joined_runners
+from tests.services.executor.helpers.stepping import GREEDY, LIMITS, PENALIZED, SEEDED, WITH_LOGPROBS, Driver, alone
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.speculation.test_exactness import Follower, _made, ngrams, suffixes
-from tests.services.executor.staged import Staged, joined_runners
-from tests.services.executor.stepping import GREEDY, LIMITS, PENALIZED, SEEDED, WITH_LOGPROBS, Driver, alone
 
 SIZES: dict[str, Any] = {
     "vocab_size": 200,

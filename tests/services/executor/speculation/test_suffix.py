@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.speculation.suffix import RecentOutputs, SuffixProposer
-from tests.services.executor.stepping import PENALIZED, SEEDED, Driver, alone, make_driver, prompt, tiny_llama
+from tests.services.executor.helpers.stepping import PENALIZED, SEEDED, Driver, alone, make_driver, prompt, tiny_llama
 
 
 def make(max_draft_tokens: int = 4, max_requests: int = 10, factor: float = 4.0) -> SuffixProposer:

@@ -24,11 +24,11 @@ from pagewire.services.executor.loading.weights import cache, tensor_file
 from pagewire.services.executor.loading.weights.cache import copied
 from pagewire.services.executor.loading.weights.staging import Staging
 from pagewire.services.executor.models.decoder import DecoderModel
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.loading.weights.test_gguf_quantized import MIXTURES, SIZES, write_quantized
 from tests.services.executor.loading.weights.test_staging import LateTransfer
 from tests.services.executor.models.test_models import CPU, save_tiny
-from tests.services.executor.paged_batch import PagedBatch
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from pagewire.services.executor.loading.weights.gguf_file import GgufFile, GgufT
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.dense.gemma3 import Gemma3Config
 from pagewire.services.executor.models.protocol import Model
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.loading.dense_weights import padding_bytes
 from tests.services.executor.models.test_models import CPU, ROPE, TINY, assert_same_logits
-from tests.services.executor.paged_batch import PagedBatch
 from tests.sweep import examples
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}

@@ -17,7 +17,7 @@ from tests.services.executor.loading.weights.converted import write
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.models.test_encoders import inputs, run, save, texts_and_pairs
 from tests.services.executor.models.tiny import load
-from tests.services.executor.test_pooling import start, vectors
+from tests.services.executor.runner.test_pooling import start, vectors
 
 TEXTS, SECONDS = texts_and_pairs(has_pairs=True)
 POOLS = {1: lambda states: states.mean(0), 2: lambda states: states[0], 3: lambda states: states[-1]}

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from pagewire.services.executor.config.model_config import ModelLoadError
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.loading.weights.converted import write
 from tests.services.executor.loading.weights.test_gguf import load, tiny_model
 from tests.services.executor.models.tiny import assert_same_logits
-from tests.services.executor.paged_batch import PagedBatch
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "phi3": ("Phi3", {}, {}),

@@ -19,10 +19,10 @@ from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weights import Dense
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.decoder import DecoderModel
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.loading.quantization.gguf_tensors import HALVES, random_weight
 from tests.services.executor.loading.weights.test_gguf import gguf_name, tiny_model, write_gguf
 from tests.services.executor.models.test_models import CPU, assert_same_logits
-from tests.services.executor.paged_batch import PagedBatch
 
 SIZES: dict[str, Any] = {
     "hidden_size": 256,

@@ -15,11 +15,11 @@ from pagewire.services.executor.loading import load_own
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
 from pagewire.services.executor.models.decoder import DecoderModel
+from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.loading.dense_weights import dense_tensors, padding_bytes
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.loading.weights.test_gguf_quantized import LINEAR, MIXTURES, SIZES, write_quantized
 from tests.services.executor.models.test_models import CPU, save_tiny
-from tests.services.executor.paged_batch import PagedBatch
 
 TOKENS = [1, 5, 9, 3, 60, 2]
 

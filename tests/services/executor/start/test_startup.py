@@ -1,0 +1,279 @@
+"""From configuration to a runner that is ready: sizes, limits, and errors that say what to change."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
+from pagewire.kernels import backends
+from pagewire.process import cgroup
+from pagewire.services.executor import stats
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.memory import OutOfMemoryError
+from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.loading.loader import load_model
+from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.phases import Phases
+from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
+from pagewire.services.executor.start.startup import resolve_device, start_runner
+from pagewire.services.executor.step.limits import Limits
+from tests.services.executor.helpers.fake_meter import FakeMeter
+from tests.services.executor.helpers.stepping import CPU, Driver, prompt, write_tiny_llama
+
+# 2 layers x 2 (key, value) x 2 heads x 16 tokens x 8 elements x 4 bytes
+BLOCK_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+def start(directory: Path, **settings: Any) -> tuple[ModelRunner, ExecutorInfo]:
+    config = ExecutorConfig(
+        model="tiny", device="cpu", dtype="float32", load_format="dummy", num_threads=1, max_num_seqs=4
+    )
+    config = dataclasses.replace(config, **settings)
+    return start_runner(config, str(directory), lambda fraction, text: None)
+
+
+def test_what_is_found_out_is_described(directory: Path):
+    runner, info = start(directory, kv_cache_memory_bytes=10 * BLOCK_BYTES + 5)
+    assert (info.model, info.device, info.dtype) == ("tiny", "cpu", "float32")
+    assert (info.vocab_size, info.eos_token_ids, info.max_model_len) == (200, (2,), 96)
+    assert (info.num_blocks, info.block_size, info.kv_cache_bytes) == (10, 16, 10 * BLOCK_BYTES)
+    assert (info.max_num_seqs, info.max_num_batched_tokens) == (4, 2048)
+    assert info.weight_bytes > 0 and runner.num_requests == 0
+    assert start(directory, kv_cache_memory_bytes=10 * BLOCK_BYTES)[1].incarnation != info.incarnation
+
+
+def test_a_started_runner_works(directory: Path):
+    runner, info = start(directory)
+    driver = Driver(runner, info.num_blocks)
+    driver.add(0, prompt(12))
+    assert len(driver.generate(0, 3, first=12)) == 3
+
+
+def test_a_head_size_that_no_kernel_takes_is_refused(tmp_path: Path):
+    config = write_tiny_llama(tmp_path) / "config.json"
+    config.write_text(config.read_text().replace('"head_dim": 8', '"head_dim": 12'))
+    with pytest.raises(StartupError, match=r"multiple of 8 elements.* have 12"):
+        start(tmp_path)
+
+
+def test_a_request_needs_room_for_a_prompt_and_an_answer(directory: Path):
+    with pytest.raises(StartupError, match="--max-model-len"):
+        start(directory, max_model_len=1)
+    assert start(directory, max_model_len=2)[1].max_model_len == 2
+
+
+def test_the_cache_takes_no_more_than_all_rows_can_use(directory: Path):
+    assert start(directory)[1].num_blocks == 4 * 96 // 16
+
+
+def test_an_override_wins_and_bounds_the_longest_request(directory: Path):
+    _, info = start(directory, num_gpu_blocks_override=3, kv_cache_memory_bytes=10**9)
+    assert (info.num_blocks, info.max_model_len) == (3, 48)
+
+
+def test_max_model_len_is_served_as_asked(directory: Path):
+    assert start(directory, max_model_len=50)[1].max_model_len == 50
+
+
+def test_a_cache_too_small_for_one_request_says_what_to_change(directory: Path):
+    with pytest.raises(OutOfMemoryError, match=r"80 tokens.*96 tokens.*--max-model-len to 80.*--kv-cache-memory-bytes"):
+        start(directory, kv_cache_memory_bytes=5 * BLOCK_BYTES)
+    assert issubclass(OutOfMemoryError, StartupError), "the command line prints it without a traceback"
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"kv_cache_memory_bytes": 2**60}, "--kv-cache-memory-bytes"),
+        ({"num_gpu_blocks_override": 2**50}, "--num-gpu-blocks-override"),
+    ],
+)
+def test_a_cache_larger_than_memory_says_what_to_lower(directory: Path, settings: dict[str, int], flag: str):
+    with pytest.raises(OutOfMemoryError, match=rf"KV cache would be .*cpu has .* free; lower {flag}"):
+        start(directory, **settings)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 4])
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 3])
+def test_steps_smaller_than_the_warm_up(directory: Path, max_num_seqs: int, max_num_batched_tokens: int):
+    _, info = start(directory, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    assert (info.max_num_seqs, info.max_num_batched_tokens) == (max_num_seqs, max_num_batched_tokens)
+
+
+def test_default_share_of_memory():
+    one_gib = 2**30
+    assert kv_cache.default_cpu_bytes(8 * one_gib, 10**12) == 2 * one_gib
+    assert kv_cache.default_cpu_bytes(400 * one_gib, 10**12) == 4 * one_gib
+    assert kv_cache.default_cpu_bytes(400 * one_gib, 3 * 4096) == 3 * 4096
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_numbers(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "available_cpu_bytes", lambda: 30_000)
+    with pytest.raises(OutOfMemoryError, match=r"weights need 0\.1 MiB, cpu has 0\.0 MiB"):
+        start(directory)
+
+
+def test_available_memory_is_measured():
+    assert 2**26 < memory.available_cpu_bytes() < 2**50
+
+
+def test_the_containers_limit_bounds_the_default_cache(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cgroup, "available_memory", lambda: 2**20)
+    assert memory.available_cpu_bytes() == 2**20
+    assert start(directory, max_num_seqs=4096)[1].kv_cache_bytes == 2**18, "a quarter of what is free"
+
+
+def test_cuda_without_cuda_is_an_error():
+    if torch.cuda.is_available():
+        pytest.skip("has CUDA")
+    assert resolve_device("auto") == CPU
+    with pytest.raises(StartupError, match="--device cpu"):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "block_size", "message"),
+    [((7, 5), 16, r"Fake GPU has compute capability 7\.5.* 8\.0 .*or above"), ((9, 0), 8, "--block-size 8: .* 16, 32")],
+)
+def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
+    capability: tuple[int, int], block_size: int, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
+    with pytest.raises(StartupError, match=message):
+        start(Path("no such model"), device="cuda", block_size=block_size)
+
+
+@pytest.mark.parametrize("choice", ["tritn", "triton"])
+def test_cpu_kernels_that_cannot_be_had_are_refused_at_once(choice: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backends, "chosen", backends.choose)
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", choice)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(StartupError, match=rf"PAGEWIRE_CPU_KERNELS='{choice}'"):
+        start(Path("no such model"))
+
+
+def test_an_empty_choice_of_cpu_kernels_is_none(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PAGEWIRE_CPU_KERNELS", raising=False)
+    default = backends.choose()
+    monkeypatch.setattr(backends, "chosen", backends.choose)
+    monkeypatch.setenv("PAGEWIRE_CPU_KERNELS", "")
+    start(directory)
+    assert backends.cpu_backend() == default
+
+
+def test_the_interpreter_is_refused_what_it_computes_wrongly(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backends, "chosen", lambda: "triton")
+    with pytest.raises(StartupError, match=r"bfloat16 wrongly; add --dtype float32"):
+        start(directory, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("kv_scales", [False, True])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_the_cache_is_zero_and_of_the_dtype_asked_for(directory: Path, name: str, kv_scales: bool):
+    model = load_model(directory, dtype=name, device=CPU, load_format="dummy", kv_scales=kv_scales)
+    dtype = torch.float8_e4m3fn if kv_scales else getattr(torch, name)
+    (cache,) = kv_cache.allocate(model, [5], 16, CPU)
+    assert (cache.shape, cache.dtype) == ((5, 2, 2, 2, 16, 8), dtype)
+    assert not cache.view(torch.uint8).any()
+    assert cache.nbytes == kv_cache.cache_bytes(model, 5, Limits(1, 1, 96, block_size=16))
+    assert cache[3].is_contiguous(), "a page of all layers is one piece"
+    assert [layer.kv_cache.data_ptr() for layer in model.attention_layers] == [cache[:, i].data_ptr() for i in (0, 1)]
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_an_fp8_cache_has_four_times_the_blocks_and_works(directory: Path, name: str):
+    runner, info = start(directory, kv_cache_dtype=name, kv_cache_memory_bytes=10 * BLOCK_BYTES)
+    assert (info.num_blocks, info.kv_cache_bytes, info.dtype) == (40, 10 * BLOCK_BYTES, "float32")
+    driver = Driver(runner, info.num_blocks)
+    driver.add(0, prompt(12))
+    assert len(driver.generate(0, 3, first=12)) == 3
+
+
+def test_a_cache_of_another_16_bit_type_is_refused(directory: Path):
+    with pytest.raises(StartupError, match=r"--kv-cache-dtype float16: .* \(float32\) or as fp8"):
+        start(directory, kv_cache_dtype="float16")
+    assert start(directory, dtype="bfloat16", kv_cache_dtype="bfloat16")[1].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cudagraph_capture_sizes": (1, 5)}, r"--cudagraph-capture-sizes 5: a step has at most 4 requests"),
+        ({"max_cudagraph_capture_size": 5}, r"--max-cudagraph-capture-size 5: a step has at most 4 requests"),
+        ({"max_cudagraph_capture_size": 3, "max_num_batched_tokens": 2}, r"at most 2 requests"),
+        (
+            {"cudagraph_capture_sizes": (1, 2), "max_cudagraph_capture_size": 4},
+            r"--max-cudagraph-capture-size 4 contradicts --cudagraph-capture-sizes with a largest size of 2",
+        ),
+    ],
+)
+def test_wrong_capture_sizes(directory: Path, settings: dict[str, Any], message: str):
+    with pytest.raises(StartupError, match=message):
+        start(directory, **settings)
+
+
+def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", logger="pagewire.services.executor.start.startup"):
+        start(directory)
+        assert not any("CUDA graphs" in message for message in caplog.messages)
+        start(directory, cudagraph_capture_sizes=(1, 2))
+    assert [message for message in caplog.messages if "CUDA" in message] == ["CUDA graphs are off: steps run on cpu"]
+
+
+def test_seconds_per_phase_are_told(directory: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", logger="pagewire.services.executor.start.startup"):
+        start(directory)
+    (line,) = caplog.messages
+    assert re.fullmatch(r"ready: weights [\d.]+ s, kv cache [\d.]+ s, warm up [\d.]+ s", line)
+    assert stats.LOAD_SECONDS.labels("warm_up")._value.get() > 0
+
+
+def test_a_second_start_on_a_device_is_not_measured(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PAGEWIRE_CACHE_DIR", str(tmp_path))
+    config = ExecutorConfig(gpu_memory_utilization=0.8, max_num_seqs=4)
+    model = load_model(directory, dtype="float32", device=CPU, load_format="dummy")
+
+    def phases_of(limits: Limits, pooling: Pooling = LAST_STATE) -> str:
+        setup = Setup(config, model, limits, (), CPU, pooling=pooling)
+        phases = Phases()
+        meter = FakeMeter(lambda: 0)
+        # 10000 bytes, 600 of them outside of torch and 500 at the peak
+        assert cuda_cache_bytes(setup, directory, meter, phases, lambda fraction, text: None) == 8000 - 600 - 500
+        return str(phases)
+
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=96, block_size=16)
+    assert "cached" not in phases_of(limits)
+    assert re.fullmatch(r"memory profile [\d.]+ s \(cached\)", phases_of(limits))
+    assert "cached" not in phases_of(dataclasses.replace(limits, max_num_seqs=3))
+    assert "cached" not in phases_of(limits, dataclasses.replace(LAST_STATE, kind="embed"))
+
+
+def test_memory_that_runs_out_at_start_says_what_to_lower(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    def allocate(*args: object) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(kv_cache, "allocate", allocate)
+    with pytest.raises(OutOfMemoryError, match=r"\(kv cache\): lower --max-num-batched-tokens.*2\.00 GiB"):
+        start(directory)
+
+
+def test_progress_is_reported(directory: Path):
+    config = ExecutorConfig(device="cpu", load_format="dummy", num_threads=1, max_num_seqs=4)
+    texts: list[str] = []
+    start_runner(config, str(directory), lambda fraction, text: texts.append(f"{fraction:.2f} {text}"))
+    assert texts[-2:] == ["1.00 KV cache", "1.00 warm-up"]

@@ -1,0 +1,68 @@
+"""The GPU's kernels under the whole executor, in Triton's interpreter. Run by test_triton_executor.py as
+
+    TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton.executor DIRECTORY MODEL
+
+in a process of its own: tiny models (fp32) generate for a few requests, prefilled in chunks, batched, decoded through
+recorded graphs and eagerly, greedy and sampled, with drafts and without. Prints the tokens as JSON, which the test
+compares with the CPU's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pagewire.kernels.ops import cpu_backend
+from pagewire.services.executor.start.assembly import assemble
+from pagewire.services.executor.start.graph_capture import capture_graphs
+from tests.kernels.triton.interpreted import nothing_computed
+from tests.services.executor.graphs.test_cuda_graphs import ReplayedFunction
+from tests.services.executor.helpers.drafting import KnownTexts
+from tests.services.executor.helpers.stepping import (
+    CPU,
+    LIMITS,
+    MIXTRAL,
+    MIXTRAL_4_BITS,
+    Driver,
+    prompt,
+    sampling_params,
+    tiny_llama,
+)
+
+# name -> what differs from the tiny Llama's config
+MODELS: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": MIXTRAL, "mixtral in 4 bits": MIXTRAL_4_BITS}
+
+
+def generate(directory: Path, model: str) -> dict[int, list[int]]:
+    """request id -> tokens; model: a key of MODELS"""
+    # Most drafts are wrong, whoever computes.
+    proposer = KnownTexts([], 0.0, max_draft_tokens=1)
+    runner = assemble(tiny_llama(directory, **MODELS[model]), LIMITS, 32, CPU, proposer=proposer)
+    with nothing_computed():
+        capture_graphs(runner, (2,), lambda fraction, text: None, ReplayedFunction, prompts=(24,))
+    driver = Driver(runner, 32)
+    driver.add(0, prompt(11))
+    driver.step({0: 7})
+    driver.add(1, prompt(3, seed=1), sampling_params(seed=5, top_p=0.8, top_k=50))
+    driver.step({0: 4, 1: 3})  # a chunk and a prompt
+    driver.step({1: 1, 0: 1})
+    driver.step({0: 1})  # padded
+    driver.add(2, prompt(20, seed=2), sampling_params(seed=6, repetition_penalty=1.2, logprobs=2))
+    driver.step({0: 1, 2: 20, 1: 1})  # padded; decodes beside a prompt that is long enough for the prefill kernel
+    driver.step({2: 1, 0: 1, 1: 1})
+    driver.step({2: 2, 0: 1, 1: 2}, {2: 1, 1: 1})
+    driver.finish(0)
+    driver.step({1: 1, 2: 1})
+    driver.step({1: 2}, {1: 1})  # padded
+    return driver.tokens
+
+
+def main() -> None:
+    tokens = generate(Path(sys.argv[1]), sys.argv[2])
+    print(json.dumps({"backend": cpu_backend(), "tokens": tokens}))
+
+
+if __name__ == "__main__":
+    main()
