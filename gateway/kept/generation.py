@@ -49,10 +49,11 @@ class KeptGeneration:
         self._followers.add(follower)
 
     def leave(self, follower: object) -> None:
-        self._followers.discard(follower)
-        if not self._followers and not self.is_closed:
-            self._on_close()
-            self.task.cancel()
+        if follower in self._followers:  # a second time would interrupt the release of the lease
+            self._followers.remove(follower)
+            if not self._followers and not self.is_closed:
+                self._on_close()
+                self.task.cancel()
 
     def notify(self) -> None:
         """Wakes all followers."""

@@ -68,10 +68,10 @@ def open_log(choice: str, directory: Path, bounds: Bounds) -> Log:
         return _redis_log(choice, bounds)
     if choice not in ("disk", "memory"):
         raise StartupError(f"--generation-store {choice}: give disk, memory or a URL as redis://HOST:PORT")
-    for name in ("generations.db", "generations.db-wal", "generations.db-shm"):
-        if (old := directory / name).exists():
-            logger.info("%s, the generations kept by an earlier version, is removed", old)
-            old.unlink(missing_ok=True)
+    if old := list(directory.glob("generations.db*")):
+        logger.info("%s/generations.db, with generations kept by an earlier version, is removed", directory)
+        for path in old:
+            path.unlink(missing_ok=True)
     # A connection of its own, as the entries of streams do not wait for documents.
     return SqliteLog(Database(Path(":memory:") if choice == "memory" else directory / DATABASE), "kept", bounds)
 
