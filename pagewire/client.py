@@ -24,7 +24,7 @@ from pagewire.wire.tls import Files
 
 
 class Client:
-    """Talks to a running stack: `async with Client("localhost:8001") as client: ...`.
+    """A client of a running stack: `async with Client("localhost:8001") as client: ...`.
 
     Every call raises `pagewire.wire.rpc.RpcError` with a gRPC status; UNAVAILABLE if nothing answers at the address.
     """
@@ -38,12 +38,13 @@ class Client:
         ssl_certfile: str | None = None,
         ssl_keyfile: str | None = None,
     ) -> None:
-        """address: "host:port", "grpcs://host:port" for TLS, or "unix:/path". api_key: of a stack that asks for one
+        """address: "host:port", "grpcs://host:port" for TLS, or "unix:/path". api_key: if the stack requires one
         (default: $PAGEWIRE_API_KEY). ssl_ca_certs: PEM file of the CAs that sign the server's certificate (default:
-        those that gRPC knows). ssl_certfile, ssl_keyfile: of a stack that wants a certificate. Of the three,
-        $PAGEWIRE_SSL_CA_CERTS and so on are the defaults.
+        those of gRPC). ssl_certfile, ssl_keyfile: if the stack requires a certificate. The variables
+        $PAGEWIRE_SSL_CA_CERTS, $PAGEWIRE_SSL_CERTFILE and $PAGEWIRE_SSL_KEYFILE are the defaults of these three.
 
-        Raises StartupError for files that cannot be used."""
+        Raises StartupError for files that cannot be used.
+        """
         api_key = api_key or os.environ.get("PAGEWIRE_API_KEY", "").partition(",")[0]  # a server may have several
         self._metadata = metadata(api_key) if api_key else None
         self.address = address
@@ -69,16 +70,16 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """Responses as tokens are generated; leaving the iteration aborts the request.
+        """Yields responses as tokens are generated; leaving the iteration aborts the request.
 
         prompt: text, token ids, or chat messages ({"role": "user", "content": "..."}). A message's content may be a
-        list of parts: a str is text, a Path an image file, which is sent along, and {"image": URL} an image that the
-        server reads. Parts, tool calls and tools as OpenAI writes them ({"type": "image_url", ...}) are taken, too.
+        list of parts: a str is text, a Path is an image file, which is sent, and {"image": URL} is an image that the
+        server fetches. Parts, tool calls and tools may also have the form of OpenAI ({"type": "image_url", ...}).
         options: the fields of `GenerateOptions`: sampling parameters (max_tokens, temperature, seed, grammar, ...),
         stop, n, cache_salt and, for chats, tools, tool_choice, reasoning and others; None leaves one unset. With n,
-        responses are of n outputs by turns: `index` says of which. timeout: seconds for the whole of it.
+        responses of n outputs alternate, and `index` tells them apart. timeout: seconds for the whole request.
 
-        Raises TypeError for an option that does not exist, ValueError for one of another form, OSError for a file that
+        Raises TypeError for an option that does not exist, ValueError for a wrong form, OSError for a file that
         cannot be read.
         """
         call = self._stub.Generate(generate_request(prompt, options), timeout=timeout, metadata=self._metadata)
@@ -100,7 +101,8 @@ class Client:
         truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
     ) -> list[list[float]]:
-        """The vector of each text, token ids or messages. truncate_prompt_tokens: -1 cuts to what the model takes."""
+        """Returns the vector of each text, token ids or messages. truncate_prompt_tokens: -1 cuts to the model's
+        length."""
         request = inference_pb2.EmbedRequest(
             model=model,
             inputs=[input_text(text) for text in texts],
@@ -118,7 +120,7 @@ class Client:
         truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
     ) -> list[dict[str, float]]:
-        """The score of each label, by its name, of each text or pair of texts."""
+        """Returns the scores of each text, or pair of texts, by label."""
         request = inference_pb2.ClassifyRequest(
             model=model,
             inputs=[pair(*text) if isinstance(text, tuple) else input_text(text) for text in texts],
@@ -137,9 +139,10 @@ class Client:
         max_tokens_per_query: int = 0,
         max_tokens_per_doc: int = 0,
     ) -> list[float]:
-        """How well the second text of each pair answers the first, by a cross-encoder, or the cosine of embeddings.
+        """Returns how well the second text of each pair answers the first, by a cross-encoder or the cosine of
+        embeddings.
 
-        max_tokens_per_query, max_tokens_per_doc: what the first and the second text are cut to; 0 = not.
+        max_tokens_per_query, max_tokens_per_doc: the lengths to which the texts are cut; 0: not cut.
         """
         request = inference_pb2.ScoreRequest(
             model=model,
@@ -153,7 +156,8 @@ class Client:
     async def tokenize(
         self, prompt: str | Sequence[Message], *, model: str = "", add_special_tokens: bool | None = None
     ) -> list[int]:
-        """Of a text, or of messages as the chat template writes them. add_special_tokens: None = to a text."""
+        """Returns the token ids of a text, or of messages in the chat template. add_special_tokens: None: only to a
+        text."""
         request = tokenize_request(prompt, model, add_special_tokens)
         return list((await self._unary(self._stub.Tokenize, request)).token_ids)
 
@@ -164,7 +168,7 @@ class Client:
         return str((await self._unary(self._stub.Detokenize, request)).text)
 
     async def abort(self, *request_ids: str) -> int:
-        """Ends generations by the ids of their requests, whoever sent them; returns how many there were."""
+        """Ends generations by the ids of their requests, also those of other clients; returns their number."""
         request = inference_pb2.AbortRequestsRequest(request_ids=request_ids)
         return int((await self._unary(self._stub.AbortRequests, request)).num_aborted)
 

@@ -1,16 +1,16 @@
-"""How far something with a known end is, in one line of standard error, if that is a terminal."""
+"""A line of progress on standard error, if that is a terminal."""
 
 import shutil
 import sys
 import time
 
 _INTERVAL_S = 0.2
-# Off a terminal, where lines stay.
+# Without a terminal, where lines remain.
 _LINE_INTERVAL_S = 5.0
 
 
 class ProgressLine:
-    """A context manager: the line is gone at its end. total: 0 = not known. enabled: None = if there is a terminal."""
+    """A context manager that removes the line at its end. total: 0: unknown. enabled: None: if there is a terminal."""
 
     def __init__(self, total: int, unit: str, enabled: bool | None = None) -> None:
         self._total = total
@@ -30,11 +30,11 @@ class ProgressLine:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def advance(self, note: str = "") -> None:
-        """One more is done; `note` follows the counts."""
+        """Counts one more; `note` follows the counts."""
         self.reach(self._done + 1, note)
 
     def reach(self, done: int, note: str = "") -> None:
-        """So many are done."""
+        """Sets the count."""
         self._done = done
         now = time.monotonic()
         if not self._enabled or (now - self._shown < self._interval and self._done != self._total):
@@ -46,7 +46,7 @@ class ProgressLine:
             line += f", {duration((self._total - self._done) / rate)} left"
         line += f", {note}" if note else ""
         if self._terminal:
-            # A line that wraps could not be taken back.
+            # A wrapped line could not be removed.
             line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"
         print(line, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
 
@@ -57,7 +57,7 @@ class ProgressLine:
 
 
 def duration(seconds: float) -> str:
-    """ "1:05" or "2:00:07"."""
+    """Returns a duration, for instance "1:05" or "2:00:07"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""Log lines, the same for every process; light enough for the supervisor."""
+"""The format of log lines of every process; cheap to import for the supervisor."""
 
 import json
 import logging
@@ -9,15 +9,15 @@ from typing import Any
 
 from pagewire.config import ServiceConfig
 
-# What clients send may be part of a message: it must not look like another line, nor change the terminal.
+# A message may contain text of clients, which must not look like another line or control the terminal.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
-# That records may have besides their message.
+# Attributes that records may have besides their message.
 _IDS = ("request_id", "trace_id")
 
 
 def _harmless(message: str) -> str:
-    """Further lines are indented, control characters escaped."""
+    """Indents further lines and escapes control characters."""
     escaped = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), message)
     return escaped.replace("\n", "\n    ")
 
@@ -58,7 +58,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def setup(service: str, config: ServiceConfig) -> None:
-    """Logs to stderr, in the format and from the level that the configuration says."""
+    """Sets up logging to stderr, with the format and the level of the configuration."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(service) if config.log_format == "json" else _TextFormatter(service))
     root = logging.getLogger()

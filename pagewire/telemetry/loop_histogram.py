@@ -1,4 +1,4 @@
-"""A histogram for what is observed often, on one thread."""
+"""A histogram for frequent observations on one thread."""
 
 import time
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Observations:
-    """Those of one set of labels."""
+    """The observations of one set of labels."""
 
     __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
@@ -25,7 +25,7 @@ class Observations:
         self._exemplars: list[Exemplar | None] = [None] * len(self._counts)  # the latest of each bucket
 
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
-        """exemplar: labels of a trace that has this value."""
+        """Counts a value. exemplar: labels of a trace with this value."""
         bucket = bisect_left(self._bounds, value)
         self._counts[bucket] += 1
         self._sum += value
@@ -39,11 +39,11 @@ class Observations:
 
 
 class LoopHistogram(Collector):
-    """Without the locks and the searches that cost the library's own microseconds each time. Only one thread
-    observes."""
+    """A histogram without the locks and lookups of the library, which cost microseconds. Only one thread may
+    observe."""
 
     def __init__(self, name: str, documentation: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> None:
-        """buckets: upper bounds in ascending order, infinity left out. labels: names; a series begins with the first
+        """buckets: upper bounds in ascending order, without infinity. labels: names; a series begins with the first
         use of its values."""
         self._name = name
         self._documentation = documentation
@@ -55,7 +55,7 @@ class LoopHistogram(Collector):
         REGISTRY.register(self)
 
     def labels(self, *values: str) -> Observations:
-        """Of these values, in the order of the names."""
+        """Returns the observations of these label values, in the order of the names."""
         series = self._series.get(values)
         if series is None:
             if len(values) != len(self._label_names):

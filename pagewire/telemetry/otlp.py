@@ -1,7 +1,7 @@
-"""Where OpenTelemetry's data go: what --otlp-traces-endpoint and OpenTelemetry's own variables say.
+"""The targets of OpenTelemetry data, from --otlp-traces-endpoint and OpenTelemetry's variables.
 
-Of its variables, the exporters read headers, timeouts, certificates and compression themselves, and the SDK those of
-samplers, batches and limits.
+The exporters read the variables for headers, timeouts, certificates and compression themselves, and the SDK reads those
+for samplers, batches and limits.
 """
 
 import os
@@ -18,19 +18,21 @@ GRPC, HTTP = "grpc", "http/protobuf"
 
 
 class Target(NamedTuple):
+    """An OTLP endpoint."""
+
     endpoint: str
     protocol: str  # GRPC or HTTP
 
     @property
     def insecure(self) -> bool:
-        """The exporter takes an address without a scheme for one with TLS unless it is told."""
+        """Whether there is no TLS; by default, the exporter uses TLS for addresses without a scheme."""
         return not self.endpoint.startswith("https://")
 
 
 def target(signal: str, given: str | None, environ: Mapping[str, str] = os.environ) -> Target | None:
-    """Of a signal, "traces" or "metrics"; None: they go nowhere. given: of its flag, before the variables.
+    """Returns the target of a signal, "traces" or "metrics"; None if it is not exported.
 
-    Raises StartupError for a protocol that is not spoken.
+    given: the value of its flag, which precedes the variables. Raises StartupError for an unsupported protocol.
     """
     if (
         environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -42,7 +44,7 @@ def target(signal: str, given: str | None, environ: Mapping[str, str] = os.envir
         ((name, environ[name]) for name in (f"{own}_PROTOCOL", f"{common}_PROTOCOL") if environ.get(name)), ("", GRPC)
     )
     if protocol not in (GRPC, HTTP):
-        raise StartupError(f"{name}={protocol} is not spoken; set it to {GRPC} or {HTTP}")
+        raise StartupError(f"{name}={protocol} is not supported; set it to {GRPC} or {HTTP}")
     endpoint = given or environ.get(f"{own}_ENDPOINT")
     if not endpoint and (base := environ.get(f"{common}_ENDPOINT")):
         endpoint = f"{base.rstrip('/')}/v1/{signal}" if protocol == HTTP else base
@@ -54,7 +56,7 @@ def target(signal: str, given: str | None, environ: Mapping[str, str] = os.envir
 
 
 def resource(service: str, environ: Mapping[str, str] = os.environ) -> Resource:
-    """Who tells: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come first."""
+    """Returns the resource of this process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
     attributes: dict[str, str | int] = {
         "service.name": f"pagewire-{service}",
         "service.namespace": "pagewire",

@@ -1,4 +1,4 @@
-"""Whether what is sent by OTLP arrives. The log tells when that changes, not of every attempt of the exporters."""
+"""Delivery of OTLP data. The log reports when delivery starts or stops failing, not every attempt."""
 
 import logging
 import re
@@ -28,7 +28,7 @@ _sending = threading.local()  # .of: the Delivery that this thread's exporter se
 
 
 class Delivery:
-    """Of one signal to one endpoint, from one thread."""
+    """The delivery of one signal to one endpoint, from one thread."""
 
     def __init__(self, signal: str, endpoint: str) -> None:
         """signal: "traces" or "metrics"."""
@@ -36,7 +36,7 @@ class Delivery:
         self._failures = FAILURES.labels(signal)
         self._lost = 0  # since it began to fail
         self._failing_since = 0.0
-        self.reason = ""  # what the exporter has said of the present batch
+        self.reason = ""  # the exporter's message about the current batch
         _take_over_logs()
 
     @property
@@ -44,7 +44,7 @@ class Delivery:
         return self._lost > 0
 
     def send(self, export: Callable[[], Result], ok: Result) -> Result | None:
-        """What `export` returns; None if it raised an exception. ok: what it returns if the batch has arrived."""
+        """Runs `export` and returns its result; None if it raised an exception. ok: the result of success."""
         _sending.of, self.reason, error, result = self, "", None, None
         try:
             result = export()
@@ -66,7 +66,7 @@ class Delivery:
             logger.warning(
                 "%s cannot be sent to %s%s: %s",
                 self._signal, self._endpoint, " and are lost until it accepts them" if self._signal == "traces" else "",
-                self.reason or "the exporter does not say why", exc_info=error,
+                self.reason or "the exporter gives no reason", exc_info=error,
             )  # fmt: skip
 
     def _arrived(self) -> None:
@@ -80,7 +80,7 @@ class Delivery:
 
 
 class DeliveredSpans(SpanExporter):
-    """Sends spans by another exporter."""
+    """Sends spans with another exporter, and watches their delivery."""
 
     def __init__(self, exporter: SpanExporter, target: otlp.Target) -> None:
         self._exporter = exporter
@@ -95,7 +95,8 @@ class DeliveredSpans(SpanExporter):
         return SpanExportResult.FAILURE if sent is None else sent
 
     def give_up(self) -> None:
-        """Before the last spans are sent: not if that has been in vain, as nobody waits for more attempts."""
+        """Skips sending the last spans if delivery is failing, because the end of the process must not wait for
+        retries."""
         if self._delivery.is_failing:
             self.shutdown()
 
@@ -116,8 +117,8 @@ class SpanBatches(BatchSpanProcessor):
 
 
 class _Reasons(logging.Handler):
-    """Of records about a batch, the first is kept as the reason: the last may only say that this was the last attempt.
-    All others go where they would have gone."""
+    """Keeps the first record about a batch as the reason of its failure: the last one may only report the last attempt.
+    Other records are logged as usual."""
 
     def emit(self, record: logging.LogRecord) -> None:
         delivery: Delivery | None = getattr(_sending, "of", None)
@@ -131,7 +132,7 @@ def _take_over_logs() -> None:
     if _EXPORTERS.propagate:
         _EXPORTERS.addHandler(_Reasons())
         _EXPORTERS.propagate = False
-    # They leave out what they have said within 20 seconds, be it of another signal.
+    # They drop messages that repeat within 20 seconds, even of another signal.
     for name in logging.root.manager.loggerDict:
         if name.startswith(f"{_EXPORTERS.name}."):
             logging.getLogger(name).filters.clear()

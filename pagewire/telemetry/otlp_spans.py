@@ -18,7 +18,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def provider(service: str, target: otlp.Target) -> TracerProvider:
-    """Sends spans to an OTLP endpoint. What OTEL_TRACES_SAMPLER and OTEL_BSP_* say holds."""
+    """Returns a provider that sends spans to an OTLP endpoint. OTEL_TRACES_SAMPLER and OTEL_BSP_* apply."""
     result = TracerProvider(resource=otlp.resource(service))
     result.add_span_processor(SpanBatches(DeliveredSpans(_exporter(target), target)))
     return result
@@ -41,7 +41,7 @@ def tracer(provider: TracerProvider) -> trace.Tracer:
 def start(
     tracer: trace.Tracer, name: str, parent: Trace, *, serves: bool, start_ns: int | None
 ) -> tuple[trace.Span, Trace]:
-    """A span, and what its children are told. start_ns: since the epoch; None: now."""
+    """Starts a span, and returns it with the trace for its children. start_ns: since the epoch; None: now."""
     context = None
     if parent.traceparent:
         context = _PROPAGATOR.extract({"traceparent": parent.traceparent, "tracestate": parent.tracestate})
@@ -59,7 +59,7 @@ def child(
     interval_ns: tuple[int, int],
     attributes: Mapping[str, Any] | None,
 ) -> None:
-    """A span below a parent of this process, which is over."""
+    """Exports a finished span below a parent of this process."""
     said = None if attributes is None else {name: value for name, value in attributes.items() if value is not None}
     start_ns, end_ns = interval_ns
     span = tracer.start_span(name, trace.set_span_in_context(parent), attributes=said, start_time=start_ns)

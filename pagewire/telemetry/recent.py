@@ -1,4 +1,4 @@
-"""What happened lately, for whoever looks at a service while it works. Noting costs next to nothing; asking sorts."""
+"""Recent rates, latencies and requests of a service, for its status. Recording is cheap; reading sorts."""
 
 import time
 from collections import deque
@@ -14,26 +14,26 @@ MAX_ACCOUNTS = 1000
 
 
 def goes_by(one: str, request_id: str) -> bool:
-    """Whether a request's id is this, or that of one of its choices."""
+    """Returns whether an id is that of a request, or of one of its choices."""
     return one == request_id or (one.startswith(f"{request_id}-") and one[len(request_id) + 1 :].isdigit())
 
 
 class Unended(Protocol):
-    """A request that goes on."""
+    """A running request."""
 
     @property
     def account_owner(self) -> tuple[str, str]:
-        """Its tenant, and the client's own id of it; "" if it has none."""
+        """The tenant, and the id that the client gave; "" if there is none."""
 
     def account(self) -> RequestAccount:
-        """So far."""
+        """Returns the account so far."""
 
 
 class Accounts:
-    """Of the requests that go on, and the latest that have ended: where their time went."""
+    """Accounts of the time of running requests and of the latest ended ones."""
 
     def __init__(self, unended: Callable[[], Iterable[Unended]]) -> None:
-        """unended: those of now."""
+        """unended: returns the running requests."""
         self._unended = unended
         self._accounts: deque[tuple[str, RequestAccount]] = deque(maxlen=MAX_ACCOUNTS)
 
@@ -41,7 +41,8 @@ class Accounts:
         self._accounts.append((tenant, account))
 
     def find(self, request_id: str, tenant: str | None) -> list[RequestAccount]:
-        """Of all attempts at a request and its choices, the latest last. tenant: whose it must be; None: anybody's."""
+        """Returns the accounts of all attempts at a request and its choices, the latest last. tenant: None: any
+        tenant."""
         ended = [
             account
             for owner, account in self._accounts
@@ -60,7 +61,7 @@ class Rate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = 0
         self._clock = clock
-        self._counts = [0] * (RATE_S + 1)  # by second, the present one included
+        self._counts = [0] * (RATE_S + 1)  # by second, including the current one
         self._second = int(clock())
 
     def add(self, count: int) -> None:
@@ -84,7 +85,7 @@ class Rate:
 
 
 class Latencies:
-    """Those of the last LATENCY_S seconds, at most the latest MAX_LATENCIES."""
+    """The latencies of the last LATENCY_S seconds, at most MAX_LATENCIES."""
 
     def __init__(self) -> None:
         self._observed: deque[tuple[float, float]] = deque(maxlen=MAX_LATENCIES)

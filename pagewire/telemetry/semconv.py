@@ -1,7 +1,6 @@
 """Names of OpenTelemetry's semantic conventions that Pagewire uses: GenAI, RPC, HTTP.
 
-The package that has them calls most of them incubating and moves them about, so they are written down here, and a test
-compares.
+The package of the conventions moves most of them as incubating, so they are listed here, and a test compares.
 """
 
 PROVIDER = "pagewire"

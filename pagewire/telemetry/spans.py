@@ -30,15 +30,16 @@ def tracing() -> bool:
 
 
 class Span:
-    """One stage of one request. Made when it starts, exported at end(); free when tracing is off."""
+    """One stage of one request. Make it when the stage starts; end() exports it. It costs nothing when tracing is
+    off."""
 
     __slots__ = ("_span", "trace")
 
     def __init__(self, name: str, trace: Trace = NO_TRACE, *, serves: bool = False, start: float | None = None) -> None:
-        """trace: of the parent; NO_TRACE for a new one. `self.trace` is for its children.
+        """trace: of the parent; NO_TRACE for a new trace. `self.trace` is for children.
 
-        serves: the stage is the whole of what this service does for a remote caller. start: by time.monotonic(), if it
-        was earlier.
+        serves: the stage is the whole work of this service for a remote caller. start: by time.monotonic(), if it was
+        earlier.
         """
         self._span: OpenTelemetrySpan | None = None
         self.trace = trace
@@ -50,18 +51,18 @@ class Span:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it goes anywhere: traces are on, and this one was sampled."""
+        """Whether the span is exported: tracing is on, and the trace was sampled."""
         return self._span is not None and self._span.is_recording()
 
     @property
     def exemplar(self) -> dict[str, str] | None:
-        """For a histogram: where to look what made a value what it is; None: nowhere."""
+        """The labels of an exemplar in a histogram; None if the span is not exported."""
         if not self.is_recorded:
             return None
         return {"trace_id": self.trace.trace_id, "span_id": self.trace.span_id}
 
     def child(self, name: str, start: float, end: float, attributes: Mapping[str, Any] | None = None) -> None:
-        """A stage within, which is over. start, end: by time.monotonic()."""
+        """Adds a finished stage within this one. start, end: by time.monotonic()."""
         if self._span is not None and self._span.is_recording():
             from pagewire.telemetry import otlp_spans
 
@@ -71,19 +72,19 @@ class Span:
             otlp_spans.child(_tracer, self._span, name, interval_ns, attributes)
 
     def event(self, name: str, at: float | None = None, attributes: Mapping[str, Any] | None = None) -> None:
-        """at: by time.monotonic(), if it was earlier."""
+        """Adds an event. at: by time.monotonic(), if it was earlier."""
         if self._span is not None:
             self._span.add_event(name, attributes, _epoch_ns(at))
 
     def rename(self, name: str) -> None:
-        """When more is known of what it is."""
+        """Renames the span, once more is known."""
         if self._span is not None:
             self._span.update_name(name)
 
     def end(
         self, attributes: Mapping[str, Any] | None = None, *, error: str | None = None, at: float | None = None
     ) -> None:
-        """attributes: those that are None are left out. error: what failed, if that is a fault of ours. at: by
+        """Ends the span. attributes: None values are left out. error: the message of a failure of this service. at: by
         time.monotonic(), if it was earlier."""
         if self._span is None:
             return

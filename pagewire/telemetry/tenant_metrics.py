@@ -1,13 +1,13 @@
-"""Metrics by tenant: what the label says, and what a tenant may read of them, its own."""
+"""Metrics by tenant: the label, and the part of them that a tenant may read."""
 
 from collections.abc import Sequence
 
 from pagewire.v1.admin_pb2 import ServiceMetrics
 
-# Whose requests name no tenant: the label of an empty name would be none, and dashboards would show a line without a
-# name. A tenant of that name is among them.
+# The label of requests without a tenant: dashboards would show an empty label as a line without a name. It is shared
+# with a tenant of this name.
 UNNAMED = "none"
-_LABEL = '{tenant="'  # the only label of these, as services write them
+_LABEL = '{tenant="'  # the only label of these metrics
 
 
 def label_of(tenant: str) -> str:
@@ -15,7 +15,7 @@ def label_of(tenant: str) -> str:
 
 
 def of_tenant(services: Sequence[ServiceMetrics], tenant: str | None) -> list[ServiceMetrics]:
-    """As they are for None."""
+    """Returns the metrics without those of other tenants; all metrics for None."""
     if tenant is None:
         return list(services)
     name = label_of(tenant).replace("\\", "\\\\").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""The trace that a request belongs to, as it travels: W3C's trace context and baggage."""
+"""The trace of a request, as W3C's trace context and baggage."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _MAX_STATE, _MAX_BAGGAGE = 512, 8192
 
 
 class Trace(NamedTuple):
-    """Of the span that is the parent of what comes next; empty strings: there is none."""
+    """The context of the parent span; empty strings without a parent."""
 
     traceparent: str = ""
     tracestate: str = ""
@@ -25,37 +25,37 @@ class Trace(NamedTuple):
 
     @classmethod
     def of_client(cls, headers: Iterable[tuple[str | bytes, str | bytes]]) -> "Trace":
-        """Of HTTP headers in lower case, or of a call's metadata; what is not valid is left out."""
-        told: dict[str, list[str]] = {}
+        """Returns the trace in HTTP headers, in lower case, or in metadata of a call; invalid parts are left out."""
+        found: dict[str, list[str]] = {}
         for name, value in headers:
             if name in _HEADERS:
-                told.setdefault(_text(name), []).append(_text(value))
-        if not told:
+                found.setdefault(_text(name), []).append(_text(value))
+        if not found:
             return NO_TRACE
-        parents = told.get("traceparent", [])
+        parents = found.get("traceparent", [])
         parent = parents[0] if len(parents) == 1 and _TRACEPARENT.fullmatch(parents[0]) else ""
-        # Both may be divided among several headers.
-        state, baggage = (",".join(told.get(name, ())) for name in ("tracestate", "baggage"))
+        # Both may be split into several headers.
+        state, baggage = (",".join(found.get(name, ())) for name in ("tracestate", "baggage"))
         return cls(parent, state if parent and _is_taken(state, _MAX_STATE) else "", _taken(baggage))
 
     def attach_to(self, context: RequestContext) -> RequestContext:
-        """To the next service."""
+        """Writes the trace to the context of a request, for the next service, and returns the context."""
         context.traceparent, context.tracestate, context.baggage = self
         return context
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """What says the same in a single call."""
+        """The metadata that carries the trace in a single call."""
         return [(name, value) for name, value in zip(self._fields, self, strict=True) if value]
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; "" if there is none."""
+        """The id of the trace, 32 hexadecimal digits; "" if there is none."""
         return self.traceparent[3:35]
 
     @property
     def span_id(self) -> str:
-        """Of the parent, 16 hexadecimal digits; "" if there is none."""
+        """The id of the parent span, 16 hexadecimal digits; "" if there is none."""
         return self.traceparent[36:52]
 
 

@@ -1,4 +1,4 @@
-"""What every service offers its operators: metrics and status, its own and of all services behind it."""
+"""The API of every service for operators: metrics and status of the service and of all services behind it."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ from pagewire.wire.status.rpc_error import RpcError
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
-# Of the time that the caller has left, for the next service: what is far away must not make what is near look dead.
+# The share of the remaining time for the next service: a slow service far away must not make a near one look dead.
 _SHARE_OF_TIME = 0.7
 _STARTED = time.monotonic()
 
-# Answers ReplaceWeights. Raises RpcError.
+# Implements ReplaceWeights. Raises RpcError.
 ReplaceWeights = Callable[[admin_pb2.ReplaceWeightsRequest], Awaitable[admin_pb2.ReplaceWeightsResponse]]
-# Fills in the details of a service; the second argument: whether with maps of KV blocks.
+# Fills in the details of a status; the second argument: with maps of KV blocks.
 Describe = Callable[[ServiceStatus, bool], None]
 
 
@@ -41,7 +41,7 @@ class Neighbour(NamedTuple):
 
 
 def own_status(service: str, *, is_serving: bool) -> ServiceStatus:
-    """Of this process."""
+    """Returns the status of this process."""
     state = ServiceState.SERVICE_STATE_SERVING if is_serving else ServiceState.SERVICE_STATE_NOT_SERVING
     uptime = time.monotonic() - _STARTED
     cpus = cpu_text(usable_cpus())
@@ -51,7 +51,10 @@ def own_status(service: str, *, is_serving: bool) -> ServiceStatus:
 async def status_behind(
     neighbour: Neighbour, request: admin_pb2.GetStatusRequest, timeout: float = _TIMEOUT_S
 ) -> list[ServiceStatus]:
-    """A neighbour's status and those behind it; UNREACHABLE if it does not answer within `timeout` seconds."""
+    """Returns the status of a neighbour and of the services behind it.
+
+    A neighbour that does not answer within `timeout` seconds is UNREACHABLE.
+    """
     try:
         stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
         services = list((await stub.GetStatus(request, timeout=timeout)).services)
@@ -66,7 +69,7 @@ async def status_behind(
 async def metrics_behind(
     neighbour: Neighbour, request: admin_pb2.GetMetricsRequest, timeout: float = _TIMEOUT_S
 ) -> list[ServiceMetrics]:
-    """A neighbour's metrics and those behind it; none if it does not answer within `timeout` seconds."""
+    """Returns the metrics of a neighbour and of the services behind it; [] if it does not answer within `timeout` s."""
     try:
         stub = admin_pb2_grpc.AdminServiceStub(neighbour.channel)
         services = list((await stub.GetMetrics(request, timeout=timeout)).services)
@@ -80,7 +83,7 @@ async def metrics_behind(
 async def accounts_behind(
     neighbour: Neighbour, request: admin_pb2.ExplainRequestRequest, timeout: float = _TIMEOUT_S
 ) -> list[RequestAccount]:
-    """What a neighbour and those behind it know of a request; nothing if it does not answer in time, or keeps none."""
+    """Returns the accounts of a request at a neighbour and the services behind it; [] if it does not answer in time."""
     if neighbour.service == "executor":
         return []
     try:
@@ -95,13 +98,13 @@ async def accounts_behind(
     return accounts
 
 
-Told = TypeVar("Told", ServiceStatus, ServiceMetrics)
+Report = TypeVar("Report", ServiceStatus, ServiceMetrics)
 
 
-def each_once(told: Sequence[Sequence[Told]]) -> list[Told]:
-    """What several neighbours tell, some of them of the same services behind them: what is known of each."""
-    found: dict[tuple[str, str], Told] = {}
-    for one in (one for part in told for one in part):
+def each_once(reports: Sequence[Sequence[Report]]) -> list[Report]:
+    """Returns one report of each service, from those of several neighbours with common services behind them."""
+    found: dict[tuple[str, str], Report] = {}
+    for one in (one for part in reports for one in part):
         known = found.setdefault((one.service, one.address), one)
         if isinstance(known, ServiceStatus) and known.state == ServiceState.SERVICE_STATE_UNREACHABLE:
             found[one.service, one.address] = one
@@ -109,6 +112,8 @@ def each_once(told: Sequence[Sequence[Told]]) -> list[Told]:
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """AdminService of one service."""
+
     def __init__(
         self,
         service: str,
@@ -118,8 +123,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         replace_weights: ReplaceWeights | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """behind: those that are there now. replace_weights: None, where that is not offered. accounts: of requests;
-        None: none are kept."""
+        """behind: returns the current neighbours. replace_weights: None if the service does not offer it. accounts: of
+        requests; None if the service keeps none."""
         self._accounts = accounts
         self._service = service
         self._replace_weights = replace_weights
@@ -144,9 +149,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         of_tenant = request.tenant if request.HasField("tenant") else None
         timeout = _timeout_behind(context)
         behind = await asyncio.gather(*(accounts_behind(one, request, timeout) for one in self._behind()))
-        # Behind them, so that of a request that goes on this service's time is not less than theirs.
+        # Read last, so that the time of a running request here is not less than at the services behind.
         own = self._accounts.find(request.request_id, of_tenant) if self._accounts is not None else []
-        return admin_pb2.ExplainRequestResponse(accounts=[*own, *(one for told in behind for one in told)])
+        return admin_pb2.ExplainRequestResponse(accounts=[*own, *(one for accounts in behind for one in accounts)])
 
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -163,19 +168,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if self._replace_weights is None:
             raise RpcError(
                 grpc.StatusCode.UNIMPLEMENTED,
-                "weights are replaced through a tokenizer service or the scheduler",
+                "weights cannot be replaced here; ask a tokenizer service or the scheduler",
             )
         return await self._replace_weights(request)
 
 
 def _timeout_behind(context: grpc.aio.ServicerContext) -> float:
-    """Seconds that the services behind this one have to answer."""
+    """Returns the seconds in which the services behind this one have to answer."""
     remaining = context.time_remaining()
     return _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
 
 
 def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
-    """Leaves it to all services behind this one, at the same time."""
+    """Returns an implementation that asks all services behind this one, at the same time."""
 
     async def replace(request: admin_pb2.ReplaceWeightsRequest) -> admin_pb2.ReplaceWeightsResponse:
         neighbours = behind()
@@ -183,7 +188,7 @@ def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
         done = [answer for answer in answers if isinstance(answer, admin_pb2.ReplaceWeightsResponse)]
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         if not neighbours:
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, "no scheduler is there to replace weights; try again later")
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "no scheduler is available to replace weights; try again later")
         if not errors:
             return admin_pb2.ReplaceWeightsResponse(
                 version=done[0].version,
@@ -194,8 +199,8 @@ def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
             where = [one.address for one, answer in zip(neighbours, answers, strict=True) if answer in done]
             raise RpcError(
                 errors[0].code,
-                f"weights {done[0].version} are in force at {', '.join(where)} only: {errors[0].message}; ask again"
-                " once that is mended",
+                f"weights {done[0].version} are in use only at {', '.join(where)}: {errors[0].message}; repeat the"
+                " request once this is fixed",
             )
         raise errors[0]
 
@@ -205,14 +210,14 @@ def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
 async def _replace_at(
     neighbour: Neighbour, request: admin_pb2.ReplaceWeightsRequest
 ) -> admin_pb2.ReplaceWeightsResponse:
-    """Raises RpcError."""
+    """Asks one neighbour. Raises RpcError."""
     try:
         return await admin_pb2_grpc.AdminServiceStub(neighbour.channel).ReplaceWeights(request)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error):
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
-                f"the scheduler went away ({error.details()}): GetStatus or /v1/status says which weights are in"
-                " force; try again",
+                f"the connection to the scheduler broke ({error.details()}); check with GetStatus or /v1/status which"
+                " weights are in use, and try again",
             ) from error
         raise RpcError.from_call(error) from error

@@ -1,4 +1,4 @@
-"""From a prompt and options, as Python writes them, to the messages of the public gRPC API."""
+"""Converts prompts and options of Python to messages of the public gRPC API."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class SamplingOptions(ParameterOptions, total=False):
-    """Fields of `SamplingParams`, which says what they mean; None leaves one unset."""
+    """Fields of `SamplingParams` in common.proto, which describes them; None leaves one unset."""
 
     logit_bias: Mapping[int, float] | None
     stop_token_ids: Sequence[int]
@@ -24,10 +24,10 @@ class SamplingOptions(ParameterOptions, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """Of chats alone.
+    """Options of chats.
 
-    tools: as OpenAI writes them, {"type": "function", "function": {...}}. tool_choice: "auto", "none", "required" or
-    the name of one of the tools. reasoning: tell it apart from the answer.
+    tools: in the form of OpenAI, {"type": "function", "function": {...}}. tool_choice: "auto", "none", "required" or
+    the name of one of the tools. reasoning: separate it from the answer.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -43,7 +43,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class GenerateOptions(SamplingOptions, ChatOptions, total=False):
-    """Fields of `GenerateRequest`, and those above. With n, responses are of n outputs by turns."""
+    """Fields of `GenerateRequest`, and those above. With n, responses of n outputs alternate."""
 
     model: str
     request_id: str
@@ -66,11 +66,14 @@ _KNOWN = frozenset(GenerateOptions.__annotations__) | _CHAT | _SAMPLING | {"thin
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.GenerateRequest:
-    """Raises TypeError for an unknown option, ValueError for one that does not go with the prompt or has another form,
-    OSError for an image that cannot be read."""
+    """Returns the message.
+
+    Raises TypeError for an unknown option, ValueError for one that does not fit the prompt or has a wrong form, OSError
+    for an image that cannot be read.
+    """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(given.keys() - _KNOWN):
-        raise TypeError(f"no option {', '.join(unknown)}; there are {', '.join(sorted(_KNOWN))}")
+        raise TypeError(f"unknown option {', '.join(unknown)}; known are {', '.join(sorted(_KNOWN))}")
     sampling = _sampling_params({name: given.pop(name) for name in _SAMPLING & given.keys()})
     of_chat = {name: given.pop(name) for name in _CHAT & given.keys()}
     request = inference_pb2.GenerateRequest(sampling_params=sampling, **given)
@@ -83,12 +86,12 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     else:
         request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=prompt))  # type: ignore[arg-type]
     if of_chat:
-        raise ValueError(f"{', '.join(sorted(of_chat))}: only a chat has it; the prompt must be messages")
+        raise ValueError(f"{', '.join(sorted(of_chat))}: only chats have it; give messages as the prompt")
     return request
 
 
 def input_text(text: str | Sequence[int] | Sequence[Message]) -> inference_pb2.InputText:
-    """A text, token ids or a chat that yield a vector."""
+    """Returns the message for a text, token ids or a chat that yield a vector."""
     if isinstance(text, str):
         return inference_pb2.InputText(text=text)
     if text and isinstance(text[0], Mapping):
@@ -136,7 +139,7 @@ def _chat(messages: Sequence[Message], options: Mapping[str, Any]) -> inference_
 def _ask_to_parse(request: inference_pb2.GenerateRequest, options: Mapping[str, Any]) -> None:
     tools, choice = options.get("tools"), options.get("tool_choice", "auto")
     if not tools and choice not in ("auto", "none"):
-        raise ValueError(f"tool_choice {choice!r} needs tools")
+        raise ValueError(f"tool_choice {choice!r} needs tools; give tools, too")
     if not tools and not options.get("reasoning"):
         return
     parsing = request.output_parsing
@@ -152,7 +155,7 @@ def _ask_to_parse(request: inference_pb2.GenerateRequest, options: Mapping[str, 
 def _tool(tool: Mapping[str, Any]) -> inference_pb2.Tool:
     function = tool.get("function", tool)
     if "name" not in function:
-        raise ValueError(f'a tool is {{"type": "function", "function": {{"name": ...}}}}, not {tool!r:.100}')
+        raise ValueError(f'a tool must be {{"type": "function", "function": {{"name": ...}}}}, not {tool!r:.100}')
     parameters = function.get("parameters")
     return inference_pb2.Tool(
         name=function["name"],
@@ -193,5 +196,5 @@ def _part(part: str | Path | Mapping[str, Any]) -> inference_pb2.ContentPart:
         return _part(url)
     if not isinstance(url, str):
         expected = 'a str, a Path, {"text": ...} or {"image": URL}'
-        raise ValueError(f"a part of a message is {expected}, not {part!r:.100}")
+        raise ValueError(f"a part of a message must be {expected}, not {part!r:.100}")
     return inference_pb2.ContentPart(image=inference_pb2.ImageSource(url=url))

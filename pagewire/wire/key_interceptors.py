@@ -1,4 +1,4 @@
-"""The door before the public RPCs."""
+"""Interceptors that check API keys before public RPCs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
@@ -12,16 +12,16 @@ from pagewire.wire.keys import Door, caller
 from pagewire.wire.keys.header import bearer
 from pagewire.wire.status.rpc_error import RpcError
 
-# Whoever supervises a service asks for it, without a key.
+# Supervisors check health without a key.
 _OPEN = "/grpc.health.v1.Health/"
-# What says or ends something, and computes nothing, has no limits.
+# Calls that only report or end something have no limits.
 _UNLIMITED = ("Abort", "Get", "List")
 _ADMIN = ".AdminService"
 MESSAGE = "missing or wrong API key: send it as metadata, authorization: Bearer KEY"
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Behind rpc.StatusInterceptor, which makes statuses of what it raises."""
+    """Checks the key of each call. It runs behind StatusInterceptor, which converts its errors to statuses."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -45,10 +45,10 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
 
 class AdminInterceptor(grpc.aio.ServerInterceptor):
-    """Before what changes the service for everybody. Behind that of keys, if there is one."""
+    """Checks calls that change the service for all clients. It runs behind KeyInterceptor, if there is one."""
 
     def __init__(self, *, is_private: bool) -> None:
-        """is_private: other machines do not reach this server."""
+        """is_private: other machines cannot reach this server."""
         self._is_private = is_private
 
     async def intercept_service(
@@ -65,7 +65,7 @@ class AdminInterceptor(grpc.aio.ServerInterceptor):
 
 
 def interceptors(config: PublicListenConfig) -> Sequence[grpc.aio.ServerInterceptor]:
-    """Of the server that clients reach. Raises StartupError for a file that cannot be read."""
+    """Returns the interceptors of the public server. Raises StartupError for a file that cannot be read."""
     door = Door(config.api_keys, config.api_key_file)
     admin = AdminInterceptor(is_private=all(map(_is_private, config.public_listen.split(","))))
     return [admin] if door.is_open else [KeyInterceptor(door), admin]
@@ -88,8 +88,8 @@ def _is_unlimited(method: str) -> bool:
 
 async def _refuse_change(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
     message = (
-        "this call changes the service for everybody: use the key of --api-key, one made by `pagewire keys add"
-        " --admin`, or, where no key is asked for, serve on loopback"
+        "this call changes the service for all clients: use the key of --api-key or one made by `pagewire keys add"
+        " --admin`, or, without keys, serve on loopback"
     )
     await RpcError(grpc.StatusCode.PERMISSION_DENIED, message).abort(context)
     yield b""
@@ -97,11 +97,11 @@ async def _refuse_change(requests: AsyncIterator[Any], context: grpc.aio.Service
 
 async def _refuse(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
     await RpcError(grpc.StatusCode.UNAUTHENTICATED, MESSAGE).abort(context)
-    yield b""  # never, but streams are generators
+    yield b""  # never reached; it makes this function a generator
 
 
 def _held(handler: grpc.RpcMethodHandler, admit: Callable[[], AbstractContextManager[None]]) -> grpc.RpcMethodHandler:
-    """The handler, of one request, within admit()."""
+    """Returns the handler of a single request, which runs within admit()."""
     if handler.response_streaming:
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:

@@ -30,10 +30,10 @@ from pagewire.wire.status.status_interceptor import StatusInterceptor
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# At each address of a server; less where the process may not have so many descriptors.
+# At each address of a server; fewer if the process may not have as many descriptors.
 MAX_CONNECTIONS = 10_000
 KEEPALIVE_MS = 20_000
-# For what clients are told last to reach them.
+# Time for the last messages to reach clients.
 LAST_CALLS_S = 0.2
 
 _COMMON_OPTIONS = [
@@ -47,30 +47,31 @@ _SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Who connects and does not speak HTTP/2, or nothing for long, has to make room; streams between services are never
-    # without a call.
+    # Connections without HTTP/2, or without calls for long, are closed; streams between services are always calls.
     ("grpc.server_handshake_timeout_ms", 15_000),
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.max_concurrent_streams", 10_000),
-    # A second process must fail to bind, not share the port.
+    # A second process must fail to bind instead of sharing the port.
     ("grpc.so_reuseport", 0),
 ]
 _CHANNEL_OPTIONS = [
     *_COMMON_OPTIONS,
-    # Between attempts, so that a neighbour is found soon after it is back. An attempt may take gRPC's 20 seconds;
-    # min_reconnect_backoff_ms, which sounds as if it belonged here, would be the time after which it is given up.
+    # The time between attempts, so that a neighbour is found soon after it is back. An attempt may take gRPC's 20
+    # seconds; min_reconnect_backoff_ms, despite its name, is the time after which an attempt is given up.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 150),
-    # A successor may have another address (a pod, a container made anew); gRPC would ask for it twice a minute.
+    # A new pod or container may have another address; gRPC would resolve the name only twice a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
-    # A channel of its own per neighbour: nothing else may share, or shut, its connection.
+    # Each neighbour has its own channel: no other code may share, or close, its connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 def channel(address: str, credentials: grpc.ChannelCredentials | None = None, host: str = "") -> grpc.aio.Channel:
-    """A channel to a neighbour: "unix:/path", "host:port" or any gRPC target. credentials: for TLS; host: whose
-    certificate it is to show, "": the address's."""
+    """Returns a channel to a neighbour: "unix:/path", "host:port" or any gRPC target.
+
+    credentials: for TLS. host: the name that its certificate must have, "": that of the address.
+    """
     if credentials is not None:
         names = [("grpc.ssl_target_name_override", host)] if host else []
         return grpc.aio.secure_channel(address, credentials, options=[*_CHANNEL_OPTIONS, *names])
@@ -78,40 +79,43 @@ def channel(address: str, credentials: grpc.ChannelCredentials | None = None, ho
 
 
 def timeout_of(context: common_pb2.RequestContext) -> float | None:
-    """Seconds that a request has left; None: any number. Raises RpcError DEADLINE_EXCEEDED if it has none."""
+    """Returns the seconds that a request has left; None: no limit. Raises RpcError DEADLINE_EXCEEDED if none are
+    left."""
     if not context.HasField("timeout"):
         return None
     if (seconds := error_details.seconds(context.timeout)) <= 0:
-        raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time was up before it was here; allow it more")
+        raise RpcError(
+            grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the request passed before it arrived; set a later one"
+        )
     return seconds
 
 
 def deadline_of(context: common_pb2.RequestContext) -> float | None:
-    """When the time of a request that arrives now is up, by time.monotonic(); None: never."""
+    """Returns the deadline of a request that arrives now, by time.monotonic(); None: none."""
     return time.monotonic() + error_details.seconds(context.timeout) if context.HasField("timeout") else None
 
 
 def set_timeout(context: common_pb2.RequestContext, call: grpc.aio.ServicerContext) -> None:
-    """What a call's deadline leaves its request."""
-    # Without one, it is None or the years that gRPC's clock has left.
+    """Sets the timeout of a request from the deadline of its call."""
+    # Without a deadline, it is None or many years.
     if (seconds := call.time_remaining()) is not None and seconds < 1e9:
         context.timeout.CopyFrom(error_details.duration(max(0.0, seconds)))
 
 
 def trace_of(context: grpc.aio.ServicerContext) -> Trace:
-    """What a call's metadata say of its trace."""
+    """Returns the trace in the metadata of a call."""
     return Trace.of_client(context.invocation_metadata() or ())
 
 
 @dataclass
 class Server:
-    """One gRPC service process: what it serves, where, and how it ends.
+    """The gRPC server of a service process.
 
-    `add(servicer, add_to_server, descriptor)` for each service, `await start()`, then `set_serving(True)` when it can
-    work; `await stop()` lets requests end first, within `shutdown_timeout` seconds.
+    Call `add(servicer, add_to_server, name)` for each service, `await start()`, and `set_serving(True)` when it can
+    work. `await stop()` lets requests finish first, within `shutdown_timeout` seconds.
 
-    drain_delay: None for a server of neighbours, whose streams hand on what is left when they break. One of clients
-    refuses new calls so many seconds after it was told to stop: load balancers then know that it is not ready.
+    drain_delay: None for a server of neighbours, which resubmit the requests of broken streams. A public server refuses
+    new calls this many seconds after the stop began, when load balancers know that it is not ready.
     """
 
     addresses: Sequence[str]
@@ -119,7 +123,7 @@ class Server:
     max_request_bytes: int = MAX_MESSAGE_BYTES
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     drain_delay: float | None = None
-    credentials: grpc.ServerCredentials | None = None  # for TLS, of the addresses that are no unix sockets
+    credentials: grpc.ServerCredentials | None = None  # for TLS, at addresses that are not unix sockets
     max_connections: int = MAX_CONNECTIONS
     _statuses: StatusInterceptor = field(init=False)
     _server: grpc.aio.Server = field(init=False)
@@ -141,14 +145,14 @@ class Server:
             "grpc.max_receive_message_length": self.max_request_bytes,
             "grpc.max_allowed_incoming_connections": min(self.max_connections, free * 3 // 4),
         }
-        return list((dict(_SERVER_OPTIONS) | own).items())  # of two values of a name the first would count
+        return list((dict(_SERVER_OPTIONS) | own).items())  # gRPC would use the first of two values
 
     def add(
         self, servicer: Any, add_to_server: Callable[[Any, grpc.aio.Server], None], name: str, *, is_link: bool = False
     ) -> None:
-        """name is the service's full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name.
+        """Adds a service. name: its full name, for instance inference_pb2.DESCRIPTOR.services_by_name[...].full_name.
 
-        is_link: neighbours use it, and as long as it serves them they need not know that the process is to end.
+        is_link: neighbours use it; its health stays SERVING while the process drains.
         """
         add_to_server(servicer, self._server)
         self._names.append(name)
@@ -163,41 +167,46 @@ class Server:
         replace_weights: ReplaceWeights | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """behind: those behind this service now. describe: fills in what only this service can tell of itself.
-        replace_weights: if that is offered here. accounts: of requests, where such are kept."""
+        """Adds AdminService.
+
+        behind: returns the current neighbours behind this service. describe: fills in the details of its status.
+        replace_weights, accounts: if the service offers them.
+        """
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
         servicer = AdminServicer(service, behind, lambda: self._is_ready, describe, replace_weights, accounts)
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
 
     @property
     def _is_ready(self) -> bool:
-        """For clients and operators."""
+        """Whether it is ready for clients."""
         return self._is_serving and not self._is_stopping
 
     async def start(self) -> None:
-        """Listens, NOT_SERVING until told otherwise. Raises StartupError naming an address that cannot be bound."""
+        """Listens; NOT_SERVING until set_serving(). Raises StartupError naming an address that cannot be bound."""
         add_reflection([*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], self._server)
         await self.set_serving(False)
         for address in self.addresses:
             if address.startswith("unix:") and unix_sockets.is_served(address.removeprefix("unix:")):
-                raise StartupError(f"cannot listen on {address}: another process serves it; stop it, or name another")
+                raise StartupError(
+                    f"cannot listen on {address}: another process serves it; stop it, or use another address"
+                )
             try:
                 bound = self._bind(address)
             except RuntimeError as error:
-                raise StartupError(f"cannot listen on {address}: is another process using it? ({error})") from error
+                raise StartupError(f"cannot listen on {address}: another process may use it ({error})") from error
             if not bound and not address.startswith("unix:"):
-                raise StartupError(f"cannot listen on {address}: is another process using it?")
+                raise StartupError(f"cannot listen on {address}: another process may use it")
         await self._server.start()
 
     def _bind(self, address: str) -> int:
-        """The port, or what gRPC has for a socket. Raises RuntimeError."""
+        """Binds an address, and returns gRPC's result: the port, if it has one. Raises RuntimeError."""
         if self.credentials is not None and not address.startswith("unix:"):
             return self._server.add_secure_port(address, self.credentials)
         with unix_sockets.private():
             return self._server.add_insecure_port(address)
 
     async def set_serving(self, serving: bool) -> None:
-        """Whether this service can work. "" (the whole process) is SERVING as long as it listens: liveness."""
+        """Sets whether this service can work. "" (the whole process) is SERVING while it listens: liveness."""
         status = health_pb2.HealthCheckResponse
         self._is_serving = serving
         await self._health.set("", status.SERVING)
@@ -206,9 +215,10 @@ class Server:
             await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
 
     async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Not ready at once; then waits until `drained` returns (no request is live), at most shutdown_timeout seconds.
+        """Becomes not ready at once, and waits until `drained` returns (no live requests), at most shutdown_timeout s.
 
-        Without `drained`, what runs is cut off. Neighbours' streams go on until the end, with new requests too.
+        Without `drained`, running requests are cut off. Streams of neighbours continue until the end, also with new
+        requests.
         """
         self._is_stopping = True
         await self.set_serving(self._is_serving)
@@ -221,9 +231,12 @@ class Server:
                 async with asyncio.timeout(self.shutdown_timeout):
                     await drained()
             except TimeoutError:
-                logger.warning("what still runs after %g s is cut off, or goes on elsewhere", self.shutdown_timeout)
+                logger.warning(
+                    "requests still run after %g s (--shutdown-timeout); they are cut off, or continue elsewhere",
+                    self.shutdown_timeout,
+                )
         if self.drain_delay is None:
-            # Streams of neighbours never end by themselves: they are cut, with what else neighbours still ask, and
+            # Streams of neighbours never end by themselves: they are cut off, with other calls of neighbours, and
             # reconnect elsewhere.
             if drained is not None:
                 await self._statuses.ended(LAST_CALLS_S)
@@ -236,33 +249,35 @@ class Server:
 
 
 async def start(servers: Sequence[Server]) -> None:
-    """All, or none. Raises StartupError."""
+    """Starts all servers, or none. Raises StartupError."""
     try:
         for server in servers:
             await server.start()
     except StartupError:
-        await asyncio.gather(*(server.stop() for server in servers))  # gRPC's would end with a traceback
+        await asyncio.gather(*(server.stop() for server in servers))  # otherwise gRPC would print a traceback
         raise
 
 
 async def wait_for_signal() -> bool:
-    """Returns at the first SIGTERM or SIGINT: whether what runs may end first, as after SIGTERM. Whoever presses Ctrl-C
-    waits for the end. A second signal ends the process at once."""
+    """Waits for the first SIGTERM or SIGINT, and returns whether running requests may finish, as after SIGTERM.
+
+    After Ctrl-C, a user waits for the end. A second signal ends the process at once.
+    """
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[bool] = loop.create_future()
+    received: asyncio.Future[bool] = loop.create_future()
 
     def handle(number: signal.Signals) -> None:
-        if not told.done():
-            told.set_result(number == signal.SIGTERM)
+        if not received.done():
+            received.set_result(number == signal.SIGTERM)
             return
-        # By the signal itself: no traceback of whatever it would interrupt.
+        # The default action of the signal prints no traceback.
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, handle, number)
-    return await told
+    return await received
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -277,12 +292,12 @@ async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def run(main: Awaitable[None], hang_timeout: float = 0.0) -> None:
-    """Runs a service's main coroutine on uvloop. hang_timeout: seconds for which the loop may be blocked before the
-    process ends; 0 = for ever."""
+    """Runs a service's main coroutine on uvloop. hang_timeout: seconds of a blocked loop that end the process; 0:
+    never."""
 
     async def _run() -> None:
         await watched(main, hang_timeout)
 
-    # What was imported stays: looking through it for garbage would halt every request for up to a tenth of a second.
+    # Imported objects stay: searching them for garbage would stop every request for up to a tenth of a second.
     gc.freeze()
     uvloop.run(_run())

@@ -1,6 +1,6 @@
-"""TLS for gRPC: what a service's servers show and want to see, and channels that have it.
+"""TLS for gRPC: credentials of servers, and channels with TLS.
 
-Unix sockets never have TLS: only this user can open them.
+Unix sockets never use TLS: only the same user can open them.
 """
 
 import asyncio
@@ -19,54 +19,57 @@ from pagewire.wire.tls import GRPC_WITH_TLS, NO_FILES, Certificates, Files, Load
 
 logger = logging.getLogger(__name__)
 
-# Calls on a channel of earlier certificates may go on for so long: a stream between services never ends by itself.
+# How long calls may continue on a channel with earlier certificates: streams between services never end by themselves.
 _CALLS_MAY_LAST_S = 10 * 365 * 86400.0
 
 
 class ServiceTls:
-    """Of one process: what the flags say of its servers, and of its channels to other services.
+    """The TLS of one process, for its servers and for its channels to other services.
 
-    With a certificate, what clients reach has TLS. With CAs, too, services show each other certificates of these.
+    With a certificate, public addresses use TLS. With CAs, services also authenticate each other by certificates.
     """
 
     def __init__(self, config: TlsConfig, links: Sequence[str] = ()) -> None:
-        """links: addresses at which this process serves other services, or finds them. Raises StartupError."""
+        """links: addresses at which this process serves or reaches other services. Raises StartupError."""
         over_tcp = [address for address in links if not address.startswith("unix:")]
-        self._telling: set[asyncio.Task[None]] = set()
+        self._logging: set[asyncio.Task[None]] = set()
         self.wants_certificates = config.ssl_cert_reqs == 2  # of clients
         self._has_secure_links = bool(over_tcp and config.ssl_ca_certs)
         self.certificates = certificates_of(config, between_services=self._has_secure_links)
         if self.certificates is not None and over_tcp and not self._has_secure_links:
-            logger.warning("no TLS at %s: between services it takes --ssl-ca-certs", ", ".join(over_tcp))
+            logger.warning("no TLS at %s: TLS between services also needs --ssl-ca-certs", ", ".join(over_tcp))
 
     def of_clients(self) -> grpc.ServerCredentials | None:
-        """For the addresses that clients reach."""
+        """Returns the credentials for public addresses."""
         if self.certificates is None:
             return None
         return _server_credentials(self.certificates, wants_certificate=self.wants_certificates)
 
     def of_services(self) -> grpc.ServerCredentials | None:
-        """For the addresses that only services reach: whoever does is believed, so he has to show a certificate."""
+        """Returns the credentials for addresses of services. They require certificates, because services are
+        trusted."""
         if self.certificates is None or not self._has_secure_links:
             return None
         return _server_credentials(self.certificates, wants_certificate=True)
 
     def channel(self, address: str, host: str = "") -> grpc.aio.Channel:
-        """To another service. host: whose certificate it shows; "": the address's. The log says why no connection comes
-        about, if that is TLS."""
+        """Returns a channel to another service, and logs TLS errors of its connections.
+
+        host: the name in the certificate; "": that of the address.
+        """
         if address.startswith("unix:"):
             return rpc.channel(address)
         if self.certificates is not None and self._has_secure_links:
             channel: grpc.aio.Channel = RenewedChannel(address, self.certificates, host)
         else:
             channel = rpc.channel(address)
-        telling = asyncio.create_task(log_refusals(channel, address))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        logging_errors = asyncio.create_task(log_refusals(channel, address))
+        self._logging.add(logging_errors)
+        logging_errors.add_done_callback(self._logging.discard)
         return channel
 
     def listed_channel(self, listed: Listed) -> grpc.aio.Channel:
-        """To a service that was found; who was found by name has to show a certificate of that name."""
+        """Returns a channel to a discovered service; one found by name needs a certificate with that name."""
         return self.channel(listed.address, listed.host)
 
 
@@ -74,8 +77,10 @@ NO_TLS = ServiceTls(TlsConfig())
 
 
 def client_channel(address: str, files: Files) -> grpc.aio.Channel:
-    """To a public port: "grpcs://host:port" or any files mean TLS, with $PAGEWIRE_SSL_CA_CERTS and its siblings for
-    files that are not given. Raises StartupError for files that do not do."""
+    """Returns a channel to a public port, with TLS for "grpcs://host:port" or if any files are given.
+
+    $PAGEWIRE_SSL_CA_CERTS and its siblings are the defaults of files. Raises StartupError for unusable files.
+    """
     is_secure = address.startswith(GRPC_WITH_TLS) or files != NO_FILES
     if address.startswith("unix:") or not is_secure:
         return rpc.channel(address)
@@ -88,19 +93,21 @@ def client_channel(address: str, files: Files) -> grpc.aio.Channel:
 
 
 def channel_credentials(loaded: Loaded) -> grpc.ChannelCredentials:
-    """Without CAs, those that gRPC knows count."""
+    """Returns credentials of a channel. Without CAs, it trusts those of gRPC."""
     return grpc.ssl_channel_credentials(loaded.ca_certs, loaded.key, loaded.certificate)
 
 
 async def log_refusals(channel: grpc.aio.Channel, address: str, interval: float = 5.0) -> None:
-    """Logs what is wrong with TLS while no connection to a service comes about, once for each reason: calls just wait
-    for one. Runs until the channel is closed. interval: seconds."""
-    health, told, last = health_pb2_grpc.HealthStub(channel), "", ""
+    """Logs TLS errors while a channel cannot connect, once for each cause: calls would just wait.
+
+    Runs until the channel is closed. interval: seconds.
+    """
+    health, logged, last = health_pb2_grpc.HealthStub(channel), "", ""
     while True:
         await asyncio.sleep(interval)
         try:
             if channel.get_state() is grpc.ChannelConnectivity.READY:
-                told = last = ""
+                logged = last = ""
                 continue
             await health.Check(health_pb2.HealthCheckRequest(), timeout=interval)
         except grpc.aio.UsageError:  # closed
@@ -109,29 +116,29 @@ async def log_refusals(channel: grpc.aio.Channel, address: str, interval: float 
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return  # closed while it asked
+            return  # closed during the check
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 continue
             reason = await asyncio.to_thread(why_unavailable, address, str(error.details()))
-            # Seen once, it may be a service that has just come up.
-            if reason and reason == last and reason != told:
+            # A cause that occurs once may be a service that is starting.
+            if reason and reason == last and reason != logged:
                 logger.error("no connection to %s: %s", address, reason)
-                told = reason
+                logged = reason
             last = reason
 
 
 def _server_credentials(certificates: Certificates, *, wants_certificate: bool) -> grpc.ServerCredentials:
-    told: Loaded | None = None
+    current: Loaded | None = None
 
     def changed() -> Any:
-        """Asked for every connection; None: as before."""
-        nonlocal told
+        """Returns the certificates for a new connection; None if they are unchanged."""
+        nonlocal current
         loaded = certificates.current()
-        if loaded is told:
+        if loaded is current:
             return None
-        told = loaded
-        # Without being asked for a certificate, a client is not told of CAs.
+        current = loaded
+        # CAs are sent only to clients that need a certificate.
         roots = loaded.ca_certs if wants_certificate else None
         return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], roots)
 
@@ -139,7 +146,7 @@ def _server_credentials(certificates: Certificates, *, wants_certificate: bool) 
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """A channel whose next call shows the certificate of then; gRPC's own show the one that they were made with."""
+    """A channel whose calls use the current certificate; channels of gRPC keep the one they were made with."""
 
     def __init__(self, address: str, certificates: Certificates, host: str = "") -> None:
         self._address = address

@@ -1,6 +1,6 @@
-"""Whose the present request is: decided here, for HTTP, gRPC and what is done later.
+"""The tenant of the current request, for HTTP, gRPC and later work.
 
-Of a key with an owner, it is the owner's. Otherwise a header says it, where --tenant-header lets it be believed.
+It is the owner of the key, if the key has one, else the value of the header that --tenant-header names.
 """
 
 import re
@@ -15,18 +15,18 @@ from pagewire.v1.common_pb2 import RequestContext
 from pagewire.wire.keys import caller
 from pagewire.wire.status.rpc_error import RpcError
 
-# In metadata, between services.
+# Metadata between services.
 _NAME, _WEIGHT, _TOKENS = "pagewire-tenant", "pagewire-tenant-weight", "pagewire-tenant-tokens-per-minute"
-# Of a header, as HTTP and gRPC's metadata both take it; what says something else already says no tenant.
+# Names of headers that both HTTP and gRPC metadata allow, except those with another meaning.
 _HEADERS = re.compile(r"(?!grpc-)[a-z0-9][a-z0-9_.-]{0,63}(?<!-bin)", re.IGNORECASE)
 _TAKEN = frozenset({"authorization", "connection", "content-length", "content-type", "host", "te", "x-api-key"})
 _NAMES = re.compile(r"[!-~]([ -~]{0,126}[!-~])?")
 
 
 class Tenant(NamedTuple):
-    name: str = ""  # "" = nobody in particular
-    weight: float = 0.0  # share among others; 0 = 1
-    tokens_per_minute: int = 0  # 0 = any number
+    name: str = ""  # "": no tenant
+    weight: float = 0.0  # share among others; 0: 1
+    tokens_per_minute: int = 0  # 0: no limit
 
 
 NO_TENANT = Tenant()
@@ -34,64 +34,66 @@ present: ContextVar[Tenant] = ContextVar("tenant", default=NO_TENANT)
 
 
 def check_header(header: str | None) -> None:
-    """header: of --tenant-header. Raises StartupError for what cannot be one."""
+    """Checks the value of --tenant-header. Raises StartupError."""
     if header is not None and (not _HEADERS.fullmatch(header) or header.lower() in _TAKEN):
         raise StartupError(
-            f"--tenant-header {header!r} is no name for this: give one of letters, digits, - and _ that says nothing"
-            " else and does not begin with grpc- or end with -bin, as X-Tenant-ID"
+            f"--tenant-header {header!r} cannot name tenants: use letters, digits, - and _, no header with another"
+            " meaning, no grpc- at the beginning and no -bin at the end, for instance X-Tenant-ID"
         )
 
 
 def of_client(header: str | None, values: Sequence[str]) -> Tenant:
-    """The owner of the present key, or whom a header names. header: of --tenant-header. values: all that came with it.
+    """Returns the owner of the current key, or the tenant that the header names. Raises ValueError.
 
-    Raises ValueError.
+    header: of --tenant-header. values: all its values in the request.
     """
     if (key := caller.get()) is not None and key.name:
         return Tenant(key.name, key.weight, key.tokens_per_minute)
     if header is None or not values:
         return NO_TENANT
     if len(values) > 1 or not _NAMES.fullmatch(values[0]):
-        raise ValueError(f"{header} names a tenant: give it once, with 1 to 128 printable ASCII characters")
+        raise ValueError(f"{header} names a tenant: send it once, with 1 to 128 printable ASCII characters")
     return Tenant(values[0])
 
 
 def caller_scope() -> str | None:
-    """The tenant whose requests the present caller may end; None: all, as one who may change the service or where there
-    are no tenants."""
+    """Returns the tenant to whose requests the current caller is restricted; None: no restriction.
+
+    Administrators, and callers without a tenant, are not restricted.
+    """
     if (key := caller.get()) is not None:
         return None if key.admin else key.name
     return present.get().name or None
 
 
 def attach(tenant: Tenant, context: RequestContext) -> RequestContext:
-    """Whose request it is, to the next service."""
+    """Writes the tenant of a request to its context, for the next service, and returns the context."""
     context.tenant, context.tenant_weight, context.tokens_per_minute = tenant
     return context
 
 
 def metadata() -> list[tuple[str, str]]:
-    """What says the same in a single call of another service."""
+    """Returns the metadata that carries the current tenant in a single call."""
     name, *numbers = present.get()
     return [(_NAME, name), *zip((_WEIGHT, _TOKENS), map(str, numbers), strict=True)] if name else []
 
 
 class ServiceTenants(grpc.aio.ServerInterceptor):
-    """Whose the calls of other services are, as they say."""
+    """Sets the tenant of calls of other services, from their metadata."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        told = {key: _text(value) for key, value in handler_call_details.invocation_metadata or ()}
-        tenant = Tenant(told.get(_NAME, ""), float(told.get(_WEIGHT, 0)), int(told.get(_TOKENS, 0)))
+        metadata = {key: _text(value) for key, value in handler_call_details.invocation_metadata or ()}
+        tenant = Tenant(metadata.get(_NAME, ""), float(metadata.get(_WEIGHT, 0)), int(metadata.get(_TOKENS, 0)))
         present.set(tenant)  # for the handler: it runs in this task
         return await continuation(handler_call_details)
 
 
 class ClientTenants(grpc.aio.ServerInterceptor):
-    """Whose the calls of clients are. Behind that of keys."""
+    """Sets the tenant of calls of clients. It runs behind KeyInterceptor."""
 
     def __init__(self, header: str | None) -> None:
         """header: of --tenant-header. Raises StartupError."""

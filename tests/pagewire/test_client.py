@@ -150,7 +150,7 @@ async def test_messages_take_images(echo: tuple[Echo, str], tmp_path: Path) -> N
     async with Client(address) as client:
         async for _ in client.generate(messages):
             pass
-        with pytest.raises(ValueError, match="a part of a message is a str, a Path"):
+        with pytest.raises(ValueError, match="a part of a message must be a str, a Path"):
             async for _ in client.generate([{"role": "user", "content": [{"audio": 1}]}]):
                 pass
         with pytest.raises(FileNotFoundError):
@@ -230,11 +230,11 @@ async def test_chats_take_tools_and_past_calls_as_openai_writes_them(echo: tuple
         async for _ in client.generate(messages, reasoning=True, include_stop_str_in_output=True, **options):
             pass
         wrong: dict[str, Any] = {"max_tokns": 1}
-        with pytest.raises(ValueError, match="tools: only a chat has it"):
+        with pytest.raises(ValueError, match="tools: only chats have it"):
             await anext(client.generate("text", tools=tools))
         with pytest.raises(ValueError, match="tool_choice 'required' needs tools"):
             await anext(client.generate(messages, tool_choice="required"))
-        with pytest.raises(TypeError, match="no option max_tokns; there are"):
+        with pytest.raises(TypeError, match="unknown option max_tokns; known are"):
             await anext(client.generate("text", **wrong))
     [request] = servicer.requests
     assert request.chat.tools[0].parameters_json == '{"type": "object"}' and request.output_parsing.required

@@ -11,5 +11,5 @@ from pagewire.wire.keys.entry import Key
 
 __all__ = ["Door", "Key", "caller"]
 
-# Whose key came with the present request; None: no key was asked for, or no client waits for it.
+# The key of the current request; None: no key is required, or no client waits for the request.
 caller: ContextVar[Key | None] = ContextVar("caller", default=None)

@@ -1,4 +1,4 @@
-"""Lets in who has a key, and as often as it allows."""
+"""Checks API keys and their limits."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from pagewire.wire.status.rpc_error import RpcError
 
 
 class _Use:
-    """What the holder of a key has taken of its limits."""
+    """The use of one key's limits."""
 
     def __init__(self, key: Key) -> None:
         self._left = float(key.requests_per_minute)
@@ -21,9 +21,11 @@ class _Use:
 
     @contextmanager
     def one(self, key: Key) -> Iterator[None]:
-        """A request, for as long as it runs. Raises RpcError RESOURCE_EXHAUSTED."""
+        """Counts a request while it runs. Raises RpcError RESOURCE_EXHAUSTED."""
         if key.max_running and self._num_running >= key.max_running:
-            message = f"{key.name} has {key.max_running} requests running, as many as its key allows; wait for one"
+            message = (
+                f"{key.name} has as many running requests as its key allows ({key.max_running}); wait until one ends"
+            )
             raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         if key.requests_per_minute:
             self._take(key)
@@ -34,7 +36,7 @@ class _Use:
             self._num_running -= 1
 
     def _take(self, key: Key) -> None:
-        """A bucket that a minute fills."""
+        """Takes one request from a bucket that refills in a minute. Raises RpcError RESOURCE_EXHAUSTED."""
         now, rate = time.monotonic(), key.requests_per_minute / 60
         self._left = min(float(key.requests_per_minute), self._left + (now - self._at) * rate)
         self._at = now
@@ -45,11 +47,13 @@ class _Use:
 
 
 class Door:
+    """Checks the keys of requests, and counts the requests of each."""
+
     def __init__(
         self, api_keys: Sequence[str] = (), key_file: str | None = None, check_interval: float = CHECK_INTERVAL_S
     ) -> None:
-        """Open if there are neither. api_keys: of one owner, who may all. check_interval: seconds after which the file
-        is looked at again.
+        """Without keys and a file, no key is required. api_keys: of the operator, which may do everything.
+        check_interval: seconds between checks of the file.
 
         Raises StartupError for a file that cannot be read.
         """
@@ -60,13 +64,13 @@ class Door:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody needs a key."""
+        """Whether no key is required."""
         return not self._ours and self._file is None
 
     def find(self, given: Iterable[bytes]) -> Key | None:
-        """That of the first key that is known; None: none is.
+        """Returns the first known key; None if none is known.
 
-        Found by their hashes: how long that takes says nothing of a key.
+        Keys are compared by their hashes, so that the time of a comparison reveals nothing about a key.
         """
         others = dict[bytes, Key]() if self._file is None else self._file.keys()
         for key in filter(None, map(bytes.strip, given)):
@@ -77,7 +81,7 @@ class Door:
 
     @contextmanager
     def admit(self, key: Key) -> Iterator[None]:
-        """One request, for as long as it runs. Raises RpcError RESOURCE_EXHAUSTED, with the time to come back."""
+        """Counts a request while it runs. Raises RpcError RESOURCE_EXHAUSTED with a time to retry."""
         if key.name not in self._uses:
             self._uses[key.name] = _Use(key)
         with self._uses[key.name].one(key):

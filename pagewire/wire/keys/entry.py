@@ -1,7 +1,7 @@
-"""One key: a line `NAME sha256:HEX [weight=2] [requests_per_minute=60] [tokens_per_minute=90000] [max_running=8]
+"""An API key: a line `NAME sha256:HEX [weight=2] [requests_per_minute=60] [tokens_per_minute=90000] [max_running=8]
 [admin]` of a file.
 
-Keys are random and as long as their hash, so that a fast hash gives nothing away that a slow one would hide.
+Keys are random and as long as their hash, so a fast hash is as safe as a slow one.
 """
 
 import hashlib
@@ -18,10 +18,11 @@ _WHOLE = ("requests_per_minute", "tokens_per_minute", "max_running")
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """name: of the tenant, "" for that of --api-key. digest: SHA-256. weight: share of the tenant among others.
+    """An API key.
 
-    requests_per_minute, max_running: of each process that clients reach; 0 = no limit. tokens_per_minute: of prompts
-    and outputs, by all ways. admin: may change the service.
+    name: of the tenant, "" for --api-key. digest: SHA-256. weight: share of the tenant among others.
+    requests_per_minute, max_running: limits in each process that clients reach; 0: no limit. tokens_per_minute: of
+    prompts and outputs together. admin: may change the service.
     """
 
     name: str
@@ -33,10 +34,10 @@ class Key:
     admin: bool = False
 
     def line(self) -> str:
-        """As parse_key() reads it."""
-        told = [f"{name}={value}" for name in _WHOLE if (value := getattr(self, name))]
+        """Returns the line that parse_keys() reads."""
+        limits = [f"{name}={value}" for name in _WHOLE if (value := getattr(self, name))]
         weight = [] if self.weight == 1 else [f"weight={self.weight:g}"]
-        return " ".join([self.name, f"sha256:{self.digest.hex()}", *weight, *told, *([_ADMIN] if self.admin else [])])
+        return " ".join([self.name, f"sha256:{self.digest.hex()}", *weight, *limits, *([_ADMIN] if self.admin else [])])
 
 
 def digest_of(key: bytes) -> bytes:
@@ -48,7 +49,7 @@ def new_key() -> str:
 
 
 def parse_keys(text: str) -> dict[bytes, Key]:
-    """By digest; empty lines and those that begin with # are none. Raises ValueError naming the line."""
+    """Returns keys by digest, without empty lines and comments (#). Raises ValueError naming the line."""
     keys: dict[bytes, Key] = {}
     names = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -57,7 +58,7 @@ def parse_keys(text: str) -> dict[bytes, Key]:
         try:
             key = _parse(words)
             if key.name in names or key.digest in keys:
-                raise ValueError(f"{key.name!r}, or its hash, stands there twice: remove one of both")
+                raise ValueError(f"{key.name!r}, or its hash, occurs twice; remove one of them")
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
         names.add(key.name)
@@ -66,10 +67,10 @@ def parse_keys(text: str) -> dict[bytes, Key]:
 
 
 def _parse(words: list[str]) -> Key:
-    """Raises ValueError, which never quotes what may be a key."""
+    """Raises ValueError, whose message never quotes a possible key."""
     name, hash, settings = words[0], _HASH.fullmatch(words[1]) if len(words) > 1 else None, words[2:]
     if not is_name(name):
-        raise ValueError("the first word is no name: up to 64 letters, digits and ._@-")
+        raise ValueError("the first word is not a name of up to 64 letters, digits and ._@-")
     if hash is None:
         raise ValueError("the second word is not sha256: and 64 hexadecimal digits; `pagewire keys add` writes it")
     values: dict[str, float] = {}
@@ -79,9 +80,11 @@ def _parse(words: list[str]) -> Key:
         what, _, value = setting.partition("=")
         if what not in ("weight", *_WHOLE) or what in values or not _NUMBER.fullmatch(value) or not float(value):
             names = ", ".join(("weight", *_WHOLE))
-            raise ValueError(f"what follows the hash is one of {names}, once, =, and a number above 0; or {_ADMIN}")
+            raise ValueError(
+                f"after the hash, only {_ADMIN} and NAME=NUMBER are allowed, with each of {names} once and above 0"
+            )
         if what in _WHOLE and "." in value:
-            raise ValueError(f"{what} is no whole number")
+            raise ValueError(f"{what} is not a whole number")
         values[what] = float(value)
     return Key(
         name=name,

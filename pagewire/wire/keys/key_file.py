@@ -15,8 +15,10 @@ _Version = tuple[int, int, int]
 
 
 class KeyFile:
+    """The keys in a file."""
+
     def __init__(self, path: str, check_interval: float = CHECK_INTERVAL_S) -> None:
-        """check_interval: seconds. Raises StartupError for a file that cannot be read, or has a wrong line."""
+        """check_interval: in seconds. Raises StartupError for a file that cannot be read, or has a wrong line."""
         self._path = Path(path).expanduser()
         self._check_interval = check_interval
         try:
@@ -28,7 +30,8 @@ class KeyFile:
         self._checked = time.monotonic()
 
     def keys(self) -> Mapping[bytes, Key]:
-        """By digest. A file that is missing or wrong by now changes nothing: the log says so, once."""
+        """Returns keys by digest. If the file is now missing or wrong, the previous keys remain; that is logged
+        once."""
         now = time.monotonic()
         if now - self._checked >= self._check_interval:
             self._checked = now
@@ -48,21 +51,26 @@ class KeyFile:
                 self._version = None
             if self._version != before:
                 cause = _cause(error)
-                logger.error("--api-key-file %s: %s; the keys of before stay until it is mended", self._path, cause)
+                logger.error(
+                    "--api-key-file %s: %s; the previous keys remain in use until this is fixed", self._path, cause
+                )
 
     def _warn_of_none(self) -> None:
         if not self._keys:
-            logger.warning("--api-key-file %s has no keys: nobody gets in; `pagewire keys add` adds one", self._path)
+            logger.warning(
+                "--api-key-file %s has no keys, so every request is refused; add one with `pagewire keys add`",
+                self._path,
+            )
 
     def _find_version(self) -> _Version:
         status = self._path.stat()
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> dict[bytes, Key]:
-        return parse_keys(self._path.read_text("utf-8-sig"))  # editors of Windows begin a file with a mark
+        return parse_keys(self._path.read_text("utf-8-sig"))  # editors on Windows write a byte order mark
 
 
 def _cause(error: OSError | ValueError) -> str:
-    if isinstance(error, UnicodeDecodeError):  # whose message has a part of the file
-        return "is no text"
+    if isinstance(error, UnicodeDecodeError):  # its message would quote the file
+        return "is not text"
     return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -1,4 +1,4 @@
-"""What a status says beside its code and message: google.rpc's details, as clients of any language read them."""
+"""The details of a status besides code and message, as messages of google.rpc, which clients in any language read."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-# Where gRPC's libraries look for them.
+# The metadata key that gRPC's libraries use.
 KEY = "grpc-status-details-bin"
 DOMAIN = "pagewire"
 RETRY_AFTER_S = 1
@@ -28,7 +28,7 @@ _REASONS = {
     grpc.StatusCode.INTERNAL: "INTERNAL",
 }
 _RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-# What clients take in the trailers of a call, 8 KiB by default, holds the message as well.
+# Clients accept 8 KiB of trailers by default, which include the message.
 _MAX_BYTES = 3 * 1024
 _MAX_VIOLATIONS = 32
 
@@ -57,7 +57,7 @@ def trailers(
 
 
 def is_of_service(error: grpc.aio.AioRpcError) -> bool:
-    """Whether one of our services answered with it; otherwise the connection failed."""
+    """Returns whether a service of Pagewire sent this status; otherwise the connection failed."""
     return any(key == KEY for key, _ in error.trailing_metadata() or ())
 
 
@@ -68,14 +68,14 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
 
 
 def violations_of(error: grpc.aio.AioRpcError) -> list[Violation]:
-    """What a failed call said is wrong with the request; [] if nothing."""
+    """Returns the violations in the status of a failed call."""
     bad = BadRequest()
     found = any(detail.Unpack(bad) for detail in _details(error))
     return [(one.field, one.description) for one in bad.field_violations] if found else []
 
 
 def retry_delay_of(error: grpc.aio.AioRpcError) -> float | None:
-    """Seconds after which a failed call may be made again; None if it did not say."""
+    """Returns the seconds after which a failed call may be repeated; None if its status has none."""
     info = RetryInfo()
     found = any(detail.Unpack(info) for detail in _details(error))
     return seconds(info.retry_delay) if found else None

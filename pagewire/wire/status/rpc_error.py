@@ -11,19 +11,19 @@ from pagewire.wire.status import error_details
 _CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
-# Statuses travel as HTTP/2 headers, of which gRPC takes 8 KiB; what is not ASCII has up to 12 bytes a character there.
+# Statuses are HTTP/2 headers, of which gRPC accepts 8 KiB; a character beyond ASCII takes up to 12 bytes there.
 _MAX_DETAILS = 2000
 _MAX_DETAILS_NOT_ASCII = 600
 
 
 def _clipped(message: str) -> str:
-    """What a status can carry. The beginning and the end: a message may quote what a client sent."""
+    """Shortens a message for a status, by its middle: a message may quote a long value of the client."""
     limit = _MAX_DETAILS if message.isascii() else _MAX_DETAILS_NOT_ASCII
     return message if len(message) <= limit else f"{message[: limit // 2]} ... {message[-limit // 3 :]}"
 
 
 class RpcError(Exception):
-    """An error with a gRPC status: what servicers raise and multiplexed streams carry."""
+    """An error with a gRPC status, which servicers raise and multiplexed streams carry."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class RpcError(Exception):
 
     @classmethod
     def from_call(cls, error: grpc.aio.AioRpcError) -> Self:
-        """A failed call's."""
+        """Returns the error of a failed call."""
         violations, retry_delay = error_details.violations_of(error), error_details.retry_delay_of(error)
         return cls(error.code(), error.details() or error.code().name, violations, retry_delay)
 
     @classmethod
     def from_message(cls, error: common_pb2.RequestError) -> Self:
-        """As a multiplexed stream carried it; UNKNOWN for codes nobody knows."""
+        """Returns the error in a message of a multiplexed stream; unknown codes become UNKNOWN."""
         code = _CODE_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
         retry_delay = error_details.seconds(error.retry_delay) if error.HasField("retry_delay") else None
         return cls(code, error.message, [(one.field, one.description) for one in error.violations], retry_delay)
@@ -64,7 +64,8 @@ class RpcError(Exception):
         return common_pb2.RequestError(code=self.number, message=self.message, violations=violations, retry_delay=delay)
 
     def renamed(self, field: str, prefix: str) -> Self:
-        """As a client knows it whose request has `prefix` for `field`, or, if that is "", before all fields."""
+        """Returns the error for a client whose request has `prefix` instead of `field`, or before all fields if that is
+        ""."""
         if not field:
             violations = [(f"{prefix}.{path}", why) for path, why in self.violations]
             return type(self)(self.code, self.message, violations, self.retry_delay)
@@ -76,7 +77,7 @@ class RpcError(Exception):
         return type(self)(self.code, self.message.replace(field, prefix), violations)
 
     async def abort(self, context: grpc.aio.ServicerContext) -> None:
-        """Ends a call with it."""
+        """Ends a call with this error."""
         trailers = error_details.trailers(self.code, self.message, self.violations, self.retry_delay, self.reason)
         await context.abort(self.code, self.message, trailers)
 

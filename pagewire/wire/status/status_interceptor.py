@@ -1,4 +1,4 @@
-"""What a server makes of calls that fail."""
+"""Converts the exceptions of handlers to gRPC statuses."""
 
 import asyncio
 import logging
@@ -16,27 +16,27 @@ logger = logging.getLogger(__name__)
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Turns exceptions of handlers into gRPC statuses: RpcError as it says, everything else INTERNAL and logged."""
+    """Converts RpcError to its status; any other exception becomes INTERNAL and is logged."""
 
     def __init__(self) -> None:
-        self._calls: set[asyncio.Task[Any]] = set()  # that run
-        self._links: set[asyncio.Task[Any]] = set()  # of these, streams of requests, which end when they are cut
+        self._calls: set[asyncio.Task[Any]] = set()  # running calls
+        self._links: set[asyncio.Task[Any]] = set()  # of these, streams of requests, which end when they are cut off
         self._is_cut_off = False
 
     def cut_off(self) -> None:
-        """Ends the calls that run, which are clients', and says why."""
+        """Ends the running calls of clients with UNAVAILABLE."""
         self._is_cut_off = True
         for call in self._calls:
             call.cancel()
 
     async def ended(self, timeout: float) -> None:
-        """Gives the calls that end by themselves so many seconds for their last words."""
+        """Waits at most `timeout` seconds for calls that end by themselves."""
         if calls := self._calls - self._links:
             await asyncio.wait(calls, timeout=timeout)
 
     @contextmanager
     def _running(self, *, is_link: bool = False) -> Iterator[None]:
-        """A call of the present task. Raises RpcError if it is cut off."""
+        """Registers the call of the current task. Raises RpcError if it is cut off."""
         call = asyncio.current_task()
         assert call is not None
         self._calls.add(call)
@@ -73,8 +73,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             )
             inner_stream = handler.stream_stream or handler.unary_stream
 
-            # A coroutine that writes, not a generator: when the call is cancelled, wherever it is, the handler's own
-            # cleaning up happens now and not when somebody collects it.
+            # A coroutine that writes, not a generator: after a cancellation, the handler then cleans up at once, and
+            # not when the garbage collector finds it.
             async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
                 try:
                     _check_decoded(request)
@@ -108,14 +108,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _decoded(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
-    """A message of a stream, whose reader gets the RpcError if it is none."""
+    """Decodes a message of a stream. Raises RpcError for the reader of the stream."""
     request = deserialize(data)
     _check_decoded(request)
     return request
 
 
 def _check_decoded(request: Any) -> None:
-    """Raises RpcError INTERNAL, which is what gRPC says of bytes that are no message."""
+    """Raises RpcError INTERNAL, the status of gRPC for bytes that cannot be decoded."""
     if isinstance(request, Undecodable):
         raise RpcError(grpc.StatusCode.INTERNAL, request.reason)
 

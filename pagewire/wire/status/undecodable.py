@@ -1,4 +1,4 @@
-"""Requests whose bytes are no message: an answer that says so, and one line in the log for many of them."""
+"""Requests that cannot be decoded: an error for the client, and one log line for many of them."""
 
 import logging
 import time
@@ -10,19 +10,19 @@ from google.protobuf.message import DecodeError
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two lines of the log: whoever sends such bytes may go on with it.
+# Seconds between two log lines: a client may send many such requests.
 LOG_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
 class Undecodable:
-    """What stands in the place of a request that could not be read."""
+    """Takes the place of a request that could not be decoded."""
 
     reason: str
 
 
 class Deserializer:
-    """That of one method. grpcio's own way is a traceback per call, and a status that says nothing."""
+    """Decodes requests of one method. grpcio itself would log a traceback per call and return an empty status."""
 
     _last_logged = -LOG_EVERY_S
     _num_unlogged = 0
@@ -38,7 +38,8 @@ class Deserializer:
         except DecodeError as error:
             self._log(error)
             return Undecodable(
-                f"the request of {self._method} cannot be read: {error}; generate the client from the server's protos"
+                f"the request of {self._method} cannot be decoded: {error}; generate the client from the server's "
+                "protos"
             )
 
     def _log(self, error: DecodeError) -> None:
@@ -46,5 +47,5 @@ class Deserializer:
         shared._num_unlogged += 1
         if now - shared._last_logged >= LOG_EVERY_S:
             count = shared._num_unlogged
-            logger.warning("requests that could not be read: %d; the last one of %s: %s", count, self._method, error)
+            logger.warning("requests that could not be decoded: %d; the last one of %s: %s", count, self._method, error)
             shared._last_logged, shared._num_unlogged = now, 0

@@ -48,15 +48,15 @@ def test_the_one_key_is_taken_beside_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
-        ("a/b " + HASH, "no name"),
+        ("a/b " + HASH, "not a name"),
         ("a", "second word"),
         ("a my-secret-key", "second word"),
         ("a sha256:abc", "second word"),
-        (f"a {HASH} wieght=2", "weight, requests_per_minute, tokens_per_minute, max_running, once"),
+        (f"a {HASH} wieght=2", "weight, requests_per_minute, tokens_per_minute, max_running once"),
         (f"a {HASH} weight=0", "above 0"),
         (f"a {HASH} weight=nan", "above 0"),
         (f"a {HASH} max_running=2 max_running=3", "once"),
-        (f"a {HASH} max_running=1.5", "no whole number"),
+        (f"a {HASH} max_running=1.5", "not a whole number"),
         (f"a sha256:{'cd' * 32}\na {HASH}", "line 4: 'a'"),
         (f"b {HASH}\na {HASH}", "twice"),
     ],
@@ -84,7 +84,7 @@ def test_a_file_without_keys_is_warned_of_as_nobody_gets_in(tmp_path: Path, capl
     path.write_text("")
     assert door.find([key]) is None
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 2 and all("nobody gets in" in line for line in warnings)
+    assert len(warnings) == 2 and all("every request is refused" in line for line in warnings)
 
 
 def test_files_of_editors_of_windows_are_read(tmp_path: Path) -> None:
@@ -142,7 +142,11 @@ def test_a_key_has_as_many_requests_at_once_as_it_allows(tmp_path: Path) -> None
     door = Door(key_file=str(tmp_path / "keys"))
     key = door.find([secret])
     assert key is not None
-    with door.admit(key), pytest.raises(RpcError, match="a has 1 requests running"), door.admit(key):
+    with (
+        door.admit(key),
+        pytest.raises(RpcError, match="a has as many running requests as its key allows"),
+        door.admit(key),
+    ):
         pass
     with pytest.raises(ZeroDivisionError), door.admit(key):  # one that fails has ended, too
         _ = 1 / 0

@@ -60,7 +60,7 @@ async def test_who_replaces_weights_is_told_of_a_scheduler_that_went_away(tmp_pa
     await refusing.start()
     async with await asyncio.start_unix_server(die, tmp_path / "dying"):
         for name, message in (
-            ("dying", "the scheduler went away .*which weights are in"),
+            ("dying", "the connection to the scheduler broke .*which weights are in"),
             ("refusing", "^no executor is"),
         ):
             async with grpc.aio.insecure_channel(f"unix:{tmp_path}/{name}") as channel:
@@ -103,13 +103,13 @@ async def test_bytes_that_are_no_request_are_refused_with_one_line_for_many(
         for name in ("Tokenize", "Generate", "Tokenize"):
             method = f"/pagewire.v1.InferenceService/{name}"
             call = channel.unary_stream if name == "Generate" else channel.unary_unary
-            with pytest.raises(grpc.aio.AioRpcError, match=f"the request of {method} cannot be read") as caught:
+            with pytest.raises(grpc.aio.AioRpcError, match=f"the request of {method} cannot be decoded") as caught:
                 answer = call(method)(b"\xff\xff\xff")
                 await (answer.read() if name == "Generate" else answer)
             assert caught.value.code() is grpc.StatusCode.INTERNAL
     await server.stop()
     [record] = caplog.records
-    assert record.getMessage().startswith("requests that could not be read: 1;") and record.exc_info is None
+    assert record.getMessage().startswith("requests that could not be decoded: 1;") and record.exc_info is None
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_certificates_of_clients_need_cas(issued: Issued):
 
 def test_links_without_cas_are_plain_and_the_log_says_so(issued: Issued, caplog: pytest.LogCaptureFixture):
     ServiceTls(TlsConfig(ssl_certfile=str(issued.certfile), ssl_keyfile=str(issued.keyfile)), ["tokenizer:50051"])
-    assert "no TLS at tokenizer:50051: between services it takes --ssl-ca-certs" in caplog.text
+    assert "no TLS at tokenizer:50051: TLS between services also needs --ssl-ca-certs" in caplog.text
 
 
 # Who is let in.

@@ -113,7 +113,7 @@ async def test_what_comes_too_late_is_not_taken(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         submission = token_submission(1, [5, 6])
         submission.context.timeout.FromMilliseconds(0)
-        with pytest.raises(rpc.RpcError, match="time was up") as error:
+        with pytest.raises(rpc.RpcError, match="the deadline of the request passed") as error:
             line.engine.submit(submission, new_outbox(), 1)
         assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 

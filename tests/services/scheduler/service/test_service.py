@@ -279,7 +279,7 @@ async def test_bytes_that_are_no_message_end_the_stream(tmp_path: Path, caplog: 
             while await asyncio.wait_for(call.read(), 30) is not grpc.aio.EOF:
                 pass
         assert error.value.code() == grpc.StatusCode.INTERNAL
-        assert "the request of /pagewire.v1.SchedulerLinkService/Connect cannot be read" in error.value.details()
+        assert "the request of /pagewire.v1.SchedulerLinkService/Connect cannot be decoded" in error.value.details()
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -423,7 +423,7 @@ async def test_those_of_several_schedulers_are_replaced_by_one_call(tmp_path: Pa
         replaced = await replace(admin_pb2.ReplaceWeightsRequest(model="b"))
         assert (replaced.version, replaced.previous_version, replaced.num_executors) == ("new", "old", 2)
         second.executor.checkpoints = {"a": "old", "b": "new"}
-        with pytest.raises(RpcError, match=f"weights newer are in force at {first.scheduler_address} only") as caught:
+        with pytest.raises(RpcError, match=f"weights newer are in use only at {first.scheduler_address}") as caught:
             await replace(admin_pb2.ReplaceWeightsRequest(model="c"))
         assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
         second.executor.checkpoints = FILES
