@@ -21,7 +21,8 @@ from pagewire.gateway.chat.bodies import (
     ToolCallChunk,
 )
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutput
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.chunks import ChunkWriter
 from pagewire.gateway.generation.head import Head

@@ -14,7 +14,8 @@ from pagewire.gateway.completions.bodies import (
 )
 from pagewire.gateway.completions.logprobs import completion_logprobs, echoed_logprobs
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutput
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason
 from pagewire.gateway.generation.chunks import ChunkWriter

@@ -5,13 +5,13 @@ is aborted at MAX_PENDING_BYTES.
 """
 
 import asyncio
-import io
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from pagewire.gateway.core import metrics
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.outputs import ChoiceDelta, ChoiceOutput, ChoiceOutputs, UnreadOutputs
 from pagewire.v1 import common_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import GenerateSubmission
@@ -19,33 +19,12 @@ from pagewire.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     PromptLogprobs,
-    TokenLogprob,
-    ToolCallDelta,
 )
 from pagewire.wire.rpc import RpcError, deadline_of
 from pagewire.wire.status import error_details
 from pagewire.wire.streams import LinkedRequest
 
 MAX_PENDING_BYTES = 1024 * 1024
-
-
-class ChoiceDelta:
-    """More output of a choice that continues. It has the attributes of the equivalent GenerateResponse."""
-
-    __slots__ = ("text", "token_ids")
-
-    logprobs: Sequence[TokenLogprob] = ()
-    reasoning = ""
-    tool_calls: Sequence[ToolCallDelta] = ()
-    finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
-
-    def __init__(self, text: str, token_ids: list[int]) -> None:
-        self.text = text
-        self.token_ids = token_ids
-
-
-ChoiceOutput = GenerateResponse | ChoiceDelta
-ChoiceOutputs = list[tuple[int, ChoiceOutput]]  # by index of the choice
 
 
 class PendingChoice(LinkedRequest):
@@ -175,7 +154,7 @@ class Reply:
         self._abort = abort
         self._streaming = streaming
         self._running = len(requests)
-        self._pending: dict[int, _Unread] = {}  # by index of the choice
+        self._pending: dict[int, UnreadOutputs] = {}  # by index of the choice
         self._pending_bytes = 0
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
@@ -184,7 +163,7 @@ class Reply:
         """Adds an output. size: bytes, roughly."""
         unread = self._pending.get(choice.index)
         if unread is None:
-            self._pending[choice.index] = _Unread(output)
+            self._pending[choice.index] = UnreadOutputs(output)
         else:
             unread.add(output)
         if output.finish_reason:
@@ -264,62 +243,3 @@ class Line(Protocol):
 
         Raises RpcError UNAVAILABLE.
         """
-
-
-def merged_by_choice(outputs: ChoiceOutputs) -> ChoiceOutputs:
-    """Returns one output for each choice."""
-    by_choice: dict[int, _Unread] = {}
-    for index, output in outputs:
-        if index in by_choice:
-            by_choice[index].add(output)
-        else:
-            by_choice[index] = _Unread(output)
-    return [(index, unread.read()) for index, unread in by_choice.items()]
-
-
-class _Unread:
-    """Outputs of one choice, merged into one, which grows with tokens and text but not with their number."""
-
-    __slots__ = ("_output", "_reasoning", "_text")
-
-    def __init__(self, output: ChoiceOutput) -> None:
-        self._output = output
-        # Set when there are several outputs: a growing string would be copied for each.
-        self._text: io.StringIO | None = None
-        self._reasoning: list[str] = []
-
-    def add(self, newer: ChoiceOutput) -> None:
-        """Merges an output, except for the usage, which the PendingChoice has."""
-        if self._text is None:
-            self._text = io.StringIO()
-            self._append(self._text, self._output)
-            self._output = _copied(self._output)
-        self._append(self._text, newer)
-        if isinstance(newer, ChoiceDelta):
-            self._output.token_ids.extend(newer.token_ids)
-            return
-        if isinstance(self._output, ChoiceDelta):
-            self._output = GenerateResponse(token_ids=self._output.token_ids)
-        self._output.MergeFrom(newer)
-
-    def _append(self, text: io.StringIO, output: ChoiceOutput) -> None:
-        text.write(output.text)
-        if output.reasoning:
-            self._reasoning.append(output.reasoning)
-
-    def read(self) -> ChoiceOutput:
-        if self._text is not None:
-            # Merging messages keeps the last string.
-            self._output.text = self._text.getvalue()
-            if not isinstance(self._output, ChoiceDelta):
-                self._output.reasoning = "".join(self._reasoning)
-        return self._output
-
-
-def _copied(output: ChoiceOutput) -> ChoiceOutput:
-    """Returns an output that may be changed."""
-    if isinstance(output, ChoiceDelta):
-        return ChoiceDelta("", list(output.token_ids))
-    copy = GenerateResponse()
-    copy.CopyFrom(output)
-    return copy

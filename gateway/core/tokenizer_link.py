@@ -5,7 +5,8 @@ from itertools import repeat
 
 import grpc
 
-from pagewire.gateway.core.reply import ChoiceDelta, PendingChoice, Reply, Submission
+from pagewire.gateway.core.outputs import ChoiceDelta
+from pagewire.gateway.core.reply import PendingChoice, Reply, Submission
 from pagewire.v1 import inference_link_pb2
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse

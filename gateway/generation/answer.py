@@ -5,7 +5,8 @@ from typing import Protocol
 
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import ChoiceDelta, ChoiceOutput, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceDelta, ChoiceOutput
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.schema.answers import FinishReason, StopReason
 from pagewire.v1 import common_pb2

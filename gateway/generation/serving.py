@@ -14,7 +14,8 @@ from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.field_names import rename
 from pagewire.gateway.core.middleware import CLIENT_GONE
-from pagewire.gateway.core.reply import ChoiceOutputs, Line, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutputs
+from pagewire.gateway.core.reply import Line, PendingChoice
 from pagewire.gateway.core.request_context import RequestContext, request_context, time_left
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai

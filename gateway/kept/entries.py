@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pagewire.gateway.core.reply import ChoiceDelta, ChoiceOutputs, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceDelta, ChoiceOutputs
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.v1.inference_pb2 import GenerateResponse
 
 _encode = msgspec.msgpack.Encoder().encode

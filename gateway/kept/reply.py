@@ -5,7 +5,8 @@ So every response to the generation, the first and any later one, of this gatewa
 
 from collections.abc import Iterable, Sequence
 
-from pagewire.gateway.core.reply import ChoiceOutputs, PendingChoice, Reply, merged_by_choice
+from pagewire.gateway.core.outputs import ChoiceOutputs, merged_by_choice
+from pagewire.gateway.core.reply import PendingChoice, Reply
 from pagewire.gateway.kept.entries import decode_entry
 from pagewire.gateway.kept.generation import KeptGeneration
 from pagewire.v1.inference_pb2 import GenerateRequest

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
-from pagewire.gateway.core.reply import ChoiceOutputs, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutputs
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.kept.entries import by_choice, encode_entry
 from pagewire.gateway.store import Lease, Leases
 from pagewire.v1.inference_pb2 import GenerateResponse

@@ -9,7 +9,8 @@ import pydantic_core
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutput
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.tool_calls import whole_calls
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.messages.bodies.responses import (

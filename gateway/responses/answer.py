@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutput
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.responses.bodies.responses import (
     InputTokensDetails,

@@ -6,7 +6,7 @@ Items and events depend only on the response's id and the outputs, so another pr
 from collections.abc import Iterable, Iterator
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import ChoiceOutput
+from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.generation.logprobs import chat_logprobs
 from pagewire.gateway.responses.bodies.responses import (
     FunctionCallItem,

@@ -7,7 +7,8 @@ from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.core.encoding import DONE, event
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import ChoiceOutput, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutput
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.answer import finish_reason, stop_reason
 from pagewire.gateway.generation.logprobs import MIN_LOGPROB
 from pagewire.gateway.generation.usage import UsageTotal

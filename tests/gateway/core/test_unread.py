@@ -3,7 +3,8 @@
 import gc
 import sys
 
-from pagewire.gateway.core.reply import ChoiceDelta, Reply
+from pagewire.gateway.core.outputs import ChoiceDelta
+from pagewire.gateway.core.reply import Reply
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 
 

@@ -299,7 +299,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
     (user({"type": "document", "source": {}}), "'document'"),
-    (user(CALL), "role 'user' has"),
+    (user(CALL), "role 'user' can have"),
     (user(RESULT | {"content": [{"type": "search_result"}]}), "'search_result'"),
     (user({"type": "image", "source": {"type": "file", "file_id": "f"}}), "'file'"),
     (user(), "content"),

@@ -202,7 +202,7 @@ async def test_an_answer_of_a_gateway_that_cannot_be_read_is_left_out(
 
     async with await asyncio.start_unix_server(answer, tmp_path / "metrics" / "1.sock"):
         assert await asking.accounts(ExplainRequestRequest(request_id="any")) == []
-    assert "what gateway-1 knows of a request cannot be read" in caplog.text
+    assert "the account of a request from gateway-1 cannot be read" in caplog.text
     await asking.close()
 
 
