@@ -15,7 +15,7 @@ from pagewire.services.tokenizer.output.text_output import (
     unread_error,
 )
 from pagewire.services.tokenizer.received import Received
-from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, NumberedResponse
+from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse
 from pagewire.v1.inference_pb2 import GenerateResponse
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Session
@@ -59,21 +59,24 @@ class ClientSession(Session[Received, TextOutput, ConnectRequest, ConnectRespons
 
     def build_message(self, outputs: dict[int, TextOutput]) -> ConnectResponse:
         # Columns are collected in lists: a message takes a whole list faster than its elements.
-        responses: list[NumberedResponse] = []
         numbers: list[int] = []
         texts: list[str] = []
         num_tokens: list[int] = []
         token_ids: list[int] = []
+        others: list[tuple[int, RpcError | GenerateResponse]] = []
         for number, output in outputs.items():
             if isinstance(output, TextDelta):
                 numbers.append(number)
                 texts.append(output.text)
                 num_tokens.append(len(output.token_ids))
                 token_ids += output.token_ids
-            elif isinstance(output, RpcError):
-                responses.append(NumberedResponse(number=number, error=output.to_message()))
             else:
-                responses.append(NumberedResponse(number=number, response=output))
-        return ConnectResponse(
-            responses=responses, numbers=numbers, texts=texts, num_tokens=num_tokens, token_ids=token_ids
-        )
+                others.append((number, output))
+        message = ConnectResponse(numbers=numbers, texts=texts, num_tokens=num_tokens, token_ids=token_ids)
+        for number, other in others:
+            numbered = message.responses.add(number=number)
+            if isinstance(other, RpcError):
+                numbered.error.CopyFrom(other.to_message())
+            else:
+                numbered.response.CopyFrom(other)
+        return message

@@ -8,18 +8,13 @@ A tokenizer's decoder is a chain of steps over all tokens. It is rebuilt here as
 one (a "joiner") that turns tokens into text, then any number that rewrite text.
 """
 
-import codecs
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from pagewire.files.tokenizer_files.byte_alphabet import CHAR_TO_BYTE
 from pagewire.files.tokenizer_files.loading import CLEAN_UPS, LoadedTokenizer
-
-
-class UnsupportedDecoderError(ValueError):
-    """The tokenizer's decoder has a step that cannot be streamed."""
+from pagewire.services.tokenizer.output.decoder_plan import plan_of
+from pagewire.services.tokenizer.output.decoding_steps import Joiner, TextStep, replace_all
 
 
 class Detokenizer:
@@ -27,7 +22,7 @@ class Detokenizer:
 
     __slots__ = ("_joiner", "_steps")
 
-    def __init__(self, joiner: "_Joiner", steps: list["_TextStep"]) -> None:
+    def __init__(self, joiner: Joiner, steps: list[TextStep]) -> None:
         self._joiner = joiner
         self._steps = steps
 
@@ -51,9 +46,9 @@ class Detokenizers:
 
     def __init__(self, tokenizer: LoadedTokenizer) -> None:
         decoder = tokenizer.backend.decoder
-        self._plan = _plan(json.loads(decoder.__getstate__()) if decoder else None)
+        self._plan = plan_of(json.loads(decoder.__getstate__()) if decoder else None)
         if tokenizer.clean_up_spaces:
-            self._plan.steps += [_replace_all(pattern, content) for pattern, content in CLEAN_UPS]
+            self._plan.steps += [replace_all(pattern, content) for pattern, content in CLEAN_UPS]
         added = tokenizer.backend.get_added_tokens_decoder()
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         self._tokenizer = tokenizer
@@ -108,233 +103,3 @@ class _Lookup(dict[int, Any]):
     def __missing__(self, token_id: int) -> Any:
         piece = self[token_id] = self._find(token_id)
         return piece
-
-
-class _Joiner(Protocol):
-    def push(self, token_id: int) -> str: ...
-    def flush(self) -> str: ...
-
-
-class _ByteLevelJoiner:
-    """Pieces are bytes; an incomplete character waits for its other bytes, an impossible one becomes U+FFFD."""
-
-    def __init__(self, pieces: dict[int, bytes | None]) -> None:
-        self._pieces = pieces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_id: int) -> str:
-        piece = self._pieces[token_id]
-        return self._decoder.decode(piece) if piece else ""
-
-    def flush(self) -> str:
-        text = self._decoder.decode(b"", True)
-        self._decoder.reset()
-        return text
-
-
-class _ByteFallbackJoiner:
-    """Pieces are text, or single bytes as ints (from "<0xE2>").
-
-    A run of bytes is text if all of it is valid UTF-8, and one U+FFFD per byte otherwise: only the token after the
-    run, or the end, decides.
-    """
-
-    def __init__(self, pieces: dict[int, str | int | None]) -> None:
-        self._pieces = pieces
-        self._run = bytearray()
-
-    def push(self, token_id: int) -> str:
-        piece = self._pieces[token_id]
-        if piece is None:
-            return ""
-        if isinstance(piece, int):
-            self._run.append(piece)
-            return ""
-        return self.flush() + piece if self._run else piece
-
-    def flush(self) -> str:
-        run, self._run = bytes(self._run), bytearray()
-        try:
-            return run.decode()
-        except UnicodeDecodeError:
-            return "\ufffd" * len(run)
-
-
-class _FirstPieceJoiner:
-    """Pieces are text with a leading or inner mark that the first token shows differently from the others."""
-
-    def __init__(self, pieces: dict[int, str | None], first: Callable[[str], str], other: Callable[[str], str]) -> None:
-        self._pieces = pieces
-        self._show = first
-        self._other = other
-
-    def push(self, token_id: int) -> str:
-        piece = self._pieces[token_id]
-        if piece is None:
-            return ""
-        text, self._show = self._show(piece), self._other
-        return text
-
-    def flush(self) -> str:
-        return ""
-
-
-class _TextStep(Protocol):
-    def push(self, text: str) -> str: ...
-    def flush(self) -> str: ...
-
-
-class _StripStart:
-    """Leaves out up to `count` of `char` at the very start."""
-
-    def __init__(self, char: str, count: int) -> None:
-        self._char, self._left = char, count
-
-    def push(self, text: str) -> str:
-        if not self._left or not text:
-            return text
-        stripped = text[: self._left].lstrip(self._char) + text[self._left :]
-        num_stripped = len(text) - len(stripped)
-        self._left = self._left - num_stripped if num_stripped == len(text) else 0
-        return stripped
-
-    def flush(self) -> str:
-        return ""
-
-
-class _ReplaceAll:
-    """str.replace over the whole stream: holds back an end that may begin the pattern."""
-
-    def __init__(self, pattern: str, content: str) -> None:
-        self._pattern, self._content = pattern, content
-        self._held = ""
-
-    def push(self, text: str) -> str:
-        *done, last = (self._held + text).split(self._pattern)
-        size = min(len(last), len(self._pattern) - 1)
-        while size and not self._pattern.startswith(last[-size:]):
-            size -= 1
-        self._held = last[len(last) - size :]
-        return self._content.join([*done, last[: len(last) - size]])
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
-
-
-def _replace_all(pattern: str, content: str) -> Callable[[], _TextStep]:
-    return lambda: _ReplaceAll(pattern, content)
-
-
-@dataclass
-class _Plan:
-    """A tokenizer's decoder as streaming steps."""
-
-    joiner: Callable[[Any], _Joiner]
-    # A token as the vocabulary spells it -> the piece that the joiner takes.
-    to_piece: Callable[[str], Any]
-    steps: list[Callable[[], _TextStep]] = field(default_factory=list)
-
-
-def _plan(description: dict[str, Any] | None) -> _Plan:
-    """From the decoder's own JSON description; None, no decoder, joins tokens by spaces."""
-    if description is None:
-        return _Plan(lambda pieces: _FirstPieceJoiner(pieces, str, lambda piece: " " + piece), str)
-    steps = _flatten(description)
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return _Plan(_ByteLevelJoiner, byte_level_bytes)
-    if kinds == ["Metaspace"]:
-        return _metaspace_plan(steps[0])
-    if kinds == ["WordPiece"]:
-        return _word_piece_plan(steps[0])
-    return _sentencepiece_plan(steps)
-
-
-def _flatten(description: dict[str, Any]) -> list[dict[str, Any]]:
-    if description["type"] == "Sequence":
-        return [step for inner in description["decoders"] for step in _flatten(inner)]
-    return [description]
-
-
-def _metaspace_plan(step: dict[str, Any]) -> _Plan:
-    """The mark is a space, but nothing in the first token."""
-    mark = step["replacement"]
-    in_first = " " if step["prepend_scheme"] == "never" else ""
-
-    def joiner(pieces: Any) -> _Joiner:
-        return _FirstPieceJoiner(
-            pieces, lambda piece: piece.replace(mark, in_first), lambda piece: piece.replace(mark, " ")
-        )
-
-    return _Plan(joiner, str)
-
-
-# What the WordPiece decoder cleans up in each token, in this order.
-_WORD_PIECE_CLEAN_UPS = (*CLEAN_UPS[:6], (" 'm", "'m"), (" do not", " don't"), *CLEAN_UPS[7:])
-
-
-def _word_piece_plan(step: dict[str, Any]) -> _Plan:
-    """A space comes before each token but the first and those that go on with a word, which have a prefix."""
-    prefix, cleans_up = step["prefix"], step["cleanup"]
-
-    def shown(piece: str) -> str:
-        for pattern, content in _WORD_PIECE_CLEAN_UPS if cleans_up else ():
-            piece = piece.replace(pattern, content)
-        return piece
-
-    def other(piece: str) -> str:
-        return shown(piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}")
-
-    return _Plan(lambda pieces: _FirstPieceJoiner(pieces, shown, other), str)
-
-
-def _sentencepiece_plan(steps: list[dict[str, Any]]) -> _Plan:
-    """[Replace...] [ByteFallback] Fuse [Strip | Replace...]: per token before Fuse, over the whole text after it."""
-    replacements: list[tuple[str, str]] = []
-    byte_fallback = fused = False
-    plan = _Plan(_ByteFallbackJoiner, str)
-    for step in steps:
-        match step:
-            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if fused:
-                plan.steps.append(_replace_all(pattern, content))
-            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if not byte_fallback:
-                replacements.append((pattern, content))
-            case {"type": "ByteFallback"} if not byte_fallback and not fused:
-                byte_fallback = True
-            case {"type": "Fuse"}:
-                fused = True
-            case {"type": "Strip", "content": char, "start": count, "stop": 0} if fused:
-                plan.steps.append(lambda char=char, count=count: _StripStart(char, count))  # type: ignore[misc]
-            case _:
-                raise UnsupportedDecoderError(
-                    f"the tokenizer's decoder cannot be streamed because of its step {json.dumps(step)}; supported "
-                    "are ByteLevel, Metaspace, WordPiece, and SentencePiece's Replace, ByteFallback, Fuse, Strip"
-                )
-
-    def to_piece(token: str) -> str | int:
-        for pattern, content in replacements:
-            token = token.replace(pattern, content)
-        byte = fallback_byte(token) if byte_fallback else None
-        return token if byte is None else byte
-
-    plan.to_piece = to_piece
-    return plan
-
-
-def fallback_byte(token: str) -> int | None:
-    """Returns the byte that "<0xE2>" stands for; None for other tokens."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            return int(token[3:5], 16)
-        except ValueError:
-            return None
-    return None
-
-
-def byte_level_bytes(token: str) -> bytes:
-    """Returns the bytes of a token: its own UTF-8 if a character is outside the byte alphabet, as in special tokens."""
-    try:
-        return bytes([CHAR_TO_BYTE[char] for char in token])
-    except KeyError:
-        return token.encode()

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
-from pagewire.services.tokenizer.output.detokenizer import Detokenizers, UnsupportedDecoderError
+from pagewire.services.tokenizer.output.decoder_plan import UnsupportedDecoderError
+from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.texts import TEXTS
 from tests.sweep import examples
