@@ -169,20 +169,23 @@ def test_the_python_types_are_in_step_with_the_table() -> None:
     assert sampling_code.code() == Path(sampling_options.__file__).read_text(), "run `make options`"
 
 
-# Folders in which a parameter that kernels read has to occur: an implementation that lacks it ignores it silently.
-KERNELS = ("kernels/ops", "kernels/reference", "kernels/triton", "kernels/fallback", "tests/kernels")
+# Where a parameter that kernels read has to occur: an implementation that lacks it ignores it silently. Floats are rows
+# of one matrix, which the reference reads by name.
+KERNELS = ("kernels/triton", "kernels/fallback", "tests/kernels")
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
 def test_a_row_of_the_table_has_reached_every_place(parameter: Parameter) -> None:
     """Everything else is made from the table. tests/services/executor has a test of processed log probabilities."""
-    if parameter.column is not None:
-        missing = [folder for folder in KERNELS if not is_named_in(folder, parameter.name)]
+    if parameter.column is None:
+        places: tuple[str, ...] = (f"services/{parameter.service}",)
     else:
-        missing = [] if is_named_in(f"services/{parameter.service}", parameter.name) else [parameter.service]
+        shared = "kernels/sampling_parameters.py" if parameter.type is float else "kernels/reference"
+        places = (shared, *KERNELS)
+    missing = [place for place in places if not is_named_in(REPOSITORY / place, parameter.name)]
     assert not missing, f"{parameter.name} is not used in: {', '.join(missing)}"
 
 
-def is_named_in(folder: str, name: str) -> bool:
+def is_named_in(place: Path, name: str) -> bool:
     word = re.compile(rf"(?<![a-z]){name.removesuffix('_penalty')}", re.IGNORECASE)
-    return any(word.search(path.read_text()) for path in (REPOSITORY / folder).rglob("*.py"))
+    return any(word.search(path.read_text()) for path in ([place] if place.is_file() else place.rglob("*.py")))
