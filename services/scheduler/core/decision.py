@@ -14,7 +14,7 @@ from pagewire.services.scheduler.core.seams import NO_DRAFTS, Shares, Taker
 from pagewire.services.scheduler.core.step_budget import StepBudget
 from pagewire.services.scheduler.core.waiting import Turns, WaitingQueue
 from pagewire.services.scheduler.costs.prefill_budget import PrefillTarget
-from pagewire.services.scheduler.memory.kv_cache import NewBlocks
+from pagewire.services.scheduler.values.blocks import NewBlocks
 from pagewire.services.scheduler.values.request import Request, RequestStatus
 from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep
 

@@ -15,7 +15,8 @@ from pagewire.services.scheduler.core.waiting import WaitingQueue
 from pagewire.services.scheduler.costs.cost_model import StepCosts
 from pagewire.services.scheduler.costs.prefill_budget import Allowance
 from pagewire.services.scheduler.memory.block_index import BlockIndex
-from pagewire.services.scheduler.memory.kv_cache import ComputedBlocks, KVCacheManager
+from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
+from pagewire.services.scheduler.values.blocks import ComputedBlocks
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.values.step import ScheduledStep

@@ -5,7 +5,6 @@ a window still sees, or the latest state. A request has room for a token if ever
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from pagewire.services.scheduler.memory.block_index import BlockIndex
@@ -14,28 +13,12 @@ from pagewire.services.scheduler.memory.indexed_group import IndexedGroup
 from pagewire.services.scheduler.memory.state_blocks import StateBlocks
 from pagewire.services.scheduler.memory.upcoming import UpcomingBlocks
 from pagewire.services.scheduler.values.block_hashes import computed_root, hash_block
-from pagewire.services.scheduler.values.blocks import Block, HeldBlocks
+from pagewire.services.scheduler.values.blocks import Block, ComputedBlocks, HeldBlocks, NewBlocks
 from pagewire.services.scheduler.values.executor_info import KVGroup
 from pagewire.services.scheduler.values.request import Request
 
 # More tokens than any request has.
 _NO_LIMIT = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedBlocks:
-    """A prefix hit: the blocks that are still read of the KV of a request's first num_tokens tokens."""
-
-    held: tuple[HeldBlocks, ...]  # by group; not held yet
-    num_tokens: int
-
-
-@dataclass(slots=True)  # not frozen, as that would take longer to make
-class NewBlocks:
-    """Blocks appended to the tables of one request; not to be changed."""
-
-    counts: list[int]  # by group
-    ids: list[int]  # of all groups, [sum(counts)]
 
 
 class KVCacheManager:

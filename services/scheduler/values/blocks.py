@@ -1,5 +1,7 @@
 """Blocks of the KV cache, and those that a request holds."""
 
+from dataclasses import dataclass
+
 
 class Block:
     """One block; a node of the free queue while no request holds it."""
@@ -27,6 +29,22 @@ class HeldBlocks:
     @property
     def ids(self) -> list[int]:
         return [block.block_id for block in self.blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBlocks:
+    """A prefix hit: the blocks that are still read of the KV of a request's first num_tokens tokens."""
+
+    held: tuple[HeldBlocks, ...]  # by group; not held yet
+    num_tokens: int
+
+
+@dataclass(slots=True)  # not frozen, as that would take longer to make
+class NewBlocks:
+    """Blocks appended to the tables of one request; not to be changed."""
+
+    counts: list[int]  # by group
+    ids: list[int]  # of all groups, [sum(counts)]
 
 
 class RequestBlocks:

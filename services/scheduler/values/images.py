@@ -1,4 +1,4 @@
-"""The images of a prompt as the scheduler knows them: where they are, and what tells one from another."""
+"""The images of a prompt as the scheduler knows them: where they are, and their hashes."""
 
 from collections.abc import Sequence
 

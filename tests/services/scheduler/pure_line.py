@@ -62,7 +62,7 @@ class PureLine:
         self.steps: list[ScheduledStep] = []
         self.outputs: dict[int, list[int]] = {}
         self.vectors: dict[int, list[float]] = {}
-        self.prompt_logprobs: dict[int, list[Logprobs]] = {}  # as often as they were told
+        self.prompt_logprobs: dict[int, list[Logprobs]] = {}  # as often as they came
         self.ends: dict[int, list[FinishReason]] = {}
         self.errors: dict[int, InvalidRequest] = {}
         self.crashers: list[Request] = []  # ended because executors died of them

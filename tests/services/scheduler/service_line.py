@@ -173,7 +173,7 @@ class Collected:
             if i in response.prompt_logprobs:
                 self.prompt_logprobs.setdefault(number, []).append(response.prompt_logprobs[i])
             if i in response.weights_versions:
-                assert number not in self.weights_versions, "told twice"
+                assert number not in self.weights_versions, "reported twice"
                 self.weights_versions[number] = response.weights_versions[i]
             if i in response.errors:
                 self.errors[number] = response.errors[i]

@@ -289,7 +289,7 @@ async def test_a_request_may_yield_a_vector(tmp_path: Path) -> None:
 
 async def test_each_executor_is_named_once() -> None:
     for address in ("a:1,a:1", "a:1,", "a:1, a:1"):
-        with pytest.raises(StartupError, match=r"--executor-address .*name each once"):
+        with pytest.raises(StartupError, match=r"--executor-address .*list each once"):
             await serve(SchedulerConfig(executor_address=address))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.scheduler import QueueFull
-from pagewire.services.scheduler.memory.kv_cache import ComputedBlocks
+from pagewire.services.scheduler.values.blocks import ComputedBlocks
 from pagewire.services.scheduler.values.request import FinishReason, Request, RequestStatus
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepResult
 from tests.fakes import FakeExecutor, expected_output
