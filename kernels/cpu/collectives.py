@@ -28,8 +28,14 @@ def all_gather(x: Tensor, channel: Tensor, rank: int, size: int) -> Tensor:
     out = torch.empty((rows, size * columns), dtype=x.dtype)
     row_bytes = columns * x.element_size()
     _all_gather(
-        *(x.data_ptr(), out.data_ptr(), row_bytes, x.nbytes),
-        *(channel.data_ptr(), rank, size, threads_for(out.numel())),
+        x.data_ptr(),
+        out.data_ptr(),
+        row_bytes,
+        x.nbytes,
+        channel.data_ptr(),
+        rank,
+        size,
+        threads_for(out.numel()),
     )
     return out
 
@@ -46,8 +52,14 @@ def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: i
         )
     rows, starts = rows.contiguous(), starts.contiguous()
     _all_to_all(
-        *(x.data_ptr(), row_bytes, rows.data_ptr(), starts.data_ptr()),
-        *(channel.data_ptr(), rank, size, threads_for(x.numel())),
+        x.data_ptr(),
+        row_bytes,
+        rows.data_ptr(),
+        starts.data_ptr(),
+        channel.data_ptr(),
+        rank,
+        size,
+        threads_for(x.numel()),
     )
 
 

@@ -9,8 +9,13 @@ from pagewire.kernels.ops.definition import op
 
 @op(
     mutates=(
-        *("num_computed_tokens", "row_block_table"),
-        *("input_ids", "positions", "slot_mapping", "seq_lens", "block_table"),
+        "num_computed_tokens",
+        "row_block_table",
+        "input_ids",
+        "positions",
+        "slot_mapping",
+        "seq_lens",
+        "block_table",
     ),
 )
 def step_inputs(

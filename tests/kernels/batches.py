@@ -79,7 +79,7 @@ class Batch:
             None,
         )
 
-    def left_behind(self, sliding_window: int) -> Batch:
+    def without_unseen_pages(self, sliding_window: int) -> Batch:
         """Returns the batch with garbage for the ids of pages that no query of their request sees any more."""
         block_size, query_lens = self.kv_cache.shape[3], self.query_start_loc.diff()
         first_seen = (self.seq_lens - query_lens - sliding_window + 1).clamp(min=0) // block_size

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run_module(module: str, *arguments: str, timeout: float = 280, **environment: str) -> None:
+def run_module(module: str, *arguments: str, timeout: float = 880, **environment: str) -> None:
     """Runs `tests.kernels.<module>`, which prints a line per case, "ok ..." or "FAILED ...", and fails with those that
     failed."""
     result = subprocess.run(

@@ -32,7 +32,7 @@ def bf16_multiplied_as(form: int) -> Iterator[None]:
 
 
 def fixed_point_error(x: Tensor, weight: Tensor, largest: Tensor, *, steps: float = 0.5) -> Tensor:
-    """The most that rounding can change of x [tokens, in] times weight [out, in], in kernels/cpu/fixed_point.h.
+    """The most that rounding can change of x [tokens, in] times weight [out, in], in csrc/products/fixed_point.h.
 
     largest: [out, in], what a block's scale is chosen for; steps: of this scale, the most that a weight changes by.
     """

@@ -165,7 +165,11 @@ def specialization(
         "eps": "fp32",
         **dict.fromkeys(
             (
-                *("q_token_stride", "q_head_stride", "query_token_stride", "query_head_stride", "latent_stride"),
+                "q_token_stride",
+                "q_head_stride",
+                "query_token_stride",
+                "query_head_stride",
+                "latent_stride",
                 "block_stride",
             ),
             "i32",

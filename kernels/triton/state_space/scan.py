@@ -136,8 +136,27 @@ def state_scan(
     if num_tokens == 0:
         return out
     arguments = (
-        *(x, dt, b, c, a, d, dt_bias, out, state, block_table, query_start_loc, seq_lens, dt_min, dt_max),
-        *(x.stride(0), dt.stride(0), b.stride(0), c.stride(0), state.stride(0), block_table.stride(0), state_tokens),
+        x,
+        dt,
+        b,
+        c,
+        a,
+        d,
+        dt_bias,
+        out,
+        state,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        dt_min,
+        dt_max,
+        x.stride(0),
+        dt.stride(0),
+        b.stride(0),
+        c.stride(0),
+        state.stride(0),
+        block_table.stride(0),
+        state_tokens,
     )
     sizes = (FEW, num_heads, groups, head_dim, size)
     tile = _constants(*sizes)
@@ -175,7 +194,7 @@ def specialization(
         **dict.fromkeys(("block_table_ptr", "query_start_loc_ptr", "seq_lens_ptr"), "*i32"),
         **dict.fromkeys(("dt_min", "dt_max"), "fp32"),
         **dict.fromkeys(
-            (*("x_stride", "dt_stride", "b_stride", "c_stride", "block_stride", "table_stride"), "state_tokens"), "i32"
+            ("x_stride", "dt_stride", "b_stride", "c_stride", "block_stride", "table_stride", "state_tokens"), "i32"
         ),
     }
     sizes = (FEW, num_heads, groups, head_dim, size)

@@ -19,6 +19,9 @@ from benchmarks.kernels.forms.specializations import (
 )
 from tests.kernels.processes import run_module
 
+# Minutes on a machine that is busy otherwise.
+pytestmark = pytest.mark.timeout(900)
+
 
 def test_ahead_of_time_compilation() -> None:
     run_module("compiled.ahead_of_time", TRITON_INTERPRET="0")

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from pagewire.kernels import reference
 from tests.kernels.batches import GARBAGE_BLOCK_ID, Batch, far_into_a_group, make_batch, one_layer_of_a_group
 from tests.kernels.implementations import fallback, native
-from tests.kernels.pairs import pairs
-from tests.kernels.processor import BF16_FORMS
 
 pytestmark = pytest.mark.pairs
 
@@ -32,7 +30,7 @@ def assert_matches_reference(
     sliding_window: int = 0,
     soft_cap: float = 0.0,
 ) -> None:
-    actual = cpu.paged_attention(*batch.left_behind(sliding_window).args(sliding_window, soft_cap))
+    actual = cpu.paged_attention(*batch.without_unseen_pages(sliding_window).args(sliding_window, soft_cap))
     expected = reference.paged_attention(*batch.exact().args(sliding_window, soft_cap))
     tolerance = TOLERANCES[batch.query.dtype]
     assert actual.dtype == batch.query.dtype
@@ -48,11 +46,11 @@ MIXES = [
 ]
 
 
-@pairs(
-    "cpu dtype mix num_heads+num_kv_heads+head_dim+block_size",
-    [native, fallback],
-    DTYPES,
-    range(len(MIXES)),
+@pytest.mark.parametrize("cpu", [native, fallback], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mix", range(len(MIXES)))
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
     [(9, 3, 64, 16), (2, 2, 128, 32), (8, 2, 80, 8), (8, 1, 64, 16), (2, 1, 256, 16), (2, 2, 72, 5)],
 )
 def test_ragged_mixes(
@@ -75,7 +73,10 @@ def test_ragged_mixes(
     assert_matches_reference(cpu, batch)
 
 
-@pairs("cpu dtype sliding_window soft_cap", [native, fallback], DTYPES, [0, 1, 20, 300], [0.0, 5.0, 50.0])
+@pytest.mark.parametrize("cpu", [native, fallback], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sliding_window", [0, 1, 20, 300])
+@pytest.mark.parametrize("soft_cap", [0.0, 5.0, 50.0])
 def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window: int, soft_cap: float) -> None:
     batch = make_batch(
         [1, 40, 3, 1],
@@ -89,12 +90,11 @@ def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window
     assert_matches_reference(cpu, batch, sliding_window, soft_cap)
 
 
-@pairs(
-    "cpu dtype mix num_heads+num_kv_heads+head_dim+block_size",
-    [native, fallback],
-    DTYPES,
-    [2, 3],
-    [(9, 3, 64, 16), (2, 1, 72, 5), (4, 4, 128, 32)],
+@pytest.mark.parametrize("cpu", [native, fallback], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mix", [2, 3])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (2, 1, 72, 5), (4, 4, 128, 32)]
 )
 def test_fp8_pages_with_scales_per_head(
     cpu: ModuleType, dtype: torch.dtype, mix: int, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
@@ -205,7 +205,7 @@ def test_pages_that_left_the_window_are_not_read(cpu: ModuleType, fp8: bool) -> 
         for page in range(first_seen // 16):
             batch.kv_cache[batch.block_table[b, page]] = float("nan")
     assert torch.equal(cpu.paged_attention(*batch.args(window)), expected)
-    assert torch.equal(cpu.paged_attention(*batch.left_behind(window).args(window)), expected)
+    assert torch.equal(cpu.paged_attention(*batch.without_unseen_pages(window).args(window)), expected)
 
 
 def test_a_request_does_not_depend_on_its_neighbours() -> None:
@@ -273,15 +273,10 @@ def test_padding_requests_are_harmless() -> None:
         torch.testing.assert_close(cpu.paged_attention(*padded.args()), expected)
 
 
-@pairs(
-    "bf16_form attention dtype fp8 head_dim",
-    BF16_FORMS,
-    [native, fallback, reference],
-    DTYPES,
-    [False, True],
-    [64, 80],
-    indirect=["bf16_form"],
-)
+@pytest.mark.parametrize("attention", [native, fallback, reference], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 80])
 def test_one_layer_of_a_group_is_read_as_a_cache_of_its_own(
     bf16_form: int, attention: ModuleType, dtype: torch.dtype, fp8: bool, head_dim: int
 ) -> None:

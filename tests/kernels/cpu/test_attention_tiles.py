@@ -12,8 +12,6 @@ import torch
 from pagewire.kernels import reference
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.implementations import native
-from tests.kernels.pairs import pairs
-from tests.kernels.processor import BF16_FORMS
 
 pytestmark = pytest.mark.pairs
 
@@ -63,14 +61,9 @@ def requests_of(batch: Batch) -> Iterator[tuple[slice, Batch]]:
         )
 
 
-@pairs(
-    "bf16_form fp8 group head_dim+block_size",
-    BF16_FORMS,
-    [False, True],
-    [1, 3, 4, 8, 16, 20],
-    [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)],
-    indirect=["bf16_form"],
-)
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 20])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)])
 def test_groups_and_head_dims(bf16_form: int, fp8: bool, group: int, head_dim: int, block_size: int) -> None:
     batch = mixed_batch(group, head_dim, block_size, fp8=fp8)
     actual = native.paged_attention(*batch.args())

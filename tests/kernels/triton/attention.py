@@ -70,7 +70,7 @@ def case(
     if in_group:
         batch = replace(batch, kv_cache=one_layer_of_a_group(batch.kv_cache)[1])
     features = (window, soft_cap)
-    given = batch.left_behind(window)
+    given = batch.without_unseen_pages(window)
     check(paged_attention.paged_attention(*given.args(*features, split_size)), batch, features)
 
 

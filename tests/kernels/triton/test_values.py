@@ -8,6 +8,9 @@ from tests.kernels.processes import run_module
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+# Minutes on a machine that is busy otherwise.
+pytestmark = pytest.mark.timeout(900)
+
 # Modules with a sweep of random cases beside those that always run.
 SWEPT = ["attention", "elementwise", "grouped", "sampling", "scaled_product", "split_plan", "step_inputs"]
 OTHERS = ["bf16", "encoder", "experts", "latent", "quantize_input", "skinny", "state_space"]
