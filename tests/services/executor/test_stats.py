@@ -1,4 +1,4 @@
-"""What the executor tells about its steps and traced requests."""
+"""Metrics of steps and spans of traced requests."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def test_step_kinds():
 
 
 def test_drafts_are_counted_by_place():
-    """Of three requests: all of two drafts were right, one of three was, and the third had none."""
+    """Counts drafts of three requests: all of two drafts were right, one of three was, and the third had none."""
 
     def counts() -> list[float]:
         names = ("drafts", "draft_tokens", "accepted_tokens")

@@ -31,7 +31,7 @@ def test_memory_that_was_never_touched_is_not_resident():
 
 def test_the_cache_takes_memory_as_its_blocks_are_used(tmp_path: Path):
     model = str(write_tiny_llama(tmp_path / "m"))
-    # A process of its own, as an executor's, whose C library has nothing to hand out that was touched before.
+    # A separate process, like an executor: its C library has no memory that was touched before.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         before, after, total = fresh.submit(resident_before_and_after, model).result()
     assert before < total / 10
@@ -39,7 +39,7 @@ def test_the_cache_takes_memory_as_its_blocks_are_used(tmp_path: Path):
 
 
 def resident_before_and_after(model: str) -> tuple[float, float, int]:
-    """What of the cache is resident before and after a request, and its size."""
+    """Prints the resident bytes of the cache before and after a request, and its size."""
     config = ExecutorConfig(
         model="tiny",
         device="cpu",

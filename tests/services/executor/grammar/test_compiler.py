@@ -1,4 +1,4 @@
-"""What each language admits, token by token, with a vocabulary of every byte."""
+"""The outputs that each language admits, token by token, with a vocabulary of every byte."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def compiler(path: Path) -> Compiler:
 
 
 def admits(compiler: Compiler, path: Path, grammar: Grammar, text: str) -> bool:
-    """Whether it is a whole output."""
+    """Returns whether the text is a whole output."""
     matcher = compiler.compile(grammar)
     token_ids = load_tokenizer(path).encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()

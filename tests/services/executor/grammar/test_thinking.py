@@ -1,4 +1,4 @@
-"""Where the reasoning of an output ends, token by token."""
+"""The end of the reasoning in an output, token by token."""
 
 from collections.abc import Sequence
 
@@ -70,7 +70,7 @@ def test_a_reasoning_that_the_output_begins() -> None:
 
 
 def test_messages_of_reasoning_share_a_budget() -> None:
-    """As GPT-OSS writes them: a closing that is more than the end, an answer that has a mark of its own."""
+    """The marks of GPT-OSS: a closing that is more than the end, an answer that has a mark of its own."""
     answer = [1, 7]
     marks = {"end": ids(6), "answer": ids(*answer), "closing": ids(6, 8, *answer), "budget": 3}
     assert follow(matcher(**marks), [*START, 9, 9, 6, *START, 9, 9, 9, 9, 9]) == [

@@ -23,7 +23,7 @@ class Vocabulary:
     marks: Sequence[int]
 
     def admits(self, format: Any, text: str, *, by_letter: bool = False) -> bool:
-        """Whether it is a whole output. by_letter: no token is longer, so marks are no tokens."""
+        """Returns whether the text is a whole output. by_letter: no token is longer, so marks are no tokens."""
         return self.admits_tag({"type": "structural_tag", "format": format}, text, by_letter=by_letter)
 
     def admits_tag(self, tag: Any, text: str, *, by_letter: bool = False) -> bool:
@@ -33,7 +33,7 @@ class Vocabulary:
         return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
     def any_output(self, format: Any, begin: str, choose: random.Random, max_tokens: int = 200) -> str | None:
-        """What somebody writes after `begin` who likes marks and means nothing; None if it has no end so soon."""
+        """Returns a random output after `begin` that prefers marks; None if it does not end soon."""
         tag = {"type": "structural_tag", "format": format}
         matcher = self.compiler.compile(Grammar(structural_tag=json.dumps(tag)))
         mask = np.empty(-(-self.tokenizer.backend.get_vocab_size() // 32), dtype=np.int32)
@@ -52,7 +52,7 @@ class Vocabulary:
 
 
 def vocabulary_with(path: Path, marks: Sequence[str], ends: Sequence[str] = ()) -> Vocabulary:
-    """ends: marks that end the output."""
+    """Returns random text. ends: marks that end the output."""
     save_byte_level(path, extra_special_tokens=list(marks))
     (path / "config.json").write_text("{}")
     tokenizer = load_tokenizer(path)

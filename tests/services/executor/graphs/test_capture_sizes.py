@@ -1,4 +1,4 @@
-"""Which decode steps are captured; what is refused is in test_startup.py."""
+"""The decode steps that are captured; refusals are in test_startup.py."""
 
 from pagewire.services.executor.graphs.capture_sizes import capture_sizes, draft_sizes, graph_shapes, prompt_sizes
 from pagewire.services.executor.step.limits import Limits

@@ -136,7 +136,7 @@ def test_which_steps_with_prompts_are_replayed(model: DecoderModel) -> None:
 def test_attention_launches_no_kernel_for_queries_that_there_are_not(
     model: DecoderModel, prompts: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As kernels are chosen by the shortest and the longest query that a layer's call says."""
+    """Returns how kernels are chosen by the shortest and the longest query that a layer's call says."""
     driver = graph_driver(model, prompts)
     calls = list[tuple[bool, bool]]()
     attend = ops.paged_attention
@@ -149,7 +149,7 @@ def test_attention_launches_no_kernel_for_queries_that_there_are_not(
     monkeypatch.setattr(ops, "paged_attention", spy)
 
     def kernels(scheduled: Mapping[int, int]) -> tuple[bool, bool]:
-        """Whether the one for short queries is launched, and the one for long ones."""
+        """Returns whether the kernel for short queries is launched, and the one for long ones."""
         calls.clear()
         driver.step(scheduled)
         assert len(calls) == len(model.attention_layers) and len(set(calls)) == 1
@@ -177,7 +177,7 @@ def test_padded_shapes_hold_what_they_are_for(lens: list[int], data: st.DataObje
     shape = BatchShape(len(lens), sum(lens), num_sampled, max(lens), min(lens))
     padded = graphs.padded(shape)
     assert padded.num_tokens >= shape.num_tokens and padded.num_reqs >= shape.num_reqs
-    assert padded.num_reqs > shape.num_reqs or padded.num_tokens == shape.num_tokens  # somebody has the padding
+    assert padded.num_reqs > shape.num_reqs or padded.num_tokens == shape.num_tokens  # one request has the padding
     assert padded.max_query_len >= shape.max_query_len and padded.min_query_len <= shape.min_query_len
     assert padded.num_sampled >= shape.num_sampled
 
@@ -220,6 +220,6 @@ def test_a_step_with_prompts_is_one_launch_and_what_samples(model: DecoderModel)
     assert len(called.names) < 20
     called = Called()
     with called:
-        driver.launch({1: 10})  # nobody is sampled
+        driver.launch({1: 10})  # nothing is sampled
     assert Nothing.times == times + 2
     assert not set(called.names) & set(ops.DEFINITIONS) and len(called.names) < 10

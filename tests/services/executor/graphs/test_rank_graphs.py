@@ -66,7 +66,7 @@ class Noted(ReplayedFunction):
 
 
 class RankGraphs:
-    """What each rank replays, the leader last."""
+    """Returns the graphs that each rank replays, the leader last."""
 
     def __init__(self, runners: Sequence[ModelRunner]) -> None:
         self._runners = runners
@@ -84,12 +84,12 @@ class RankGraphs:
         return notes
 
     def reset(self) -> None:
-        """Between steps: nobody has a row."""
+        """Between steps, no request has a row."""
         for runner in self._runners:
             runner.reset()
 
     def replays(self) -> list[Replays]:
-        """By rank."""
+        """Returns a value for each rank."""
         return [self._named(*pair) for pair in zip(self._runners, self._notes, strict=True)]
 
     @staticmethod
@@ -156,7 +156,7 @@ def test_whole_experts(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2), (2, 2)])
 def test_which_steps_are_replayed(tmp_path: Path, tensor: int, stages: int) -> None:
-    """As of one rank."""
+    """Returns the outputs of one rank."""
     save_tiny(tmp_path, "Qwen3", **SHAPE | FAMILIES["Qwen3"])
     whole = load(tmp_path)
     with ranks_with_graphs(tmp_path, tensor, stages) as (ranks, graphs):
@@ -167,7 +167,7 @@ def test_which_steps_are_replayed(tmp_path: Path, tensor: int, stages: int) -> N
         driver.step({0: 20, 1: 17, 2: 3})  # long queries and a short one
         driver.step({0: 1, 1: 23, 2: 1})  # beside decodes
         driver.step({0: 1, 3: 5})  # short ones alone
-        driver.step({3: 60})  # a long one alone: nobody is sampled
+        driver.step({3: 60})  # a long one alone: nothing is sampled
         driver.step({0: 1, 1: 1, 2: 1})
         counted = 5 * tensor  # by each rank of the last stage, here in one process
         assert (graph_steps("replayed"), graph_steps("eager")) == (replayed + counted, eager)

@@ -1,4 +1,4 @@
-"""Steps that are recorded on the CPU, while nobody waits or when one of their shape occurs, and replayed from C++."""
+"""Steps that are recorded on the CPU, while idle or when one of their shape occurs, and replayed from C++."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(tmp_path: Path, family: str) -> None:
     """Experts are chosen anew in each replay, windows move on, and the tokens are those of steps that run eagerly. The
-    recordings are of steps of nobody, and most decode steps are padded."""
+    recordings are of empty steps, and most decode steps are padded."""
     save_tiny(tmp_path, family, **FAMILIES[family], vocab_size=VOCAB_SIZE, max_position_embeddings=96)
     model = load(tmp_path)
     steps = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens, requests=(2, 5))
@@ -145,7 +145,7 @@ def test_which_steps_are_replayed(model: DecoderModel) -> None:
 @given(st.lists(st.integers(2, 24), min_size=1, max_size=5))
 @settings(max_examples=20, deadline=None)
 def test_prompts_of_other_lengths_run_as_the_same_recording(model: DecoderModel, lengths: list[int]) -> None:
-    """Whoever they are split over, and with a request that decodes beside them."""
+    """Steps split over any requests, and with a request that decodes beside them."""
     driver = recorded_driver(model)
     driver.add(0, prompt(3))
     driver.step({0: 3})
@@ -172,7 +172,7 @@ def modes() -> tuple[float, ...]:
 
 
 def check_tokens(model: Model, driver: Driver, samplings: list[SamplingParams]) -> None:
-    """Of requests with a prompt of 5 tokens each: as if each were alone."""
+    """Returns the outputs of requests with a prompt of 5 tokens each, as if each were alone."""
     for request_id, sampling in enumerate(samplings):
         tokens = driver.tokens[request_id]
         assert tokens == alone(model, prompt(5, seed=request_id), len(tokens), sampling), request_id
@@ -192,7 +192,7 @@ def test_numbers_of_requests_between_two_sizes_share_a_recording(model: DecoderM
 
 
 def test_what_is_recorded_while_nobody_waits_is_replayed_at_once(model: DecoderModel) -> None:
-    """And who has a row notices nothing: no token, nor anything in the KV cache, is another."""
+    """Recording changes nothing for a request with a row: neither its tokens nor the KV cache."""
     limits = replace(LIMITS, max_num_seqs=18, max_num_batched_tokens=48)
     driver = recorded_driver(model, limits)
     driver.add(0, prompt(5))
@@ -234,7 +234,7 @@ def test_the_number_of_recordings_is_bounded() -> None:
 
 
 def test_drafts_add_few_recordings() -> None:
-    """Whoever has how many."""
+    """Drafts are divided among requests in any way."""
     steps = RecordedSteps(64, 2048, max_draft_tokens=7)
     shapes = [BatchShape(n, n + drafts, n + drafts, 8) for n in range(1, 65) for drafts in range(1, 7 * n + 1)]
     shapes += [BatchShape.uniform(n, query_len) for n in range(1, 65) for query_len in range(2, 9)]
@@ -244,7 +244,7 @@ def test_drafts_add_few_recordings() -> None:
 
 
 def test_steps_of_many_tokens_run_eagerly(model: DecoderModel) -> None:
-    """Those that would be padded beyond what a step may have, too."""
+    """Includes steps that would be padded beyond the most tokens of a step."""
     limits = replace(LIMITS, max_num_batched_tokens=20)
     driver = Driver(assemble(model, limits, 64, CPU, graphs=recorded_steps(limits)), 64)
     driver.add(0, prompt(40))

@@ -19,7 +19,7 @@ from pagewire.v1.common_pb2 import Grammar
 from tests.services.executor.helpers.stepping import BLOCK_SIZE, CPU, tiny_llama
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
-# More than the tokenizer has, as in many a model whose embedding is padded.
+# More than the tokenizer has, as in models with a padded embedding.
 VOCAB_SIZE = 420
 EOS = 1
 MAX_MODEL_LEN = 640
@@ -68,7 +68,7 @@ EXPRESSION = r"(x|[0-9]|\([a-c]\))([-+](x|[0-9]|\([a-c]\)))?"
 
 
 def save_constrained(path: Path) -> LoadedTokenizer:
-    """Its tokenizer, to which a runner there finds its way."""
+    """Writes the tokenizer that a runner finds there."""
     save_byte_level(path)
     tokenizer = load_tokenizer(path)
     assert tokenizer.backend.token_to_id("<|im_end|>") == EOS
@@ -79,8 +79,8 @@ def save_constrained(path: Path) -> LoadedTokenizer:
 def constrained_runner(
     path: Path, num_blocks: int = 320, proposer: Proposer | None = None
 ) -> tuple[ModelRunner, ExecutorInfo]:
-    """What an executor starts with. Always the same weights, in a model of its own: its layers have the runner's KV
-    cache."""
+    """Returns the runner and the info of an executor. Weights are always the same, in a separate model: its layers have
+    the runner's KV cache."""
     model = tiny_llama(path, vocab_size=VOCAB_SIZE, eos_token_id=EOS, max_position_embeddings=MAX_MODEL_LEN)
     info = ExecutorInfo(
         incarnation=5,
@@ -102,7 +102,7 @@ def constrained_runner(
 
 
 def fits(grammar: Grammar, text: str) -> bool:
-    """Whether it is what the grammar asks for, as far as libraries that we did not choose tell."""
+    """Returns whether the output is what the grammar asks for, as far as libraries that we did not choose tell."""
     form = grammar.WhichOneof("form")
     if form == "json_schema":
         return _is_valid(grammar.json_schema, text)

@@ -6,7 +6,7 @@ from pagewire.services.executor.device.memory import DeviceMemory
 
 
 class FakeMeter:
-    """A device whose memory shrinks as a test says, by the captures and steps that happened."""
+    """A device with memory that shrinks as a test says, by the captures and steps that happened."""
 
     def __init__(self, taken: Callable[[], int]) -> None:
         self._taken = taken

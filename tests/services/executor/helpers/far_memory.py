@@ -36,7 +36,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def unread() -> Iterator[None]:
-    """Here nobody reads a tensor."""
+    """No tensor is read here."""
     watch = _Watch()
 
     def refusing(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ class LocalPipe:
 def local_runners(
     models: Sequence[Model], limits: Limits, num_blocks: int, make_graphs: Callable[[], Steps | None], tokens: LocalPipe
 ) -> list[ModelRunner]:
-    """models: of the stages, first to last. tokens: for sampled ids."""
+    """Makes a runner for each stage. models: of the stages, first to last. tokens: for sampled ids."""
     count = len(models)
     forward, runners = [LocalPipe() for _ in models], []
     for index, model in enumerate(models):
@@ -102,7 +102,7 @@ def joined_runners(
 
 
 class Staged:
-    """What a `Driver` takes for a runner. A step is given to all ranks; they work at their own pace."""
+    """A runner of all ranks for a `Driver`. A step is given to all ranks; they work at their own pace."""
 
     def __init__(self, runners: Sequence[ModelRunner]) -> None:
         """The leader's last."""
@@ -122,7 +122,7 @@ class Staged:
         return first
 
     def execute(self, step: Step) -> Pending:
-        """Of the last stage, at once."""
+        """Returns the output of the last stage, at once."""
         futures: list[Future[StepOutput]] = [Future() for _ in self._steps]
         for steps, future in zip(self._steps, futures, strict=True):
             steps.put((step, future))

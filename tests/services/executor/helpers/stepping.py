@@ -32,7 +32,7 @@ LIMITS = Limits(
 
 
 def sampling_params(logit_bias: Sequence[tuple[int, float]] = (), **fields: Any) -> SamplingParams:
-    """As they reach the executor's rows. logit_bias: (token id, bias)s."""
+    """Returns parameters as they reach the rows of the executor. logit_bias: (token id, bias)s."""
     ids, values = [token_id for token_id, _ in logit_bias], [bias for _, bias in logit_bias]
     return with_defaults(SamplingParams(logit_bias_ids=ids, logit_bias_values=values, **fields))
 
@@ -91,7 +91,7 @@ MIXTRAL_4_BITS = MIXTRAL | {
 
 
 def tiny_llama(directory: Path, *, dtype: str = "float32", **changes: Any) -> DecoderModel:
-    """With weights large enough that tokens depend on the whole context. changes: of its config."""
+    """Makes a tiny Llama with weights large enough that tokens depend on the whole context. changes: of its config."""
     model = load_model(write_tiny_llama(directory, **changes), dtype=dtype, device=CPU, load_format="dummy")
     assert isinstance(model, DecoderModel)
     generator = torch.Generator().manual_seed(1)
@@ -243,7 +243,7 @@ def alone(model: Model, token_ids: list[int], num_tokens: int, sampling: Samplin
 
 
 class BrokenRunner(ModelRunner):
-    """Its device fails at the second step of a stream, and all that it is given after that."""
+    """A runner with a device that fails at the second step of a stream, and at all later ones."""
 
     is_broken = False
 

@@ -1,4 +1,4 @@
-"""Images that are not what the model reads: their request is refused by name, and nobody else notices."""
+"""Images that the model cannot read: their request is refused by name, and others are not affected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Served:
     token_id: int  # that follows it
 
     def refusal(self, token_ids: list[int], *images: common_pb2.PromptImage, num_computed_tokens: int = 0) -> str:
-        """Of a request that enters as a scheduler sends it, beside a good one, which gets its token."""
+        """Returns the outcome of a request from a scheduler, beside a good request, which gets its token."""
         good = self.good
         step = convert.step_from_proto(
             executor_pb2.StepRequest(
@@ -166,7 +166,7 @@ def test_wrong_grids_are_named(served: Served) -> None:
 
 @pytest.mark.parametrize("served", ["idefics3"], indirect=True)
 def test_a_tile_of_zeros_is_a_tile(served: Served) -> None:
-    """transformers takes it for padding."""
+    """Tests token 0, which transformers takes for padding."""
     black = {"pixel_values": np.zeros((1, 2, 3, 28, 28), np.float32)}
     prompt = ImagePrompt(served.config, [5], black, [6])
     assert served.refusal(prompt.token_ids, as_message(prompt.images[0])) == ""

@@ -1,4 +1,4 @@
-"""What ranks agree on, and how they learn that one is lost."""
+"""Agreement of ranks, and the loss of one."""
 
 import threading
 

@@ -157,7 +157,7 @@ def test_ranks_read_their_share(tmp_path: Path, form: str, size: int) -> None:
     whole = bytes_read(path)
     for rank in range(size):
         share = bytes_read(path, _Rank(rank, size)) / whole
-        # Norms, and the orders of inputs, are everybody's; the last rank has less of the vocabulary.
+        # All ranks have norms and the orders of inputs; the last rank has less of the vocabulary.
         assert abs(share - 1 / size) < 0.04
 
 
@@ -200,7 +200,7 @@ def test_scales_of_an_fp8_cache_are_those_of_the_rank_s_heads(tmp_path: Path) ->
 
 
 def test_the_default_model_on_three_ranks(smollm2_gguf: Path) -> None:
-    """As stored, in bf16: blocks of 32 and of 256 inputs, nine heads with three of keys and values."""
+    """Tests weights as stored, in bf16: blocks of 32 and of 256 inputs, nine heads with three of keys and values."""
     prompt = [504, 3575, 282, 4649, 314]
 
     def tokens(ranks: Communicator) -> list[int]:

@@ -1,4 +1,4 @@
-"""What ranks do together when they start."""
+"""The start of ranks."""
 
 import json
 from pathlib import Path

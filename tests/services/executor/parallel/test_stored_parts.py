@@ -1,4 +1,4 @@
-"""What a rank reads of a quantized weight is what the whole has there."""
+"""A rank reads the same part of a quantized weight that the whole has there."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_inputs_in_another_order_cannot_be_split() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_random_weights_are_shared_too(name: str) -> None:
-    """For --load-format dummy: all ranks together have the weights of one."""
+    """Tests --load-format dummy: all ranks together have the weights of one."""
     weight_format, read = format_of(name), random_shards(3, torch.float32, CPU)
     whole = read(Shard("w", NUM_OUTPUTS, NUM_INPUTS, weight_format))
     inputs = range(HALF, NUM_INPUTS) if input_unit(weight_format, NUM_OUTPUTS, NUM_INPUTS) <= HALF else None

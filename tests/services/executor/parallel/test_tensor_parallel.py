@@ -73,7 +73,7 @@ def tokens_of(path: Path, ranks: Communicator = ALONE, **options: Any) -> list[l
 
 
 def assert_equal_on_ranks(path: Path, size: int, *, whole_experts: bool = False, **options: Any) -> None:
-    """options: as for `load_model`, with whole_experts of the ranks alone."""
+    """Loads the parts of a model. options: as for `load_model`, with whole_experts of the ranks alone."""
     expected = tokens_of(path, **options)
     assert len({token for tokens in expected for token in tokens}) > 2, "the model says something"
     options["whole_experts"] = whole_experts
@@ -104,7 +104,7 @@ class Counting:
     ("family", "sums"), [("Llama", 2), ("Cohere", 1), ("GPTNeoX", 1), ("Qwen2Moe", 2), ("DeepseekV2", 2)]
 )
 def test_what_is_added_is_summed_once(tmp_path: Path, family: str, sums: int) -> None:
-    """Of attention and feed-forward side by side, and of shared experts beside routed ones."""
+    """Tests attention and feed-forward side by side, and of shared experts beside routed ones."""
     size, changes = next((size, changes) for name, size, changes in CASES if name == family)
     save_tiny(tmp_path, family, num_hidden_layers=3, **changes)
 

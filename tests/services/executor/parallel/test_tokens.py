@@ -22,7 +22,7 @@ WANTED = [
 
 
 def generate(path: Path, group: Group, recorded: bool) -> list[list[int]]:
-    """Those without extras first, alone; then all, one with its prompt in two steps; a row is used again."""
+    """Runs requests without extras first, alone; then all, one with its prompt in two steps; a row is used again."""
     graphs = RecordedSteps(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens) if recorded else None
     tokens = tokens_of(group, LIMITS.max_num_seqs, CPU)
     driver = Driver(assemble(tiny_llama(path), LIMITS, NUM_BLOCKS, CPU, graphs=graphs, tokens=tokens), NUM_BLOCKS)

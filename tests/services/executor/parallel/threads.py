@@ -57,7 +57,7 @@ class ThreadCommunicator:
 
 
 def on_ranks(size: int, function: Callable[[Communicator], T]) -> list[T]:
-    """What the function gives on each rank. Raises what the first rank raised that did not just miss the others."""
+    """Returns the result of the function on each rank. Raises the first error that is not only a missing rank."""
     meeting = _Meeting(size)
 
     def run(rank: int) -> T:

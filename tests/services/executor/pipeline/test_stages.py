@@ -1,4 +1,4 @@
-"""A model whose layers are divided into stages has the tokens that it has in one piece."""
+"""A model divided into stages has the tokens that it has in one piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline are told before the leader is at it."""
+"""Steps that the stages of a pipeline receive before the leader executes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewire.v1.rank_link_pb2 import RankCommand
 
 
 class Told:
-    """In place of a leader: notes what the others are told."""
+    """A stand-in for the leader: notes what it sends to the other ranks."""
 
     def __init__(self) -> None:
         self.commands: list[str] = []

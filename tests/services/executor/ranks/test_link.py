@@ -1,4 +1,4 @@
-"""How ranks find the leader and are let in, over both kinds of sockets."""
+"""The handshake between ranks and their leader, over all kinds of sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tls(authority: Authority) -> dict[str, Any]:
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
 def config(request: pytest.FixtureRequest) -> Iterator[ExecutorConfig]:
-    """Of all ranks."""
+    """Returns the links of all ranks."""
     if request.param == "unix":
         with tempfile.TemporaryDirectory(prefix="pw-") as directory:
             yield ExecutorConfig(leader=f"unix:{directory}/leader.sock")
@@ -156,7 +156,7 @@ def test_who_waits_is_sent_to_and_sends(ends: tuple[Link, Link]) -> None:
 
 
 def test_who_shows_no_certificate_of_the_ca_is_not_let_in(tls: dict[str, Any], tmp_path: Path) -> None:
-    """Without TLS 1.3's answer a client does not know yet that it was refused: that comes with its first message."""
+    """A client of TLS 1.3 learns only from its first message that it was refused."""
     leaders = ExecutorConfig(leader=f"127.0.0.1:{free_port()}", **tls)
     other: dict[str, Any] = Authority(tmp_path, "other").issue("stranger").flags
     followers = replace(leaders, **other | {"ssl_ca_certs": tls["ssl_ca_certs"]})

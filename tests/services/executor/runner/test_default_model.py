@@ -17,7 +17,7 @@ WINDOW = 128
 
 @pytest.fixture(scope="module")
 def models(smollm2_gguf: Path) -> tuple[Model, Model]:
-    """As stored, and dequantized; both compute in bf16."""
+    """Compares weights as stored, and dequantized; both compute in bf16."""
 
     def load(quantization: str | None) -> Model:
         return load_model(

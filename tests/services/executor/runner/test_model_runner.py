@@ -1,4 +1,4 @@
-"""What a request generates depends on its tokens and parameters, on nothing that the scheduler does around it."""
+"""The output of a request depends on its tokens and parameters, on nothing that the scheduler does around it."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -241,7 +241,7 @@ def test_dummy_run_leaves_nothing_behind(model: DecoderModel):
 
 
 def blocks_of(*ids: int, first: int = 0) -> list[Blocks]:
-    """Of one group."""
+    """Returns blocks of one group."""
     return [Blocks(first, np.array(ids, dtype=np.int32))]
 
 

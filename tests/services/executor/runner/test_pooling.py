@@ -51,7 +51,7 @@ def start(path: Path, **flags: Any) -> tuple[ModelRunner, ExecutorInfo]:
 
 
 def vectors(runner: ModelRunner, texts: list[list[int]], seconds: list[int] | None = None) -> Tensor:
-    """Of all texts in one step."""
+    """Returns the vectors of all texts, in one step."""
     seconds = seconds or [0] * len(texts)
     blocks = [-(-len(text) // 4) for text in texts]
     starts = np.cumsum([0, *blocks])
@@ -125,7 +125,7 @@ def test_every_way_to_pool(tmp_path: Path) -> None:
 
 
 def test_a_prompt_in_one_step_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A long context costs no memory that nobody asked for."""
+    """A long context takes no memory by default."""
     save(tmp_path, "ModernBert", "Model", max_position_embeddings=32_768)
 
     def limits(**settings: Any) -> tuple[int, int]:
@@ -158,7 +158,7 @@ def test_old_pooling_keys_and_no_files_at_all(tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("strip", [False, True])
 def test_a_decoder_that_embeds(tmp_path: Path, strip: bool) -> None:
-    """As Qwen3-Embedding, whose tensors have no prefix: the last token's state, normalised."""
+    """Tests a model like Qwen3-Embedding, with tensors without a prefix: the last token's state, normalised."""
     reference = save_tiny(tmp_path, "Qwen3", tie_word_embeddings=True, head_dim=8)
     if strip:
         reference.model.save_pretrained(tmp_path)

@@ -75,7 +75,7 @@ def test_a_prompts_tokens_have_the_log_probabilities_of_sampled_ones(model: Deco
 
 
 def test_a_thread_may_wait_for_a_later_step_first(model: DecoderModel):
-    """As that does which fills the masks of requests with a grammar."""
+    """Waits for results on another thread, like the one that fills the masks of requests with a grammar."""
     driver = make_driver(model)
     driver.add(0, PROMPT, SCORED)
     first, last = driver.launch({0: 8}), driver.launch({0: 13})

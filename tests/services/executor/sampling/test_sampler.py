@@ -73,7 +73,7 @@ def softmax(row: np.ndarray) -> np.ndarray:
 
 
 def test_every_parameter_with_a_column_reaches_its_row():
-    """Without naming one of them here: what is in the table is there for kernels to read."""
+    """Names no parameter here: all of the table are there for kernels to read."""
     params = sampling_params(**{parameter.name: a_value(parameter) for parameter in PARAMETERS})
     columns = RowColumns(3, CPU)
     counts = NOT_SAMPLED_BY | {"num_tokens": 5, "num_computed_tokens": 1, "num_prompt_tokens": 4}
@@ -427,7 +427,7 @@ def test_raw_ones_are_the_models_whatever_is_drawn(dtype: torch.dtype):
 
 @pytest.mark.parametrize("name", [one.name for one in PARAMETERS if one.column is not None and one.name != "seed"])
 def test_processed_log_probabilities_depend_on_every_parameter_that_kernels_read(name: str):
-    """Without naming one of them here: `kernels.sampling_parameters` has to apply a new one."""
+    """Names no parameter here: `kernels.sampling_parameters` has to apply a new one."""
     logits = random_logits(1, seed=6)
     logits[0, 1] = logits.max() + 1
     value = a_value(next(parameter for parameter in PARAMETERS if parameter.name == name))

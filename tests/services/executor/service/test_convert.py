@@ -36,7 +36,7 @@ def run(runner: ModelRunner, message: StepRequest) -> StepResult:
 
 
 def new_request(request_id: int, token_ids: list[int], params: SamplingParams | None = None) -> NewRequest:
-    """With blocks for 40 tokens. No parameters: it yields a vector."""
+    """Returns a request with blocks for 40 tokens. No parameters: it yields a vector."""
     return NewRequest(
         request_id=request_id,
         token_ids=token_ids,

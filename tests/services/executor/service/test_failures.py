@@ -1,4 +1,4 @@
-"""Requests that fail in a step: each alone where it can be told who, and never the executor for their sake."""
+"""Requests that fail in a step: each alone where it is known which, and never the executor with them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     model = tiny_llama(tmp_path_factory.mktemp("poisoned"))
     with torch.inference_mode():
         weights(model, "model.embed_tokens.weight")[NAN] = torch.nan
-        weights(model, "lm_head.weight")[[NAN, RAISES]] = 0.0  # nobody comes upon them by chance
+        weights(model, "lm_head.weight")[[NAN, RAISES]] = 0.0  # no test uses them by chance
     return model
 
 
@@ -248,7 +248,7 @@ async def test_results_say_who_has_failed(address: str, model: DecoderModel, run
 
 
 async def test_a_model_without_numbers_is_told_from_requests(address: str, tmp_path: Path) -> None:
-    """Nobody is blamed when it breaks under them."""
+    """No request is blamed when the model is broken."""
     model = tiny_llama(tmp_path)
     async with serving(address, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
         call = await opened(service)

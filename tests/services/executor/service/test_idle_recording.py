@@ -1,4 +1,4 @@
-"""The device thread records steps on a CPU when nobody is served, and only then."""
+"""The device thread records steps on a CPU while no request has a row, and only then."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUM_SHAPES = 4 + 3  # of 1 to 4 requests; of 8, 16 and 24 tokens
 
 
 class Steps(RecordedSteps):
-    """Counts how often somebody had nothing else to do."""
+    """Counts the recordings."""
 
     def __init__(self) -> None:
         super().__init__(LIMITS.max_num_seqs, LIMITS.max_num_batched_tokens)
@@ -163,7 +163,7 @@ def compute_for_a_while() -> None:
 
 
 def fail() -> None:
-    raise RuntimeError("nobody has waited for this")
+    raise RuntimeError("no request has waited for this")
 
 
 @pytest.mark.parametrize(("record", "num_recorded"), [(compute_for_a_while, 2), (fail, 1)])

@@ -137,7 +137,7 @@ def test_the_digest_is_of_contents(tmp_path: Path) -> None:
 
 
 def test_mapped_weights_stay_on_disk_as_they_are(tmp_path: Path) -> None:
-    """Of the weights cache, which the next start and other processes read."""
+    """Tests the weights cache, which the next start and other processes read."""
     save_tiny(tmp_path / "a", "Llama")
     flags = {"dtype": "bfloat16", "weights_cache": str(tmp_path / "cache")}
     before = generated(started(tmp_path / "a", **flags)[1])

@@ -127,7 +127,7 @@ def next_step(step_id: int, request_id: int = 7) -> executor_pb2.StepRequest:
 
 
 async def opened(service: Service, term: int = 0) -> Call:
-    """A stream whose executor has answered the opening message."""
+    """Returns a stream after the answer to its opening message."""
     call = service.stub.Execute()
     await call.write(executor_pb2.StepRequest(term=term))
     assert (await call.read()) == executor_pb2.StepResult()
@@ -388,7 +388,7 @@ async def test_a_fatal_device_error_fails_the_stream_and_is_reported(socket: str
         assert "unspecified launch failure" in (error.details() or "")
         with pytest.raises(DeviceError, match="unspecified launch failure"):
             await asyncio.wrap_future(service.worker.failed)
-        # A stream that this process took now would end with it, and make somebody else look guilty.
+        # A stream that this process took now would end with it, and its requests would look guilty.
         assert (await error_of(service.stub.Execute())).code() == grpc.StatusCode.UNAVAILABLE
 
 

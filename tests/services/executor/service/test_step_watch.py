@@ -9,14 +9,14 @@ TIMEOUT = 8.0
 
 
 class Device:
-    """A watched device whose watcher looks when a test says so."""
+    """A watched device. The watcher looks when a test says so."""
 
     def __init__(self) -> None:
         self.pulse = Pulse("the device", TIMEOUT)
         self.watch = StepWatch(self.pulse)
 
     def step(self, load: float, seconds: float) -> bool:
-        """Whether a step that takes so long is let be."""
+        """Returns whether a step may take this long."""
         self.watch.begin()
         self.watch.launching(load)
         is_let_be = self.is_silent(seconds)
@@ -55,7 +55,7 @@ def test_a_step_that_never_ends_is_noticed_within_what_it_may_take_and_the_timeo
 
 
 def test_a_step_in_flight_that_never_ends_is_noticed() -> None:
-    """As on CUDA, where the device thread has gone on."""
+    """Tests CUDA, where the device thread has gone on."""
     device = Device()
     assert all(device.step(load=1.2, seconds=0.1) for _ in range(50))
     device.watch.begin()

@@ -123,7 +123,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture(scope="module")
 def plain(tiny: Tiny) -> list[list[int]]:
-    """Of each kind, tokens without drafts."""
+    """Returns tokens without drafts, of each kind of request."""
     driver = tiny.driver()
     tiny.generate(driver, 0)
     return [tokens[:NUM_TOKENS] for tokens in driver.tokens.values()]
@@ -188,7 +188,7 @@ def test_looking_ahead_leaves_no_trace(
 
 
 def test_a_way_that_cannot_be_gone_back_is_forgotten(tiny: Tiny, plain: list[list[int]]) -> None:
-    """What llguidance gives up at, it never leaves; on a way ahead that says nothing of the output."""
+    """A matcher of llguidance never leaves an error; on a way ahead that says nothing of the output."""
     matcher = tiny.matcher(KINDS["schema"])
     output = plain[list(KINDS).index("schema")]
     matcher.advance(output[:20])
@@ -206,7 +206,7 @@ def test_a_way_that_cannot_be_gone_back_is_forgotten(tiny: Tiny, plain: list[lis
 def test_a_model_that_drafts_learns_what_stands_in_place_of_its_drafts(
     tmp_path: Path, tiny: Tiny, plain: list[list[int]]
 ) -> None:
-    """With the target's weights it is always right, also behind what closes a reasoning in place of its drafts."""
+    """A draft model with the target's weights is always right, also behind the tokens that close a reasoning."""
     target = tiny.model
     save_constrained(tmp_path)
     twin = constrained_runner(tmp_path)[0].model

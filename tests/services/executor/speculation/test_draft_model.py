@@ -52,13 +52,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
-    """With the same weights."""
+    """Makes a draft model with the same weights."""
     return tiny_llama(tmp_path_factory.mktemp("twin"))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
-    """Of another shape, with nothing in common but the vocabulary."""
+    """Makes a draft model of another shape, with nothing in common but the vocabulary."""
     return tiny_llama(tmp_path_factory.mktemp("small"), hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
 
@@ -68,7 +68,7 @@ def drafting_driver(model: DecoderModel, drafter: DecoderModel, max_len: int = L
 
 
 def gained(driver: Driver, request_id: int = 0, num_drafts: int = NUM_DRAFTS) -> int:
-    """In one step with drafts."""
+    """Runs requests in one step with drafts."""
     return int(driver.step({request_id: 1 + num_drafts}, {request_id: num_drafts}).num_tokens[0])
 
 

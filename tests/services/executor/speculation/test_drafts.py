@@ -132,7 +132,7 @@ DRIVERS = [
 def test_drafts_of_any_numbers_are_replayed(
     model: DecoderModel, plain: Callable[[str, int], list[int]], make: Callable[[DecoderModel, KnownTexts], Driver]
 ) -> None:
-    """Once shapes were recorded, at start or while nobody waited, whoever has how many."""
+    """Drafts of any numbers, after shapes were recorded at start or while idle."""
     driver = make(model, KnownTexts([prompt(5 + seed, seed) + plain("greedy", seed) for seed in (0, 1)], 0.7))
     while driver.runner.record_missing():
         pass
@@ -179,7 +179,7 @@ def test_text_equals_plain_decoding(
         unscheduled[request_id] = len(token_ids) + len(output)
 
     def preempt(request_id: int) -> None:
-        """Which the scheduler does with what it knows: steps in flight are forgotten for this request."""
+        """Restarts a request as the scheduler does: steps in flight are forgotten for this request."""
         while outputs:
             driver.collect(outputs.pop(0))
         output = driver.tokens[request_id]
@@ -269,7 +269,7 @@ def test_log_probabilities_are_those_of_the_gained_tokens(
 def test_a_late_result_does_not_touch_the_next_request_of_its_row(
     model: DecoderModel, plain: Callable[[str, int], list[int]], successor: int
 ) -> None:
-    """The drafts are refused when the row has gone to a request whose min_tokens the host counts."""
+    """Drafts are refused after the row has gone to a request with min_tokens, which the host counts."""
     driver = make_driver(model, proposer=KnownTexts([], 0.0))
     driver.add(0, prompt(4))
     driver.step({0: 4})

@@ -1,4 +1,4 @@
-"""Heads of the first EAGLE, as torch saves them, and EAGLE-3 heads of models whose layers end with norms."""
+"""Heads of the first EAGLE, as torch saves them, and EAGLE-3 heads of models with norms at the ends of layers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_eagle(directory: Path) -> Path:
 
 
 def expected_drafts(twin: DecoderModel, tokens: list[int]) -> list[int]:
-    """As of `test_heads`."""
+    """Returns what `test_heads` does."""
     outputs: list[Tensor] = []
 
     class Spy:
@@ -95,7 +95,7 @@ def test_drafts_of_the_first_eagle_are_those_of_the_formulas(tmp_path: Path) -> 
 
 
 def test_a_gemma_is_drafted_for(tmp_path: Path) -> None:
-    """What a head reads there is the stream alone: a layer adds what it has normalised, at its end."""
+    """A head reads the stream alone there: a layer adds what it has normalised, at its end."""
     sizes = {"hidden_size": SIZE, "num_attention_heads": 4, "head_dim": 8, "query_pre_attn_scalar": 8}
     keys = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 96, "num_hidden_layers": 6}
     reference = save_tiny(tmp_path, "Gemma2", **sizes, **keys)

@@ -56,7 +56,7 @@ def suffixes() -> Proposer:
 
 
 def generate(driver: Driver, samplings: list[SamplingParams]) -> list[list[int]]:
-    """Everybody at the same time, with four drafts in each step."""
+    """Runs all requests at the same time, with four drafts in each step."""
     for request_id, sampling in enumerate(samplings):
         driver.add(request_id, TEXT, sampling)
     driver.step(dict.fromkeys(range(len(samplings)), len(TEXT)))
@@ -67,7 +67,7 @@ def generate(driver: Driver, samplings: list[SamplingParams]) -> list[list[int]]
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma3Text", "Mixtral", "GptOss", "DeepseekV2", "GPT2"])
 def test_architectures(tmp_path: Path, family: str) -> None:
-    """Of all kinds of attention: windows, sinks, latent vectors; and of experts."""
+    """Makes models with all kinds of attention: windows, sinks, latent vectors; and of experts."""
     save_tiny(tmp_path, family, **next(changes for name, _, changes in CASES if name == family))
     model, samplings = load(tmp_path), [GREEDY, SEEDED, PENALIZED]
     expected = [alone(model, TEXT, NUM_TOKENS, sampling) for sampling in samplings]
@@ -77,7 +77,7 @@ def test_architectures(tmp_path: Path, family: str) -> None:
 
 @dataclass
 class Follower:
-    """A rank that hears of steps as followers do, without what only who samples needs to know."""
+    """A rank that receives steps as followers do, without what only sampling needs."""
 
     runner: ModelRunner
 
@@ -96,7 +96,7 @@ def _made(make: Callable[[], Proposer], *of_rank: Any) -> Proposer:
 
 
 def test_ranks_draft_the_same(tmp_path: Path) -> None:
-    """Only the leader samples, and each rank drafts for itself."""
+    """Tests that only the leader samples, and each rank drafts for itself."""
     save_tiny(tmp_path, "Llama")
     samplings = [GREEDY, SEEDED, PENALIZED, WITH_LOGPROBS]
     expected = [alone(load(tmp_path), TEXT, NUM_TOKENS, sampling) for sampling in samplings]
@@ -110,7 +110,7 @@ def test_ranks_draft_the_same(tmp_path: Path) -> None:
 
 @dataclass
 class OneToken(Proposer):
-    """Drafts the same token for everybody."""
+    """Drafts the same token for every request."""
 
     token_id: int
     max_draft_tokens: int = 1
@@ -141,7 +141,7 @@ def default_model(smollm2_gguf: Path) -> Model:
     "num_draws", [pytest.param(1_920), pytest.param(100_000, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_the_distribution_is_the_models(default_model: Model, num_draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a token in whose place there was a draft, and of the one behind it, where the draft was right."""
+    """Returns the logits of a drafted position, and of the one behind it, where the draft was right."""
     text, draft, num_reqs = [504, 6376, 314], 260, 64  # "The sky is", " the"
     limits = Limits(num_reqs, 4 * num_reqs, 64, 8, 8)
     runner = assemble(default_model, limits, num_reqs, CPU, proposer=OneToken(draft))

@@ -17,7 +17,7 @@ from tests.services.executor.triton.speculation import METHODS, NUM_BLOCKS, NUM_
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_read_and_drafts_are_the_same(tmp_path: Path, method: str) -> None:
-    """With two steps in flight: what the first gains decides on the device where the second drafts."""
+    """Runs two steps in flight: what the first gains decides on the device where the second drafts."""
     tokens, drafts = generate(tmp_path, method, depth=1)
     with far_memory():
         far_tokens, far_drafts = generate(tmp_path, method, depth=2)
@@ -29,7 +29,7 @@ def test_nothing_is_read_and_drafts_are_the_same(tmp_path: Path, method: str) ->
 
 
 def test_who_reads_is_caught(tmp_path: Path) -> None:
-    """As code for a CPU's memory does: otherwise the test above could not fail."""
+    """Reads rows on the host, as code for a CPU does: otherwise the test above could not fail."""
     with pytest.raises(AssertionError, match="would wait for the device"):
         generate(tmp_path, "draft_model", depth=2)
 

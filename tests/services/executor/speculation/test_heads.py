@@ -96,7 +96,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
-    """With the same weights: a model belongs to one runner at a time."""
+    """Copies the weights: a model belongs to one runner at a time."""
     return tiny_llama(tmp_path_factory.mktemp("twin"), num_hidden_layers=6)
 
 
@@ -109,7 +109,7 @@ def recorded() -> Steps:
 def drafting_driver(
     model: DecoderModel, path: Path, steps: Callable[[], Steps] = CudaGraphs
 ) -> tuple[Driver, Recording]:
-    """steps: how they are launched; by default eagerly."""
+    """Returns a driver. steps: how they are launched; by default eagerly."""
     head = load_head(path, model, LIMITS.max_model_len, CPU)
     proposer = Recording(Target(model, LIMITS, 64, CPU, steps=steps), head, NUM_DRAFTS, LIMITS.max_model_len)
     driver = make_driver(model, proposer=proposer)
@@ -157,7 +157,7 @@ def rotated(x: Tensor) -> Tensor:
 
 
 def through_layer(attending: Tensor, stream: Tensor, w: dict[str, Tensor], layer: str) -> Tensor:
-    """The stream behind Llama's layer, whose attention reads `attending` [tokens, any]."""
+    """Returns the stream behind Llama's layer, with attention to `attending` [tokens, any]."""
     q, k, v = ((attending @ w[f"{layer}.self_attn.{n}_proj.weight"].T).unflatten(1, (-1, HEAD_DIM)) for n in "qkv")
     q, k, v = rotated(q), rotated(k).repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))

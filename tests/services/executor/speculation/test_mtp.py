@@ -42,7 +42,7 @@ LATENT = EXPERTS | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
-# class in config.json -> (the family of transformers whose last layer is taken for the MTP layer's, its config)
+# class in config.json -> (the family of transformers that provides the MTP layer by its last one, its config)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepseekV3ForCausalLM": ("DeepseekV3", LATENT),
     "Glm4MoeForCausalLM": (
@@ -54,7 +54,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def extra_tensors(architecture: str) -> dict[str, Tensor]:
-    """By the form's field."""
+    """Returns values by the field of the form."""
     generator = torch.Generator().manual_seed(3)
 
     def random(*shape: int) -> Tensor:
@@ -65,7 +65,7 @@ def extra_tensors(architecture: str) -> dict[str, Tensor]:
 
 
 def save_with_head(path: Path, architecture: str) -> PreTrainedModel:
-    """A checkpoint whose last layer is the head's. What is returned has them all alike."""
+    """Writes a checkpoint with the head as the last layer. What is returned has them all alike."""
     family, config = FAMILIES[architecture]
     whole, form = save_tiny(path, family, **(SIZES | config)), FORMS[architecture]
     name = form.layer.format(LAYERS)

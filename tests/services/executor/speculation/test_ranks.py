@@ -113,7 +113,7 @@ class LateFollower(Follower):
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3", "mtp"])
 def test_ranks_that_learn_of_results_at_different_times_compute_the_same(tmp_path: Path, method: str) -> None:
-    """Where the host may not look at rows. The leader knows a result before the next step is
+    """A device with rows that the host may not read. The leader knows a result before the next step is
     decided, or before it is computed, or only behind it."""
     path, drafter = write_models(tmp_path, method)
     speculation = Speculation(method, 4, model=drafter)

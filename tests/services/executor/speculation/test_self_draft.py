@@ -82,7 +82,7 @@ def test_most_drafts_are_right(model: DecoderModel, target: Target, kind: Sampli
 
 
 def test_a_shared_prefix_stays_as_it_was(model: DecoderModel, target: Target) -> None:
-    """The copy writes to the model's cache; whoever shares full blocks reads what the model has written."""
+    """The copy writes to the model's cache; requests that share full blocks read what the model has written."""
     driver = drafting_driver(target)
     driver.add(0, prompt(2 * BLOCK_SIZE + 1, 2))
     driver.step({0: 2 * BLOCK_SIZE + 1})

@@ -1,4 +1,4 @@
-"""In 16 bits drafts may turn a near tie: by no more than what 16 bits cost anyway."""
+"""Drafts in 16 bits may turn a near tie: by no more than what 16 bits cost anyway."""
 
 from pathlib import Path
 

@@ -44,7 +44,7 @@ PROMPTS = (
 
 @dataclass
 class Known(Proposer):
-    """Of texts that are known."""
+    """A proposer of known texts."""
 
     max_draft_tokens: int
     text: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""What an executor tells of its steps' costs."""
+"""The measured costs of steps."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from pagewire.services.executor.step.limits import Limits
 
 
 class TimedRunner:
-    """Its steps take a second, a tenth for each token, and half a second for each draft."""
+    """A runner with steps that take a second, a tenth for each token, and half a second for each draft."""
 
     limits = Limits(16, 256, 512, 16)
     max_draft_tokens = 4

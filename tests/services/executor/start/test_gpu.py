@@ -24,7 +24,7 @@ def run(*arguments: str) -> None:
 
 
 def test_logits_of_a_random_model_are_those_of_the_reference() -> None:
-    """From eager steps, from graphs and from graphs with padding, in fp32 and bf16."""
+    """Compares tokens from eager steps, from graphs and from graphs with padding, in fp32 and bf16."""
     run("benchmarks.gpu.smoke", "executor")
 
 

@@ -1,4 +1,4 @@
-"""What serving takes beside the KV cache: measured with a stand-in for the device's meter, and kept between starts."""
+"""The memory that serving takes beside the KV cache: measured with a fake meter, and kept between starts."""
 
 import json
 from collections.abc import Callable

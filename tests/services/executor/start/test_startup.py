@@ -1,4 +1,4 @@
-"""From configuration to a runner that is ready: sizes, limits, and errors that say what to change."""
+"""The start of a runner: sizes, limits, and errors that say what to change."""
 
 import dataclasses
 import re

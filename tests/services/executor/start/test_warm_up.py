@@ -1,4 +1,4 @@
-"""What the warm-up compiles, by which constants the launchers ask for."""
+"""The kernels that the warm-up compiles, by which constants the launchers ask for."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from pagewire.services.executor.step.limits import Limits
 
 
 class Compiled(set[tuple[Any, ...]]):
-    """In a Triton kernel's place: which constants it would be compiled for."""
+    """A stand-in for a Triton kernel that notes which constants it would be compiled for."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return lambda *args, **constants: self.add(tuple(sorted(constants.items())))
 
 
 class Launched(list[str]):
-    """Which kernels were launched."""
+    """Returns the kernels that were launched."""
 
     def kernel(self, name: str) -> dict[int, Callable[..., None]]:
         return defaultdict(lambda: lambda *args, **constants: self.append(name))

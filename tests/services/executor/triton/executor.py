@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": MIXTRAL, "mixtral i
 
 def generate(directory: Path, model: str) -> dict[int, list[int]]:
     """request id -> tokens; model: a key of MODELS"""
-    # Most drafts are wrong, whoever computes.
+    # Most drafts are wrong on any backend.
     proposer = KnownTexts([], 0.0, max_draft_tokens=1)
     runner = assemble(tiny_llama(directory, **MODELS[model]), LIMITS, 32, CPU, proposer=proposer)
     with nothing_computed():

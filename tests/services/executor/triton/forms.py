@@ -1,4 +1,4 @@
-"""Which forms of the Triton kernels the executor asks for, without a GPU. Run by test_triton_executor.py as
+"""The forms of the Triton kernels that the executor asks for, without a GPU. Run by test_triton_executor.py as
 
     python -m tests.services.executor.triton.forms DIRECTORY MAX_NUM_SEQS MODEL
 
@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": MIXTRAL}
 
 
 class Device:
-    """What Triton asks of a driver before it compiles."""
+    """A driver that answers what Triton asks before it compiles."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -62,7 +62,7 @@ class Device:
 
 
 class Form:
-    """In place of a compiled kernel."""
+    """A stand-in for a compiled kernel."""
 
     function = packed_metadata = None
 

@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton.grammars DIRECTORY
 
-in a process of its own, whose answer the test compares with the CPU's.
+in a process of its own; the test compares with the CPU's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a decode step launches for each layer, in Triton's interpreter. Run by test_triton_executor.py as
+"""The kernels that a decode step launches for each layer, in Triton's interpreter. Run by test_triton_executor.py as
 
     TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton.nodes DIRECTORY
 
@@ -96,7 +96,7 @@ def layer_nodes(directory: Path, num_reqs: int, changes: dict[str, Any]) -> dict
 
 
 def main() -> None:
-    torch.use_deterministic_algorithms(True)  # also fills what nobody writes: no run differs by chance
+    torch.use_deterministic_algorithms(True)  # also fills unwritten memory: no run differs by chance
     directory = Path(sys.argv[1])
     answer = {
         model: {num_reqs: layer_nodes(directory / model, num_reqs, changes) for num_reqs in sizes}

@@ -68,7 +68,7 @@ class Watched:
         return drafted
 
     def drafts(self) -> list[list[list[int]]]:
-        """By step and request."""
+        """Returns values by step and request."""
         return [
             [
                 token_ids[row, num_tokens[row] : num_tokens[row] + count].tolist()

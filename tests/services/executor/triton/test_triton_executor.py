@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def answer_of(module: str, *arguments: Path | int | str, **environment: str) -> Any:
-    """What the module prints, as JSON."""
+    """Runs a module; returns what it prints, as JSON."""
     result = subprocess.run(
         [sys.executable, "-m", f"tests.services.executor.triton.{module}", *map(str, arguments)],
         cwd=ROOT,
