@@ -140,7 +140,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("format", "message"), REFUSED)
-def test_what_is_wrong_is_told_with_its_place(vocabulary: Vocabulary, format: Any, message: str) -> None:
+def test_errors_name_their_place(vocabulary: Vocabulary, format: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as raised:
         vocabulary.admits(format, "")
     assert len(str(raised.value)) < 700

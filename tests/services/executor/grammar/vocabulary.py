@@ -52,7 +52,7 @@ class Vocabulary:
 
 
 def vocabulary_with(path: Path, marks: Sequence[str], ends: Sequence[str] = ()) -> Vocabulary:
-    """Returns random text. ends: marks that end the output."""
+    """Returns a vocabulary with these marks. ends: marks that end the output."""
     save_byte_level(path, extra_special_tokens=list(marks))
     (path / "config.json").write_text("{}")
     tokenizer = load_tokenizer(path)

@@ -191,7 +191,7 @@ def test_numbers_of_requests_between_two_sizes_share_a_recording(model: DecoderM
     check_tokens(model, driver, samplings)
 
 
-def test_what_is_recorded_while_nobody_waits_is_replayed_at_once(model: DecoderModel) -> None:
+def test_steps_recorded_while_idle_are_replayed_at_once(model: DecoderModel) -> None:
     """Recording changes nothing for a request with a row: neither its tokens nor the KV cache."""
     limits = replace(LIMITS, max_num_seqs=18, max_num_batched_tokens=48)
     driver = recorded_driver(model, limits)

@@ -116,7 +116,7 @@ def test_ranks_read_their_own_experts_alone(tmp_path: Path, form: str) -> None:
     assert shares == [0.5, 0.5]
 
 
-def test_the_weights_cache_tells_whole_experts_from_parts(tmp_path: Path) -> None:
+def test_the_weights_cache_distinguishes_whole_experts_from_parts(tmp_path: Path) -> None:
     save_tiny(tmp_path / "model", "Mixtral", **MIXTRAL | {"intermediate_size": 96})
     expected, cache = tokens_of(tmp_path / "model"), tmp_path / "cache"
 

@@ -26,7 +26,7 @@ def test_what_all_have_is_known_to_all():
     assert ALONE_GROUP.of_all(5) == [5]
 
 
-def test_who_differs_is_named():
+def test_a_rank_that_differs_is_named():
     groups = make_groups(3)
     assert on_ranks(3, lambda rank: groups[rank].check_same("weights", "a")) == [None] * 3
 
@@ -48,7 +48,7 @@ def test_an_error_of_one_is_an_error_of_all():
     assert on_ranks(2, fail) == ["rank 1 of the executor cannot read them; see its log", "no such file"]
 
 
-def test_who_waits_for_a_rank_that_is_lost_learns_why():
+def test_a_rank_that_waits_for_a_lost_one_raises_the_reason():
     waiting, other = make_groups(2)
     threading.Timer(0.05, other.failure.set, ["rank 1 has ended"]).start()
     with pytest.raises(RankLost, match="rank 1 has ended"):

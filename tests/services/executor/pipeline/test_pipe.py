@@ -67,7 +67,7 @@ def test_messages_of_another_process_come_whole_and_in_order_and_its_death_is_no
     process.join()
 
 
-def test_who_sends_waits_for_a_free_place() -> None:
+def test_the_sender_waits_for_a_free_place() -> None:
     one, other, descriptor = pair()
     sender, receiver = (
         SharedPipe(one, descriptor, NUM_PLACES, MOST_BYTES),

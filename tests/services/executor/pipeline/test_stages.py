@@ -114,7 +114,7 @@ def test_rows_go_to_others_while_tokens_are_under_way(tmp_path: Path) -> None:
         assert driver.tokens[1] == alone(whole, prompt(20, seed=1), 7)
 
 
-def test_tokens_that_nobody_waits_for_do_not_pile_up(tmp_path: Path) -> None:
+def test_tokens_that_no_step_waits_for_do_not_pile_up(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Llama", **SIZES)
     tokens = LocalPipe()
     with staged(tmp_path, 2, tokens) as pipeline:

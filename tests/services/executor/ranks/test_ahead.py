@@ -41,7 +41,7 @@ def make() -> tuple[Told, Ahead, SimpleQueue[Item]]:
     return told, Ahead(cast(Leader, told)), SimpleQueue()
 
 
-def test_a_step_is_told_when_it_arrives() -> None:
+def test_a_step_is_sent_when_it_arrives() -> None:
     told, ahead, queue = make()
     one = session()
     for item in (Opened(one), submitted(one, 1), submitted(one, 2), Closed(one)):
@@ -49,7 +49,7 @@ def test_a_step_is_told_when_it_arrives() -> None:
     assert told.commands == ["reset", "step 1", "step 2", "reset"] and queue.qsize() == 4
 
 
-def test_steps_of_a_stream_that_has_ended_are_not_told() -> None:
+def test_steps_of_an_ended_stream_are_not_sent() -> None:
     told, ahead, queue = make()
     one, other = session(), session()
     for item in (Opened(one), Opened(other), submitted(one, 1), Closed(one), submitted(other, 1)):
@@ -57,7 +57,7 @@ def test_steps_of_a_stream_that_has_ended_are_not_told() -> None:
     assert told.commands == ["reset", "reset", "step 1"]
 
 
-def test_what_waits_behind_a_call_is_told_in_its_turn() -> None:
+def test_items_behind_a_call_are_sent_in_their_turn() -> None:
     """The call has the others install weights, between the steps before and those behind it."""
     told, ahead, queue = make()
     one, other = session(), session()

@@ -73,7 +73,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
             link.close()
 
 
-def test_a_step_that_nobody_can_do_is_over(group: Group) -> None:
+def test_a_step_that_no_rank_can_execute_is_over(group: Group) -> None:
     for _ in range(2):
         for link in group.followers:
             link.send(RankReport(refused="ValueError: wrong"))

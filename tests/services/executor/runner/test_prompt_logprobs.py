@@ -152,7 +152,7 @@ def test_of_a_single_token_there_are_none(model: DecoderModel):
     assert (lines.token_ids.shape, lines.logprobs.shape, lines.ranks.shape) == ((0, 4), (0, 4), (0,))
 
 
-def test_who_comes_back_without_output_is_told_all_with_output_nothing(model: DecoderModel):
+def test_a_resumed_request_is_scored_again_only_without_output(model: DecoderModel):
     expected, driver = sampled_lines(model, PROMPT, 3), make_driver(model)
     driver.add(0, PROMPT, SCORED)
     driver.step({0: 11})

@@ -439,7 +439,7 @@ def test_processed_log_probabilities_depend_on_every_parameter_that_kernels_read
     assert not torch.equal(*processed), f"{name} changes what is sampled, but not the processed log probabilities"
 
 
-def test_greedy_rows_are_told_what_was_compared():
+def test_greedy_rows_return_the_logits_that_were_compared():
     """The logits with everything that changes them, and none left out."""
     logits = random_logits(2, seed=5)
     greedy_row = sampling_params(temperature=0, top_k=1, top_p=0.1, logit_bias=((9, 50.0),), logprobs=20)

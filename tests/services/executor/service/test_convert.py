@@ -99,13 +99,13 @@ def test_columns_that_are_not_parallel_are_refused() -> None:
         )
 
 
-def test_describe_tells_how_much_is_drafted(model: DecoderModel) -> None:
+def test_describe_reports_how_much_is_drafted(model: DecoderModel) -> None:
     runner = assemble(model, LIMITS, 8, CPU, proposer=KnownTexts([], 1.0, max_draft_tokens=5))
     info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, runner.max_draft_tokens)
     assert describe_response(info, first_weights(info)).max_draft_tokens == 5
 
 
-def test_describe_tells_what_the_scheduler_decides_drafts_by(model: DecoderModel) -> None:
+def test_describe_reports_the_costs_of_drafts(model: DecoderModel) -> None:
     costs = DecodeCosts(((1, 0.5), (4, 0.75)), 0.125)
     info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, 5, costs, ((8, 2), (16, 0)))
     told = to_executor_info(describe_response(info, first_weights(info)))

@@ -91,7 +91,7 @@ def innocent(length: int, seed: int) -> list[int]:
     poisons=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from(KINDS)), min_size=1, max_size=3),
     kinds=st.lists(st.sampled_from(KINDS), min_size=4, max_size=4),
 )
-def test_who_gets_no_numbers_fails_alone(
+def test_a_request_that_yields_nan_fails_alone(
     model: DecoderModel, lengths: list[int], poisons: list[tuple[int, int, object]], kinds: list[object]
 ) -> None:
     """Neighbours of all kinds get the tokens they get alone, in that step and those that follow."""
@@ -221,7 +221,7 @@ def entering(step_id: int, request_id: int, token_ids: list[int], *others: int) 
     return step
 
 
-async def test_results_say_who_has_failed(address: str, model: DecoderModel, runner) -> None:
+async def test_results_name_the_requests_that_failed(address: str, model: DecoderModel, runner) -> None:
     before = num_failed("nan")
     async with serving(address, runner) as service:
         call = await opened(service)
@@ -247,7 +247,7 @@ async def test_results_say_who_has_failed(address: str, model: DecoderModel, run
     assert num_failed("nan") == before + 1, "once, though it failed twice"
 
 
-async def test_a_model_without_numbers_is_told_from_requests(address: str, tmp_path: Path) -> None:
+async def test_a_model_that_yields_nan_is_distinguished_from_requests(address: str, tmp_path: Path) -> None:
     """No request is blamed when the model is broken."""
     model = tiny_llama(tmp_path)
     async with serving(address, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
@@ -267,7 +267,9 @@ async def test_a_model_without_numbers_is_told_from_requests(address: str, tmp_p
             await asyncio.wrap_future(service.worker.failed)
 
 
-async def test_requests_without_numbers_are_told_from_a_model(address: str, model: DecoderModel, runner) -> None:
+async def test_requests_that_yield_nan_are_distinguished_from_a_model(
+    address: str, model: DecoderModel, runner
+) -> None:
     """Two at once raise doubts, and so do three one after the other; the fixed prompt dispels them."""
     async with serving(address, runner) as service:
         call = await opened(service)

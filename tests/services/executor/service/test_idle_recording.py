@@ -167,7 +167,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize(("record", "num_recorded"), [(compute_for_a_while, 2), (fail, 1)])
-def test_who_arrives_does_not_wait_for_long_recordings(record: Callable[[], None], num_recorded: int) -> None:
+def test_a_new_request_does_not_wait_for_long_recordings(record: Callable[[], None], num_recorded: int) -> None:
     """Nor does one that fails end the executor: no request is in it."""
     runner = SlowRunner(record)
     recording = IdleRecording(runner, longest=0.005)  # type: ignore[arg-type]

@@ -228,7 +228,7 @@ def test_what_does_not_fit_beside_the_old_weights_is_refused(tmp_path: Path, mon
         load(dataclasses.replace(config), runner, tmp_path / "a")
 
 
-async def test_who_asks_over_grpc_installs_what_was_loaded_and_nothing_else(tmp_path: Path, sockets: str) -> None:
+async def test_the_service_installs_the_loaded_weights_and_no_others(tmp_path: Path, sockets: str) -> None:
     save_tiny(tmp_path / "a", "Llama")
     other = save_other(tmp_path / "a", tmp_path / "b")
     config, runner, info = started(tmp_path / "a")

@@ -182,7 +182,7 @@ async def test_a_request_through_the_stream(service: Service, model: Model):
     assert tokens == alone(model, prompt(9), 10)
 
 
-async def test_a_step_that_comes_late_tells_how_long_the_device_waited(service: Service):
+async def test_a_late_step_reports_how_long_the_device_was_idle(service: Service):
     call = await opened(service)
     await call.write(first_step(prompt(9)))
     first = await call.read()

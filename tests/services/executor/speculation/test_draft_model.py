@@ -187,7 +187,7 @@ def test_its_cache_is_in_the_plan(model: DecoderModel, small: DecoderModel) -> N
 
 
 @pytest.mark.parametrize("model_of", ["self:q4", "small"])
-def test_what_it_takes_is_told(tmp_path: Path, model_of: str) -> None:
+def test_its_bytes_are_reported(tmp_path: Path, model_of: str) -> None:
     """The bytes of a copy are those that are not the model's, too; both caches count."""
     path = write_tiny_llama(tmp_path / "target")
     drafter = model_of if model_of.startswith("self") else str(write_tiny_llama(tmp_path / "small", hidden_size=16))
@@ -208,7 +208,7 @@ def test_what_it_takes_is_told(tmp_path: Path, model_of: str) -> None:
 
 
 @pytest.mark.skipif(cpu_backend() != "cpp", reason="there is no C++ compiler: steps are not recorded")
-def test_its_steps_are_recorded_while_nobody_waits(model: DecoderModel, twin: DecoderModel) -> None:
+def test_its_steps_are_recorded_while_idle(model: DecoderModel, twin: DecoderModel) -> None:
     from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
 
     made: list[RecordedSteps] = []

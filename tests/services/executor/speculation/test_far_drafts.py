@@ -28,7 +28,7 @@ def test_nothing_is_read_and_drafts_are_the_same(tmp_path: Path, method: str) ->
         assert (far_tokens, far_drafts) == (tokens, drafts)
 
 
-def test_who_reads_is_caught(tmp_path: Path) -> None:
+def test_reading_on_the_host_is_caught(tmp_path: Path) -> None:
     """Reads rows on the host, as code for a CPU does: otherwise the test above could not fail."""
     with pytest.raises(AssertionError, match="would wait for the device"):
         generate(tmp_path, "draft_model", depth=2)

@@ -147,7 +147,7 @@ def test_the_model_itself_does_without(tmp_path: Path, architecture: str) -> Non
     assert_same_logits(load(tmp_path, model_impl="pagewire"), expected)
 
 
-def test_who_has_none_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
     save_with_head(tmp_path / "one", "MiMoForCausalLM")
     model = load(tmp_path / "one")
     tensors = load_file(tmp_path / "one" / "model.safetensors")

@@ -163,7 +163,7 @@ def test_progress_is_a_log_line_twice_a_second(caplog: pytest.LogCaptureFixture,
     assert caplog.messages[0] == "loading 0.00 layer 0" and len(caplog.messages) < 10
 
 
-async def test_an_executor_that_is_told_to_end_as_a_first_step_is_on_its_way_ends_after_it() -> None:
+async def test_an_executor_stopped_as_a_first_step_is_on_its_way_ends_after_it() -> None:
     worker = SimpleNamespace(is_idle=True, failed=Future())
     ending = asyncio.create_task(main._until_idle(cast(Any, worker)))
     await asyncio.sleep(0.1)

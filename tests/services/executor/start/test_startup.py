@@ -227,7 +227,7 @@ def test_wrong_capture_sizes(directory: Path, settings: dict[str, Any], message:
         start(directory, **settings)
 
 
-def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.LogCaptureFixture):
+def test_graphs_asked_for_on_a_cpu_are_refused_in_the_log(directory: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="pagewire.services.executor.start.startup"):
         start(directory)
         assert not any("CUDA graphs" in message for message in caplog.messages)
@@ -235,7 +235,7 @@ def test_who_asks_for_graphs_on_a_cpu_is_told(directory: Path, caplog: pytest.Lo
     assert [message for message in caplog.messages if "CUDA" in message] == ["CUDA graphs are off: steps run on cpu"]
 
 
-def test_seconds_per_phase_are_told(directory: Path, caplog: pytest.LogCaptureFixture):
+def test_seconds_per_phase_are_reported(directory: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="pagewire.services.executor.start.startup"):
         start(directory)
     (line,) = caplog.messages
