@@ -41,8 +41,8 @@ async def abort_requests(request: Request, body: AbortBody) -> Aborted:
     tokenizer = TOKENIZER.of(request)
     ids = [name for given in body.ids for name in (given, _PREFIX.sub("", given, count=1))]
     upstream = inference_pb2.AbortRequestsRequest(request_ids=ids, all=bool(body.abort_all))
-    whose = tenants.metadata() if tenants.caller_scope() is not None else []
-    answers = await tokenizer.call_each(lambda stub: stub.AbortRequests, upstream, whose)
+    metadata = tenants.metadata() if tenants.caller_scope() is not None else []
+    answers = await tokenizer.call_each(lambda stub: stub.AbortRequests, upstream, metadata)
     return Aborted(status="aborted", aborted=sum(answer.num_aborted for answer in answers))
 
 

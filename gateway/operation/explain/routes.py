@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from itertools import chain
 
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
@@ -29,12 +30,12 @@ _PREFIX = re.compile(r"(chatcmpl-|cmpl-|msg_|resp_)")
 async def explain_request(request: Request, request_id: str) -> Response:
     """Explains where the time of a running or recent generation goes, by the id of its answer or by X-Request-Id; as
     text if the header Accept has text/plain. With an admin key or without tenants, also those of others."""
-    name, whose = _PREFIX.sub("", request_id, count=1), tenants.caller_scope()
-    wanted = ExplainRequestRequest(request_id=name, tenant=whose)
+    name, tenant = _PREFIX.sub("", request_id, count=1), tenants.caller_scope()
+    wanted = ExplainRequestRequest(request_id=name, tenant=tenant)
     behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in TOKENIZER.of(request).neighbours()))
     # Last, so that the gateway's time of a running request is not less than theirs.
-    own = GENERATIONS.of(request).accounts.find(name, whose) or await SIBLINGS.of(request).accounts(wanted)
-    accounts = [*own, *(one for told in behind for one in told)]
+    own = GENERATIONS.of(request).accounts.find(name, tenant) or await SIBLINGS.of(request).accounts(wanted)
+    accounts = [*own, *chain.from_iterable(behind)]
     explanation = explain(name, accounts)
     if explanation is None:
         message = (

@@ -185,7 +185,7 @@ class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its
         "tokenizer", "A system message before all others. `previous_response_id` does not include it."
     )
     previous_response_id: Annotated[str, StringConstraints(min_length=1)] | None = field(
-        "gateway", "A stored response, whose conversation comes before the input."
+        "gateway", "A stored response. Its conversation comes before the input."
     )
     store: bool | None = field("gateway", "Store the response, so that it can be retrieved and continued.", True)
     background: bool | None = field("gateway", "Answer at once, and generate in the background.", False)
