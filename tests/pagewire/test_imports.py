@@ -27,10 +27,17 @@ _FEATURES = [
     for room in ("admission", "fairness", "grammars", "placement", "speculation", "suspicion", "weights")
 ]
 _NO_IO = ["services.scheduler.service", "services.scheduler.observed", "grpc", "prometheus_client"]
+_GATEWAY_FEATURES = [
+    f"gateway.{name}"
+    for name in ("batches", "chat", "completions", "files", "kept", "messages", "models", "operation", "page")
+] + ["gateway.responses", "gateway.sglang", "gateway.vectors"]
 # folder -> what nothing in it imports, at module level or later; our own names without `pagewire.`
 FENCES = {
     "pagewire": ["services", "gateway", "kernels", "torch", "transformers"],
     "gateway": ["services", "kernels", "quantize", "pagewire.tools", "torch", "transformers", "tokenizers"],
+    # The base of all APIs, and the part that runs a generation: neither imports an API or another feature.
+    "gateway/core": ["gateway.generation", "gateway.http", "gateway.schema", "gateway.store", *_GATEWAY_FEATURES],
+    "gateway/generation": ["gateway.http", "gateway.store", *_GATEWAY_FEATURES],
     "services/tokenizer": [
         *("gateway", "kernels", "quantize", "services.scheduler", "services.executor"),
         *("pagewire.tools", "torch", "transformers", "gguf", "numpy"),
