@@ -1,9 +1,9 @@
 """Measures a step on a CPU, kernel by kernel: `python -m benchmarks.executor_step [MODEL] [--quantization none]`.
 
-Steps of the model alone, without sampling: decode steps of several numbers of requests, and prompts. Each kernel's
-calls are made and timed one by one; "eager" is the step from Python, "replayed" as the executor runs small ones. The
-floor is the time of reading weights and KV cache once, at the rate at which this machine reads memory now.
-`--json-out FILE` takes curves instead: the replayed decode step of --requests against their --contexts.
+Runs decode steps of several numbers of requests, and prompts, without sampling. Each kernel's calls are timed one by
+one; "eager" is the step from Python, "replayed" the recorded step, as the executor runs small ones. The floor is the
+time to read weights and KV cache once at the present rate of this machine's memory. `--json-out FILE` measures curves
+instead: the replayed decode step of --requests by --contexts.
 """
 
 from __future__ import annotations

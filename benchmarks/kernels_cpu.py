@@ -1,8 +1,7 @@
-"""Time the CPU kernels against their torch equivalents: `python -m benchmarks.kernels_cpu [--threads N] [PART ...]`.
+"""Compares the CPU kernels with torch: `python -m benchmarks.kernels_cpu [--threads N] [PART ...]`.
 
-Every contender of a row runs in turn within one loop and the best round counts, so that the ratios mean something on
-a machine that does other work as well. Weights and pages are cold: each call takes the next of many copies.
-Shapes are those of SmolLM2-135M in bfloat16.
+All contenders of a row run in turn within one loop and the best round counts, so the ratios hold on a busy machine too.
+Weights and pages are cold: each call takes the next of many copies. Shapes are those of SmolLM2-135M in bfloat16.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Measures the time and memory of loading models: `python -m benchmarks.load_models [ARCHITECTURE OR PATH ...]`.
 
-For each architecture of the registry (or those that are named) a checkpoint of the size of `EXAMPLE_SIZES` is written,
-all weights alike, and loaded in a process of its own, twice: the second time its file is in the page cache. A path is
-loaded as it is. Prints a line per model, and writes the figures of architectures to `docs/models.json`, from which
-the page of models is generated:
+For each architecture of the registry (or those that are named), writes a checkpoint of the size in `EXAMPLE_SIZES` with
+equal weights and loads it twice in a process of its own; the second time its file is in the page cache. A path is
+loaded as it is. Prints a line per model and writes the figures to `docs/models.json`, from which docs/models.md is
+generated:
 
 - seconds per GB: from the open file to weights in the layout of the CPU's kernels.
-- peak: the most anonymous memory that the process had while it loaded, above what it had before, relative to the
-  weights that the model holds then. Mapped files are not counted: the system takes their pages back.
+- peak: the most anonymous memory of the process while it loaded, above its memory before, relative to the weights.
+  Mapped files do not count: the system takes their pages back.
 """
 
 import json

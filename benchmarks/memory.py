@@ -1,14 +1,13 @@
 """Measures the memory of a stack, process by process: `python -m benchmarks.memory [--pid PID] [FLAGS OF serve]`.
 
-Starts `pagewire serve`, or takes one that runs (`--pid`, which listens on `--port`), and measures its processes
-when they are ready, after many requests at once, after as many that end one by one, after prompts of all recorded
-lengths, and after each long one. MiB:
+Starts `pagewire serve`, or uses a running one (`--pid`, which listens on `--port`), and measures its processes when
+they are ready, after many requests at once, after as many one by one, after prompts of all recorded lengths, and after
+each long prompt. In MiB:
 
-- PSS: pages of this process alone, and its share of those that several processes have mapped. It is the sum of
-  anonymous memory, of files (code of libraries) and of shared memory.
-- weights: the tensors of the model. KV cache: the pages of its tensors that have been touched (`mincore`). Both as the
-  executor's metrics tell.
-- rest: PSS of all processes less weights and KV cache.
+- PSS: the process's own pages and its share of mapped ones, that is anonymous memory, files (libraries) and shared
+  memory.
+- weights: the tensors of the model. KV cache: the touched pages of its tensors (`mincore`). The executor reports both.
+- rest: PSS of all processes minus weights and KV cache.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Measures the effect of an overload: `python -m benchmarks.overload [--url http://127.0.0.1:8000] [--requests 120]`.
 
-Streams at the rate that the server can take (measured with --concurrency requests at a time), then three times as many.
-For each: how many were let in, their time to first token, and of those refused how soon they knew, what they were told
-and whether they were let in when they came back then.
+Sends streams at the rate of the server's capacity (measured with --concurrency requests at a time), then at three times
+that rate. Reports the number of admitted requests and their time to first token, and for refused ones the time to the
+refusal, the time in `Retry-After`, and whether they were admitted after it.
 """
 
 import argparse

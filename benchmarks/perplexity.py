@@ -1,8 +1,8 @@
-"""Perplexity of checkpoints on a text, as Pagewire computes them: `python -m benchmarks.perplexity MODEL --text FILE`.
+"""Measures the perplexity of checkpoints on a text: `python -m benchmarks.perplexity MODEL --text FILE`.
 
-Every model is loaded as it is stored and, with --dequantized, once more as dense weights of the same numbers. The text
-is cut into windows that are scored apart. "prefill" computes a window in one step; "decode" computes --rows windows
-side by side token by token, as requests are decoded, since kernels differ by the number of tokens of a step.
+Every model is loaded as it is stored and, with --dequantized, again as dense weights of the same numbers. The text is
+cut into windows that are scored separately. "prefill" computes a window in one step; "decode" computes --rows windows
+side by side, token by token, because kernels differ by the number of tokens of a step.
 """
 
 from __future__ import annotations

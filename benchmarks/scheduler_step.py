@@ -1,7 +1,7 @@
-"""Scheduler time per decode step, without an executor: `python -m benchmarks.scheduler_step [--json-out FILE]`.
+"""Measures the scheduler's time per decode step: `python -m benchmarks.scheduler_step [--json-out FILE]`.
 
 For each number of running requests: schedule() and update() of the pure core, conversion to and from the wire, and the
-outputs for one tokenizer, in microseconds of CPU time per step and per request.
+outputs for one tokenizer, in microseconds of CPU time per step and per request, without an executor.
 """
 
 import argparse

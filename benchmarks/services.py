@@ -1,10 +1,10 @@
 """Measures the services around the executor: `python -m benchmarks.services [--streams 1,32,64] [FLAGS OF serve]`.
 
-For each number of streams, in microseconds of processor time per output token: the processes of `pagewire serve` under
-that load (of the executor, "gRPC" is what the threads take that do not compute), "compute", the executor's threads that
-do, and "alone", what the same steps take executed in this process without any service. "around" is all that does not
-compute as a share of what does. Processor time depends little on what else the machine does; "rate", output tokens per
-second through HTTP, and "its own", those of the steps alone, do.
+For each number of streams, in microseconds of processor time per output token: each process of `pagewire serve` under
+that load, with the executor divided into "compute" and "gRPC", its other threads; and "alone", the same steps in this
+process without any service. "around" is everything except compute, relative to compute. Processor time depends little
+on other load of the machine, unlike "rate", output tokens per second through HTTP, and "its own", that of the steps
+alone.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A stack to measure, as a user starts it, and load through HTTP from a process of its own."""
+"""Starts a stack as users do, and loads it through HTTP from a process of its own."""
 
 from __future__ import annotations
 

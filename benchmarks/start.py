@@ -1,8 +1,8 @@
-"""Start to first token against model size: `python -m benchmarks.start [--json-out FILE]`.
+"""Measures start to first token by model size: `python -m benchmarks.start [--json-out FILE]`.
 
-Llama models of several sizes with random weights, each served by a fresh `pagewire serve --load-format dummy`, or by
-another server that --command names, which has to call the model "bench". The clock starts before the command and stops
-with the first token through HTTP. Random weights have to be drawn: reading a checkpoint takes another time.
+Llama models of several sizes with random weights are served by a fresh `pagewire serve --load-format dummy`, or by the
+server of --command, which must name the model "bench". The clock starts before the command and stops with the first
+token through HTTP. Drawing random weights takes other time than reading a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processor time of the gateway per streamed token and per short request, a scripted tokenizer service behind it."""
+"""Measures the gateway's processor time per streamed token and per short request, with a scripted tokenizer service."""
 
 import argparse
 import json

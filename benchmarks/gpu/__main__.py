@@ -1,9 +1,9 @@
-"""Everything that a first run on a GPU should tell: `python -m benchmarks.gpu --out DIR --seconds 540`.
+"""Runs everything that a first run on a GPU should show: `python -m benchmarks.gpu --out DIR --seconds 540`.
 
-First the machine and smoke tests (each kernel family against its reference, replays of graphs, a small model), side by
-side; then measurements, one after the other. Each part is a process of its own with a time limit: what crashes or hangs
-ends only itself. DIR/gpu.json and DIR/gpu.log are rewritten after every part; a table comes last, and names what did
-not run. `--device cpu --small` proves it where there is no GPU.
+Machine and smoke tests come first (each kernel family against its reference, replays of graphs, a small model), side by
+side; then the measurements, one after the other. Each part is a process of its own with a time limit, so a crash or a
+hang ends only that part. DIR/gpu.json and DIR/gpu.log are rewritten after every part; a table at the end names the
+parts that did not run. `--device cpu --small` tests the script without a GPU.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Measures a step on the host that drives a GPU: `python -m benchmarks.gpu.host_cost [--out FILE]`, on any machine.
 
-A model of 32 layers, as Llama-3.1-8B has, runs our Python, torch's dispatcher and Triton's launcher as on a GPU of
-compute capability 9.0, up to the call into the driver, which does nothing; nor does the library's product. So small
-tensors on a CPU will do. What is measured is a lower bound: it lacks the driver's own part (some microseconds for a
-launch, tens for a graph of hundreds of kernels) and the library's choice of a product. Processor time of the thread,
-medians; eager and graphs in turns. Kernels are compiled first, which takes a minute.
+A model of 32 layers, like Llama-3.1-8B, runs Pagewire's Python, torch's dispatcher and Triton's launcher as on a GPU of
+compute capability 9.0, up to the call into the driver, which does nothing, as does the library's product. So small
+tensors on a CPU suffice. The result is a lower bound: it lacks the driver's part (some microseconds per launch, tens
+per graph of hundreds of kernels) and the library's choice of a product. It is processor time of the thread, as medians,
+with eager steps and graphs in turns. Kernels are compiled first, which takes a minute.
 """
 
 from __future__ import annotations

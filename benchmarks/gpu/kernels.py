@@ -1,8 +1,8 @@
-"""Every kernel's time beside its floor: `python -m benchmarks.gpu.kernels [--only decode,sampling]`.
+"""Measures every kernel against its floor: `python -m benchmarks.gpu.kernels [--only decode,sampling]`.
 
-First the device's ceilings (copy, read, bf16 matrix product), measured here. Then each kernel: checked against its
-reference, then timed in turn with all others that compute the same. benchmarks/README.md says how to read the table.
-`--device cpu --small` proves the script where there is no GPU.
+Measures the device's ceilings (copy, read, bf16 matrix product), then each kernel: it is checked against its reference
+and timed in turn with all others that compute the same. benchmarks/README.md describes the table. `--device cpu
+--small` tests the script without a GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Products with quantized weights beside other people's: `python -m benchmarks.gpu.quantized [--only w4a16,fp8]`.
+"""Measures products with quantized weights beside others: `python -m benchmarks.gpu.quantized [--only w4a16,fp8]`.
 
-First, in processes beside each other, every kernel in Triton is compiled. Then the device's ceilings, measured here,
-then every product: checked against its reference, and timed in turn with torch's dense product and with
-all others that multiply such weights. benchmarks/README.md says how to read the tables. `--device cpu --small` proves
-the script where there is no GPU.
+Compiles every Triton kernel in parallel processes and measures the device's ceilings. Then each product is checked
+against its reference and timed in turn with torch's dense product and with all others that multiply such weights.
+benchmarks/README.md describes the tables. `--device cpu --small` tests the script without a GPU.
 """
 
 from __future__ import annotations

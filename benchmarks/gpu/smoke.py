@@ -1,8 +1,8 @@
 """Checks that a kernel can be captured and replayed: `python -m benchmarks.gpu.smoke decode_attention`.
 
-Its result on random data is compared with the reference, before and after 1,000 replays of a graph, after which all
-counters of arrived programs must be back at 0. `executor` is a small random model: graphs against eager steps, and both
-against the reference's operations on the CPU. Exit code 1 and a line "FAILED ..." for each thing that is wrong.
+Its result on random data is compared with the reference before and after 1,000 replays of a graph, after which all
+counters of arrived programs must be 0 again. `executor` is a small random model: graphs are compared with eager steps,
+and both with the reference's operations on the CPU. Prints a line "FAILED ..." per fault and ends with exit code 1.
 """
 
 from __future__ import annotations

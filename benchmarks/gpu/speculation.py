@@ -1,10 +1,10 @@
-"""Speculative decoding on a device: `python -m benchmarks.gpu.speculation [--models llama-3.1-8b] [--drafts 5]`.
+"""Measures speculative decoding: `python -m benchmarks.gpu.speculation [--models llama-3.1-8b] [--drafts 5]`.
 
-First, for each method, tokens with drafts must be those without: greedily in fp32, with a small model, through graphs,
-two steps in flight. Then, per model, with random weights: what a step costs that checks drafts, by their number, and
-what drafting adds, by method. Of random weights no draft is right but by chance, so the table says what the rate would
-be if none were, and if all were; `pagewire bench spec` tells it of real texts. benchmarks/README.md says how to read
-the table. `--device cpu --small` proves the script where there is no GPU.
+First, for each method, tokens with drafts must equal those without: greedily in fp32, with a small model, through
+graphs, two steps in flight. Then, per model with random weights: the time of steps that check drafts, by their number,
+and the additional time of drafting, by method. Random weights accept almost no draft, so the table gives the rates if
+none and if all were accepted; `pagewire bench spec` measures real texts. benchmarks/README.md describes the table.
+`--device cpu --small` tests the script without a GPU.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Measures how long prompts and streams delay others: `python -m benchmarks.scheduling [--address localhost:8001]`.
 
-By default with a simulated device. With --address of a running stack, over gRPC:
+Uses a simulated device, or with --address a running stack, over gRPC:
 
-flood    a stream runs, then 12 prompts of 4,000 tokens come, half a second later a chat
-tenants  the same, where the flood is of another tenant; the stack needs --tenant-header X-Tenant-ID
+flood    a stream runs, then 12 prompts of 4,000 tokens arrive, and half a second later a chat
+tenants  the same with a flood of another tenant; the stack needs --tenant-header X-Tenant-ID
 queue    500 long streams, then a short one
-shares   four tenants that send different things, all more than can be served: Jain's index of what they got
+shares   four tenants with different loads, each above capacity: Jain's index of their shares
 
-The first two need --max-queue-time 0 where the flood takes longer than that. How long all of it takes, flood and
-stream, has to be compared with the same on a stack that takes prompts in order and whole: `pagewire serve` with
+The first two need --max-queue-time 0 if the flood takes longer than that. Compare the duration of flood and stream with
+a stack that takes prompts in order and whole: `pagewire serve` with
 
     --target-itl-ms 0 --max-num-partial-prefills 1000000 --max-long-partial-prefills 1000000
 """

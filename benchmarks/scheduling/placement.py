@@ -3,9 +3,9 @@
     python -m benchmarks.scheduling.placement                # prints a table
     python -m benchmarks.scheduling.placement --trace shared --loads 3
 
-The real scheduler against a simulated clock; a formula says how long an executor takes for a step
-(`benchmarks/scheduling/simulation.py`). Conversations begin with one of a few system prompts, some of which are more
-popular than others, and come back with all that was said. Requests arrive independently. Every rule sees the same ones.
+The scheduler is the real one, the clock is simulated, and a formula gives the time of a step
+(`benchmarks/scheduling/simulation.py`). Conversations begin with one of a few system prompts, some more popular than
+others, and return with their history. Requests arrive independently; every rule gets the same ones.
 """
 
 import argparse

@@ -32,7 +32,7 @@ class Sampling:
     top_p: float = 1.0
 
     def value(self, parameter: FloatParameter) -> float:
-        """Its value of a parameter, or one with which that is off."""
+        """Returns its value of a parameter, or the one that turns the parameter off."""
         off = 1.0 if parameter is FloatParameter.REPETITION_PENALTY else 0.0
         value: float = getattr(self, parameter.name.lower(), off)
         return value
