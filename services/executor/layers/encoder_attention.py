@@ -9,7 +9,8 @@ from pagewire.services.executor.step.step_context import StepContext
 
 
 class EncoderAttention:
-    """As many heads of queries as of keys and of values. `window`: how far a token sees on either side, 0 = all."""
+    """Attention with as many heads of queries as of keys and of values. `window`: how far a token sees on either side,
+    0 = all."""
 
     __slots__ = ("head_dim", "num_heads", "window")
 

@@ -95,7 +95,7 @@ class ExpertsWeight(Protocol):
     """A weight of all experts' outputs, expert by expert."""
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
-        """As `ops.experts_linear`."""
+        """Computes `ops.experts_linear`."""
 
 
 class ExpertsLinear:
@@ -159,7 +159,7 @@ class ExpertsLinear:
     def _refusal(self, parts: Sequence[PackedWeight]) -> str | None:
         """Why experts with these weights cannot be multiplied together."""
         if any(isinstance(part, PackedGrouped) and part.permutation is not None for part in parts):
-            return "experts whose inputs act-order permutes are not supported"
+            return "experts with inputs that act-order permutes are not supported"
         if len(parts) > 1:
             return f"experts that differ in their quantized form ({len(parts)} forms in this layer) are not supported"
         weight, outputs = parts[0], parts[0].shape[0] // self.num_experts
@@ -193,7 +193,7 @@ class RoutedMLP:
     )
 
     def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
-        """placement: of the module whose parts router and experts are, e.g. model.layers.0.mlp"""
+        """placement: of the module that router and experts are parts of, e.g. model.layers.0.mlp"""
         size, routing, activation = config.intermediate_size, config.routing, config.activation
         self.router = Router(routing, config.num_experts, config.hidden_size, placement)
         ranks, whole = placement.tensor, placement.whole_experts
@@ -243,7 +243,7 @@ class RoutedMLP:
 
     @property
     def summing_ranks(self) -> Communicator | None:
-        """As of `sums.Summed`."""
+        """Implements `sums.Summed`."""
         sums = self.ranks.size > 1 and (self.whole is None or self.whole.least_exchanged is None)
         return self.ranks if sums else None
 

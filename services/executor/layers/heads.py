@@ -1,4 +1,4 @@
-"""Which heads of an attention layer a rank has."""
+"""The heads of an attention layer that a rank has."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ class Heads:
 
     @property
     def query_rows(self) -> range:
-        """Of a projection that gives all queries."""
+        """Returns the rank's rows of a projection that gives all queries."""
         return scaled(self.queries, self.head_dim)
 
     @property
     def key_rows(self) -> range:
-        """Of a projection that gives all keys, or all values."""
+        """Returns the rank's rows of a projection that gives all keys, or all values."""
         return scaled(self.keys, self.head_dim)
 
     def rows(self, order: Tensor | None = None) -> Tensor | None:
-        """Of a projection that gives all queries, all keys and all values. order: of its rows (`row_order`)."""
+        """Returns the rank's rows of a projection that gives all queries, all keys and all values. order: of its rows
+        (`row_order`)."""
         if self.is_whole:
             return order
         first_key = self.num_heads * self.head_dim
@@ -62,7 +63,7 @@ def heads_of(config: DecoderConfig, placement: Placement) -> Heads:
 
 
 def shared_heads(num_heads: int, num_kv_heads: int, head_dim: int, placement: Placement) -> Heads:
-    """As `heads_of`."""
+    """Returns the heads, as `heads_of` does."""
     ranks = placement.tensor
 
     def fits(size: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a layer keeps of the tokens before, from which the KV cache is allocated."""
+"""A layer's need of KV cache: what it keeps of earlier tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KVSpec:
     window: int = 0  # keys that a query sees, itself included; 0 = all
 
     def page_shape(self, block_size: int) -> tuple[int, ...]:
-        """Of one block in one layer; 0 = keys, 1 = values."""
+        """Returns the shape of one block in one layer; 0 = keys, 1 = values."""
         return (2, self.num_kv_heads, block_size, self.head_dim)
 
     def page_bytes(self, block_size: int) -> int:
@@ -49,7 +49,7 @@ class StateSpec:
     dtype: torch.dtype = torch.float32
 
     def page_shape(self, block_size: int) -> tuple[int, ...]:
-        """Of one block in one layer, whatever the block_size is."""
+        """Returns the shape of one block in one layer, whatever the block_size is."""
         return (self.size,)
 
     def page_bytes(self, block_size: int) -> int:
@@ -70,5 +70,5 @@ class CachingLayer(Protocol):
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
         """Tells it which memory it has: [num_blocks, *page_shape], each block contiguous.
 
-        group: whose block tables say where in it a request's blocks are. block_tokens: that a block is for.
-        """
+        group: of layers that share block tables, which say where a request's blocks are. block_tokens: that a block is
+        for."""

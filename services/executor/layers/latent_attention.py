@@ -57,7 +57,7 @@ class LatentConfig:
 
     @property
     def width(self) -> int:
-        """Of what is cached of a token."""
+        """Returns the size of what is cached of a token."""
         return self.latent_dim + self.rotary_dim
 
 
@@ -76,7 +76,7 @@ class PagedLatentAttention(PagedAttention):
     def kv_spec(self) -> KVSpec:
         if self.kv_scales is not None:
             raise ModelLoadError(
-                "--kv-cache-dtype fp8 is not supported for latent attention, whose cache is small as it is; leave the "
+                "--kv-cache-dtype fp8 is not supported for latent attention, which has a small cache anyway; leave the "
                 "flag out"
             )
         return super().kv_spec()
@@ -110,7 +110,7 @@ class LatentProjection:
 
     __slots__ = ("config", "dtype", "heads", "shards", "weight")
 
-    multiplies = False  # as a linear layer, whose weight could be laid out for its products
+    multiplies = False  # as a linear layer, with a weight that could be laid out for its products
 
     def __init__(self, name: str, config: LatentConfig, heads: Heads, placement: Placement) -> None:
         head_size = config.key_dim + config.value_dim

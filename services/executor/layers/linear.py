@@ -36,7 +36,7 @@ class StreamUpdate(NamedTuple):
 
 
 class Split(Enum):
-    """How ranks share a linear layer."""
+    """The split of a linear layer among ranks."""
 
     NONE = "none"  # each has all of it, but for rows that it does without
     OUTPUTS = "outputs"  # each gives its share of each projection's outputs
@@ -118,7 +118,7 @@ class Linear:
 
     @property
     def takes_norm(self) -> bool:
-        """Whether `after_norm` may be called, which is known when the weight is installed."""
+        """Returns whether `after_norm` may be called, which is known when the weight is installed."""
         return self._exchange is None and isinstance(self.weight, NormedWeight) and self.weight.takes_norm
 
     def after_norm(self, norm: RMSNorm, x: Tensor, stream: StreamUpdate, *, gated: bool = False) -> Tensor:
@@ -135,7 +135,7 @@ class Linear:
 
     @property
     def summing_ranks(self) -> Communicator | None:
-        """As of `sums.Summed`."""
+        """Implements `sums.Summed`."""
         return self._exchange.ranks if self._exchange is not None and self._exchange.sums else None
 
     def leave_sum(self) -> None:
@@ -146,7 +146,7 @@ class Linear:
         self.weight = parts[0] if len(parts) == 1 else Stacked(parts)
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint tensor name, the view it is written to)"""
+        """Yields (checkpoint tensor name, the view it is written to)."""
         start = 0
         for shard in self.shards:
             stop = start + shard.num_outputs
@@ -162,7 +162,7 @@ class Linear:
 
 
 class Exchange:
-    """What ranks tell each other for a product of which each has a share of the weight."""
+    """The exchange between ranks for a product of which each has a share of the weight."""
 
     __slots__ = ("gathers_inputs", "leaves_sum", "num_outputs", "ranks", "share", "sums")
 
@@ -171,7 +171,7 @@ class Exchange:
         self.ranks = ranks
         self.gathers_inputs = gathers_inputs
         self.sums = sums
-        self.leaves_sum = False  # to whoever adds this to other outputs
+        self.leaves_sum = False  # to the caller, which adds this to other outputs
         self.num_outputs = 0
         self.share = 0
 

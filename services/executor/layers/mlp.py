@@ -43,7 +43,7 @@ class MLP:
         return self.activation is ops.silu_and_mul and self.up.takes_norm
 
     def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: StreamUpdate) -> Tensor:
-        """As of `norm.add(hidden, stream.residual)`, but that the sum becomes `stream.updated`."""
+        """Computes the block behind `norm.add(hidden, stream.residual)`; the sum becomes `stream.updated`."""
         return self.down(self.up.after_norm(norm, hidden, stream, gated=True))
 
     def leaves(self) -> Iterator[Linear]:

@@ -52,7 +52,7 @@ class UnitOffsetRMSNorm(RMSNorm):
 
 
 class SplitRMSNorm(RMSNorm):
-    """Of `size` elements, `own` are the rank's."""
+    """A norm over `size` elements, of which `own` are the rank's."""
 
     __slots__ = ("own", "size")
 

@@ -54,7 +54,7 @@ class PagedAttention:
 
     can_be_fp8 = True  # its cache
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
-    group: int  # whose block tables say where in it a request's keys and values are
+    group: int  # of layers that share block tables, which say where a request's keys and values are
 
     def __init__(
         self, layer_idx: int, spec: KVSpec, scale: float, soft_cap: float = 0.0, sinks: Sinks | None = None
@@ -91,7 +91,7 @@ class PagedAttention:
         return context.slot_mappings[self.group]
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
-        """As `__call__`, with keys and values already in the cache."""
+        """Attends as `__call__` does, with keys and values already in the cache."""
         table = context.block_tables[self.group]
         lengths = (context.query_start_loc, context.seq_lens, context.max_query_len, context.min_query_len)
         plan = context.plan(

@@ -1,4 +1,4 @@
-"""Which part of a tensor in a checkpoint a layer has: of a rank's share, and of rows in another order."""
+"""Parts of a checkpoint's tensors that a layer has: a rank's share, and rows in another order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Index: TypeAlias = range | Tensor | None  # along one dimension: neighbours, any
 
 @dataclass(frozen=True)
 class StoredPart:
-    """Of a load target that is not a whole tensor as it is stored."""
+    """The part of a stored tensor that a load target is, if it is not the whole tensor as stored."""
 
     shape: tuple[int, ...]  # of the whole
     index: tuple[Index, ...]  # by dimension; all of those behind
 
     def rows(self, first: int, count: int) -> tuple[Index, ...]:
-        """As `index`, of the target's rows from `first` on."""
+        """Returns `index` of the target's rows from `first` on."""
         chosen, *others = self.index
         if chosen is None:
             chosen = range(self.shape[0])
@@ -29,10 +29,10 @@ class StoredPart:
 
 @runtime_checkable
 class SplitLayer(Protocol):
-    """A layer whose load targets may be parts of what is stored."""
+    """A layer with load targets that may be parts of what is stored."""
 
     def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
-        """By the names of those targets that are."""
+        """Yields the names and parts of those targets."""
 
 
 def select(tensor: Tensor, index: Sequence[Index]) -> Tensor:
@@ -51,7 +51,7 @@ def select(tensor: Tensor, index: Sequence[Index]) -> Tensor:
 
 
 def rows_of(target: Tensor, first_row: int, part: StoredPart | None) -> Sequence[Index]:
-    """Where in a stored tensor the rows of `target` are, which are those from first_row on."""
+    """Returns where in a stored tensor the rows of `target` are, which are those from first_row on."""
     if part is not None:
         return part.rows(first_row, len(target))
     return (range(first_row, first_row + len(target)),) if target.ndim else ()
@@ -65,7 +65,7 @@ def neighbours(chosen: Tensor) -> range | Tensor:
 
 
 def indices(chosen: range | Tensor) -> Tensor:
-    """int64, on the host"""
+    """Returns int64 indices on the host."""
     if isinstance(chosen, Tensor):
         return chosen
     return torch.arange(chosen.start, chosen.stop, device="cpu")

@@ -1,4 +1,5 @@
-"""Where a layer's weights live, in what precision, what the checkpoint calls them, and who has their other parts."""
+"""The placement of a layer's weights: device, precision, names in the checkpoint, and the ranks with the other
+parts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Placement:
         return replace(self, prefix=f"{self.prefix}{module}.")
 
     def where(self, is_here: bool) -> Placement:
-        """For a module that is on this stage, or is not: then it takes no memory and has no weights."""
+        """Returns the placement of a module; one that is not on this stage takes no memory and has no weights."""
         return self if is_here else replace(self, device=torch.device("meta"))
 
     def name(self, module: str) -> str:

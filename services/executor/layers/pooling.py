@@ -1,4 +1,4 @@
-"""From the hidden states of a request's tokens to one vector."""
+"""Pooling: the hidden states of a request's tokens become one vector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagewire.services.executor.device.upload import upload
 
 @dataclass(frozen=True)
 class Spans:
-    """Where the tokens of a step's requests are, and which V of the requests are pooled."""
+    """The positions of the tokens of a step's requests, and the V requests that are pooled."""
 
     lengths: Tensor  # int64 [num_reqs], >= 1; tokens follow each other in the order of requests
     chosen: Tensor  # int64 [V], indices of requests

@@ -1,4 +1,4 @@
-"""Which experts the tokens of a layer go to."""
+"""Routing: the experts that the tokens of a layer go to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewire.services.executor.layers.weights import Dense, PackedWeight
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Which experts a token goes to, and what they count: `ops.route_experts` of a linear layer's outputs."""
+    """The choice of experts for a token, and their weights: `ops.route_experts` of a linear layer's outputs."""
 
     top_k: int
     router: str = "gate"  # the checkpoint's name of that layer
@@ -32,7 +32,8 @@ class Routing:
 
 
 class CorrectionBias:
-    """What is added to the scores of experts to choose among them, so that all are used about equally; in fp32."""
+    """A correction that is added to the scores of experts to choose among them, so that all are used about equally;
+    fp32."""
 
     __slots__ = ("name", "tensor")
 

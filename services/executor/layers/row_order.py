@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def rotary_pairs_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Tensor:
-    """Of heads whose neighbours (0, 1), (2, 3), ... are rotated, where kernels rotate (0, r / 2), (1, r / 2 + 1), ...
+    """Returns the order of rows of heads that rotate neighbors (0, 1), (2, 3), ..., where kernels rotate (0, r / 2),
+    (1, r / 2 + 1), ...
 
     int64 [num_heads * head_dim]. A head of 8 with rotary_dim 6: [0, 2, 4, 1, 3, 5, 6, 7]. Queries and keys must have
     the same order; their products do not depend on it.
@@ -18,7 +19,7 @@ def rotary_pairs_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Tensor
 
 
 def qkv_apart(num_heads: int, num_kv_heads: int, head_dim: int) -> Tensor:
-    """Of a projection that gives, KV head by KV head, its queries, its key and its value.
+    """Returns the order of rows of a projection that gives, KV head by KV head, its queries, its key and its value.
 
     int64 [(num_heads + 2 * num_kv_heads) * head_dim]: all queries, all keys, all values.
     """

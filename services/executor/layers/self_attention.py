@@ -20,7 +20,7 @@ from pagewire.services.executor.step.step_context import StepContext
 
 
 class HeadAttention:
-    """What lies between the projections: heads are normalised and rotated where the model wants that, then attend."""
+    """The steps between the projections: heads are normalized and rotated where the model wants that, then attend."""
 
     __slots__ = ("attention", "head_dim", "norms", "num_heads", "rotary", "sinks")
 
@@ -99,7 +99,7 @@ class SelfAttention:
         return self.qkv.takes_norm
 
     def after_norm(self, norm: RMSNorm, hidden: Tensor, stream: StreamUpdate, context: StepContext) -> Tensor:
-        """As of `norm.add(hidden, stream.residual)`, but that the sum becomes `stream.updated`."""
+        """Computes the block behind `norm.add(hidden, stream.residual)`; the sum becomes `stream.updated`."""
         return self.o(self.heads(self.qkv.after_norm(norm, hidden, stream), context))
 
     def leaves(self) -> Iterator[Linear | RMSNorm | Sinks | PagedAttention]:
@@ -121,7 +121,7 @@ def llama_attention(
     rotates_neighbours: bool = False,
     output: str = "o_proj",
 ) -> SelfAttention:
-    """As Llama's: three projections by its names, which most others have taken over.
+    """Returns attention as in Llama: three projections by its names, which most others have adopted.
 
     scale, soft_cap, sinks: as `HeadAttention`. norm: of query and key heads, if the config wants one.
     rotates_neighbours: elements (0, 1), (2, 3), ... of a head are rotated in place of those half a head apart. output:
@@ -165,7 +165,7 @@ def head_attention(
     norms: tuple[RMSNorm, RMSNorm] | None = None,
     sinks: Sinks | None = None,
 ) -> HeadAttention:
-    """With the window that the config states; heads: the rank's. The others as `HeadAttention`."""
+    """Returns attention with the window that the config states; heads: the rank's. The others as `HeadAttention`."""
     spec = KVSpec(len(heads.keys), config.head_dim, config.dtype, config.sliding_windows[layer_idx])
     attention = HeadAttention(
         layer_idx, len(heads.queries), spec, rotary, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks

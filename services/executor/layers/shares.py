@@ -1,4 +1,4 @@
-"""How ranks share the outputs or the inputs of a layer: as neighbours, in the order of ranks."""
+"""Shares of ranks in the outputs or the inputs of a layer: neighbors, in the order of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_RANKS = 64  # that are suggested
 
 
 def even_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> range:
-    """As many for each rank, in multiples of `unit`; what: for the error, e.g. "intermediate_size".
+    """Returns the rank's share, as large as that of each other rank, in multiples of `unit`; what: for the error, e.g. "intermediate_size".
 
     Raises ModelLoadError naming the numbers of ranks that would do.
     """
@@ -27,7 +27,7 @@ def even_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> ran
 
 
 def padded_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> range:
-    """As many for each rank, in multiples of `unit`, but the last, which has what remains."""
+    """Returns the rank's share, in multiples of `unit`; the last rank has what remains."""
 
     def fits(size: int) -> bool:
         return share_size(total, size, unit) * (size - 1) < total
@@ -39,11 +39,11 @@ def padded_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> r
 
 
 def share_size(total: int, num_ranks: int, unit: int = 1) -> int:
-    """Of a `padded_share`, the last rank's aside."""
+    """Returns the size of a `padded_share`, except the last rank's."""
     return -(-total // (num_ranks * unit)) * unit
 
 
 def refusal(ranks: Communicator, reason: str, fits: Callable[[int], bool]) -> ModelLoadError:
-    """fits: whether a number of ranks would do."""
+    """Returns the error for a number of ranks, which names those that fit. fits: whether a number of ranks would do."""
     others = [str(size) for size in range(1, _MOST_RANKS + 1) if fits(size)]
     return ModelLoadError(f"--tensor-parallel-size {ranks.size}: {reason}; possible are {', '.join(others)}")

@@ -63,13 +63,13 @@ class StateSpaceConfig:
 
 
 class States:
-    """What one layer keeps; `bind` tells it where that is, when it is allocated."""
+    """The states that one layer keeps; `bind` sets their memory when it is allocated."""
 
     __slots__ = ("block_tokens", "config", "conv", "group", "heads", "layer_idx")
 
     conv: Tensor  # fp32 [num_blocks, conv_width - 1, conv_size]
     heads: Tensor  # fp32 [num_blocks, num_heads, head_dim, state_size]
-    group: int  # whose block tables say where in them a request's states are
+    group: int  # of layers that share block tables, which say where a request's states are
     block_tokens: int  # tokens that a block is for
 
     def __init__(self, layer_idx: int, config: StateSpaceConfig) -> None:

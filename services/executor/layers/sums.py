@@ -1,4 +1,4 @@
-"""One sum over ranks for layers whose outputs are added, in place of one for each."""
+"""One sum over ranks for layers with outputs that are added, in place of one for each."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ class Summed(Protocol):
 
     @property
     def summing_ranks(self) -> Communicator | None:
-        """Those that each have a part of its output, which it sums; None: its output is whole without that."""
+        """Returns the ranks that each have a part of its output, which it sums; None: its output is whole without
+        that."""
 
     def leave_sum(self) -> None:
-        """From now on it returns the rank's part of its output."""
+        """Makes it return the rank's part of its output from now on."""
 
 
 class JointSum:
-    """Of layers whose outputs are added before anything else is done with them. If all of them sum over ranks, none
-    does so itself any more: to be called with what they have given, added. Otherwise they stay as they are."""
+    """A sum of layers with outputs that are added before anything else is done with them. If all of them sum over
+    ranks, none does so itself any more: to be called with what they have given, added. Otherwise they stay as they
+    are."""
 
     __slots__ = ("_ranks",)
 

@@ -1,4 +1,4 @@
-"""What a quantized format must provide."""
+"""The interface of a quantized format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagewire.services.executor.layers.parts import Index, neighbours
 
 @dataclass(frozen=True)
 class Part:
-    """What is read of a weight of which a rank has a share: some outputs, in rising order, and neighbouring inputs."""
+    """A rank's share of a weight: some outputs, in rising order, and neighboring inputs."""
 
     out_features: int  # of the whole
     in_features: int
@@ -60,7 +60,7 @@ class TensorSpec:
     view: tuple[int, ...] | None = None  # a shape in which outputs and inputs have dimensions
 
     def index(self, part: Part, found: tuple[int, ...]) -> tuple[Index, ...]:
-        """What is read of the tensor, whose shape is `found`, for a part of the weight."""
+        """Returns what is read of the tensor, of shape `found`, for a part of the weight."""
         index: list[Index] = [None] * max(2, len(self.view or found))
         for along, chosen, total in (
             (self.outputs, part.outputs, part.out_features),
@@ -81,7 +81,7 @@ class TensorSpec:
 
 
 class WeightFormat(Protocol):
-    """How the weight of one linear module is stored."""
+    """The stored form of one linear module's weight."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         """Suffix of the tensor's name, e.g. "qweight", -> what it must look like.
@@ -106,7 +106,7 @@ class WeightFormat(Protocol):
 
 @dataclass(frozen=True)
 class WeightOnly:
-    """As `format`, but inputs stay as they are even where it quantizes them."""
+    """A `format` with inputs that stay as they are even where it quantizes them."""
 
     format: WeightFormat
 
@@ -128,7 +128,8 @@ class Quantization(Protocol):
     method: str  # as in config.json's quant_method, or "gguf"
 
     def format(self, module: str) -> WeightFormat | None:
-        """Of the linear module or embedding of this name (`model.layers.0.mlp.up_proj`); None: it is not quantized."""
+        """Returns the format of the linear module or embedding of this name (`model.layers.0.mlp.up_proj`); None: it is
+        not quantized."""
 
 
 def input_unit(weight_format: WeightFormat | None, out_features: int, in_features: int) -> int:
@@ -139,7 +140,7 @@ def input_unit(weight_format: WeightFormat | None, out_features: int, in_feature
 
 
 def output_unit(weight_format: WeightFormat | None, out_features: int, in_features: int) -> int:
-    """As `input_unit`, of outputs."""
+    """Returns the same unit as `input_unit`, of outputs."""
     if weight_format is None:
         return 1
     specs = _specs(weight_format, out_features, in_features)

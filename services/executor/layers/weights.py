@@ -1,4 +1,4 @@
-"""What a layer multiplies with: a dense weight (packed or not), a quantized one, or several that differ in form."""
+"""Weights of layers: dense (packed or not), quantized, or several that differ in form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Dense:
 
     @property
     def takes_norm(self) -> bool:
-        """Whether `after_norm` is one kernel, at least of few rows; a CPU's norm is in its cache anyway."""
+        """Returns whether `after_norm` is one kernel, at least for few rows; a CPU's norm is in its cache anyway."""
         return self.tensor.is_cuda or ops.cpu_backend() == "triton"
 
     def after_norm(
@@ -47,7 +47,7 @@ class Dense:
         bias: Tensor | None,
         gated: bool,
     ) -> Tensor:
-        """As `ops.normed_linear`."""
+        """Computes `ops.normed_linear`."""
         return ops.normed_linear(x, residual, updated, norm_weight, eps, self.tensor, bias, gated)
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
@@ -77,7 +77,7 @@ class PackedDense:
 
 
 class Stacked:
-    """Weights of different forms whose outputs lie side by side."""
+    """Weights of different forms with outputs that lie side by side."""
 
     __slots__ = ("parts",)
 
@@ -102,7 +102,7 @@ class Stacked:
 
 
 class NotLoaded:
-    """In place of a quantized weight until the loader installs it."""
+    """A placeholder of a quantized weight until the loader installs it."""
 
     __slots__ = ("nbytes", "shape")
 
@@ -141,11 +141,11 @@ class Shard:
 
     @property
     def share(self) -> float:
-        """How much of the stored weight it is."""
+        """Returns the share of the stored weight that it is, 0 to 1."""
         return self.num_weights / (self.out_features * self.in_features)
 
     def stored_weight(self, *, transposed: bool = False) -> StoredPart | None:
-        """Of a dense weight. None: as it is stored."""
+        """Returns the part of the stored tensor that a dense weight is. None: all of it, as stored."""
         if self.rows is None and self.inputs is None:
             return None
         shape, index = (self.out_features, self.in_features), (self._rows, self.inputs)
@@ -160,7 +160,7 @@ class Shard:
 
 
 def stored_parts(shards: Iterable[Shard], *, transposed: bool = False) -> Iterator[tuple[str, StoredPart]]:
-    """As of `SplitLayer`, of a layer that is made of shards."""
+    """Yields the parts, as `SplitLayer` wants them, of a layer that is made of shards."""
     for shard in shards:
         if (weight := shard.stored_weight(transposed=transposed)) is not None:
             yield f"{shard.name}.weight", weight
@@ -170,7 +170,7 @@ def stored_parts(shards: Iterable[Shard], *, transposed: bool = False) -> Iterat
 
 @runtime_checkable
 class NormedWeight(Protocol):
-    """A weight whose product begins with a norm, and may end with an activation."""
+    """A weight with a product that begins with a norm, and may end with an activation."""
 
     @property
     def takes_norm(self) -> bool: ...
@@ -189,7 +189,7 @@ class NormedWeight(Protocol):
 
 @runtime_checkable
 class GatedWeight(Protocol):
-    """A weight of gates and ups whose product may end with their activation."""
+    """A weight of gates and ups with a product that may end with their activation."""
 
     def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`silu_and_mul` of the product."""
@@ -203,14 +203,15 @@ class WeightModule(Protocol):
 
     @property
     def multiplies(self) -> bool:
-        """Whether there are products with it; otherwise its rows are only looked up."""
+        """Returns whether there are products with it; otherwise its rows are only looked up."""
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:
-        """What is installed."""
+        """Returns the weight that is installed."""
 
     def install(self, parts: Sequence[PackedWeight]) -> None:
-        """parts: all outputs of all shards, in order; neighbouring shards may have become one part."""
+        """Installs a weight. parts: all outputs of all shards, in order; neighbouring shards may have become one
+        part."""
 
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Experts that ranks divide among themselves, each with whole ones (`--enable-expert-parallel`).
 
-Attention leaves every token on every rank, so each routes all of them and needs nobody to know which its experts get.
+Attention leaves every token on every rank, so each routes all of them and knows by itself which its experts get.
 What its experts make of them has to reach the others, in one of two ways:
 
     sums       each rank sums up what its own experts make of every token, and the sums are added: `all_reduce`
@@ -20,7 +20,7 @@ from pagewire.services.executor.parallel.communicator import Communicator
 
 
 def least_exchanged(top_k: int, num_ranks: int, device: torch.device) -> int | None:
-    """Of how many tokens on ranks exchange; None: they always sum.
+    """Returns the number of tokens from which ranks exchange; None: they always sum.
 
     A token has top_k rows to exchange, each rank top_k / num_ranks of them, and one row to sum. With few tokens calls
     count, and sums are one, exchanges two: among four ranks sums of 128 tokens took 0.8 to 1.05 times as long, of 512
@@ -31,7 +31,7 @@ def least_exchanged(top_k: int, num_ranks: int, device: torch.device) -> int | N
 
 
 class WholeExperts:
-    """Which experts of a layer this rank has, and how what all of them make of the tokens comes together."""
+    """The experts of a layer that this rank has, and the way in which the outputs of all ranks are combined."""
 
     __slots__ = ("_is_own", "_own", "_owners", "_ranks", "least_exchanged")
 
@@ -45,15 +45,16 @@ class WholeExperts:
         self._is_own = (owners == ranks.rank).to(device, torch.float32)
 
     def own_starts(self, starts: Tensor) -> Tensor:
-        """Those of `ops.sort_by_expert` for products with the rank's experts: other pairs are not read, nor written."""
+        """Returns the result of `ops.sort_by_expert` for products with the rank's experts: other pairs are not read,
+        nor written."""
         return starts[self._own.start : self._own.stop + 1]
 
     def own_weights(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Of `ops.route_experts`, with 0 for pairs with other experts."""
+        """Returns the weights of `ops.route_experts`, with 0 for pairs with other experts."""
         return weights * self._is_own.index_select(0, ids.view(-1)).view_as(weights)
 
     def exchanges(self, num_tokens: int) -> bool:
-        """Whether to; else what ranks have of each token is to be summed."""
+        """Returns whether to exchange; otherwise the ranks' parts of each token are summed."""
         return self.least_exchanged is not None and num_tokens >= self.least_exchanged
 
     def exchanged(self, pairs: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""From a checkpoint to a model with weights."""
+"""Loading: a checkpoint becomes a model with weights."""

@@ -1,4 +1,4 @@
-"""Whether a checkpoint has the tensors that a model needs, before any is read."""
+"""Checks that a checkpoint has the tensors that a model needs, before any is read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
 
 
 def has_own_head(model: OwnModel, weights: WeightSource) -> bool:
-    """Whether a checkpoint that claims to share its embedding with its head has another head, as transformers tells."""
+    """Returns whether a checkpoint that claims to share its embedding with its head has another head, as transformers
+    does."""
     embedding = next((leaf for leaf in model.leaves() if isinstance(leaf, Embedding) and leaf.multiplies), None)
     head = next((name for name in weights.shapes if name.endswith(tuple(f"{head}.weight" for head in HEADS))), None)
     if embedding is None or head is None:

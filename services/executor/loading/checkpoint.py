@@ -40,7 +40,8 @@ class DirectoryCheckpoint:
             raise ModelLoadError(f"{path}/config.json: {error}") from error
 
     def config(self, dtype: torch.dtype) -> ModelConfig:
-        """Only for our own architectures; `generation_config.json` wins over `config.json` for the stop tokens."""
+        """Returns the config, only of our own architectures; `generation_config.json` wins over `config.json` for the
+        stop tokens."""
         own = ARCHITECTURES[self.architecture]
         keys = {**(self.keys if own.has_parts else text_keys(self.keys)), "architectures": [self.architecture]}
         try:
@@ -67,7 +68,7 @@ class DirectoryCheckpoint:
             raise ModelLoadError(f"{self.path}: {error}") from error
 
     def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
-        """weights: None if they are random. requested: by `--quantization`."""
+        """Returns the quantization. weights: None if they are random. requested: by `--quantization`."""
         file, config = "config.json", self.keys.get("quantization_config")
         for stored in FORMATS.values():
             name = stored.config_file

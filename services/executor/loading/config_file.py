@@ -52,7 +52,7 @@ def overridden(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def text_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those of the language model, which models of several parts keep in `text_config`."""
+    """Returns the keys of the language model, which models of several parts keep in `text_config`."""
     nested = raw.get("text_config")
     if "hidden_size" in raw or not isinstance(nested, Mapping):
         return raw

@@ -30,7 +30,7 @@ MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pag
 
 @dataclass(frozen=True)
 class Filler:
-    """Fills a model whose tensors are uninitialised and whose quantized weights are missing."""
+    """Fills a model that has uninitialized tensors and lacks its quantized weights."""
 
     model: OwnModel
     device: torch.device
@@ -39,7 +39,7 @@ class Filler:
     progress: Progress
 
     def read(self, path: Path, weights: WeightSource) -> None:
-        """weights: of the checkpoint at `path`."""
+        """Fills a model. weights: of the checkpoint at `path`."""
         targets = self.model.load_targets()
         staging = staging_for(self.device, self.num_threads, targets)
         jobs = read_jobs(weights, targets, staging, self.model.stored_parts())

@@ -1,4 +1,4 @@
-"""What a model would take of memory, before any is taken: for those who ask what fits."""
+"""The memory that a model would take, before any is taken: for callers that ask what fits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pagewire.services.executor.step.limits import Limits
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of one rank that has the whole model."""
+    """Returns the bytes of one rank that has the whole model."""
 
     model: OwnModel  # without memory of its own
     weight_bytes: int
 
     def cache_bytes(self, num_tokens: int, limits: Limits) -> int:
-        """Of a KV cache for so many tokens."""
+        """Returns the bytes of a KV cache for that many tokens."""
         return kv_cache.cache_bytes(self.model, -(-num_tokens // limits.block_size), limits)
 
 

@@ -30,7 +30,7 @@ class GgufCheckpoint:
         self.architecture = gguf_architecture(self._file)
 
     def config(self, dtype: torch.dtype) -> ModelConfig:
-        """Only for our own architectures."""
+        """Returns the config, only of our own architectures."""
         return gguf_config(self._file, dtype)
 
     def eos_token_ids(self, default: tuple[int, ...]) -> tuple[int, ...]:

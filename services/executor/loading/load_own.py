@@ -47,9 +47,9 @@ def load_own(
     stage: Stage = WHOLE,
     progress: Progress,
 ) -> OwnModel:
-    """As `loader.load_model`; dummy_seed: None, or random weights instead of the checkpoint's. fp8_kv_cache: it will
-    have one, which a layer that cannot refuses with ModelLoadError. tensor, whole_experts: as of `Placement`. stage: of
-    how many; its layers are chosen here."""
+    """Loads a model as `loader.load_model` does; dummy_seed: None, or random weights instead of the checkpoint's.
+    fp8_kv_cache: it will have one, which a layer that cannot refuses with ModelLoadError. tensor, whole_experts: as of
+    `Placement`. stage: of how many; its layers are chosen here."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -99,7 +99,7 @@ def load_own(
 
 
 def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:
-    """Without weights."""
+    """Builds the model without weights."""
     try:
         return ARCHITECTURES[checkpoint.architecture].model(config, length, placement)
     except ModelLoadError as error:
@@ -107,7 +107,7 @@ def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement
 
 
 def _check_served(checkpoint: Checkpoint, shapes: OwnModel, tensor: Communicator, fp8_kv_cache: bool) -> None:
-    """Raises ModelLoadError for a model that cannot be split, or whose layers cannot have such a cache."""
+    """Raises ModelLoadError for a model that cannot be split, or with layers that cannot have such a cache."""
     if tensor.size > 1 and shapes.unsplit is not None:
         raise ModelLoadError(
             f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
@@ -160,6 +160,6 @@ def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
 
 
 def dense_bytes(model: OwnModel) -> int:
-    """Of quantized modules, were they dense."""
+    """Returns the bytes of quantized modules, were they dense."""
     shards = (shard for module in model.quantized_modules() for shard in module.shards)
     return sum(map(num_weights, shards)) * model.config.dtype.itemsize

@@ -109,7 +109,8 @@ def check_architecture(config: Any, architecture: str, max_model_len: int | None
 
 
 def checkpoint_is_quantized(config: Any) -> bool:
-    """transformers marks a GGUF file, which it dequantizes as we do, by a quantization_config of its own."""
+    """Returns whether the weights are quantized. transformers dequantizes GGUF files as we do, but marks them by a
+    quantization_config of its own."""
     quantization = getattr(config, "quantization_config", None) or {}
     return quantization.get("quant_method", "gguf") != "gguf"
 
@@ -127,7 +128,7 @@ def check_length(config: Any, max_model_len: int | None) -> None:
 
 
 def check_loaded(checkpoint: Checkpoint, info: dict[str, Any]) -> None:
-    """transformers fills missing tensors with noise; here an incomplete checkpoint is an error."""
+    """Raises an error for an incomplete checkpoint, where transformers fills missing tensors with noise."""
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in info.get(kind) or () if not is_attention_scale(str(name)))
         if names:

@@ -1,4 +1,4 @@
-"""What a model is served for, and how it pools: by flags, and by the files that sentence-transformers keeps.
+"""The task that a model is served for, and its pooling: by flags, and by the files of sentence-transformers.
 
 `modules.json` lists the modules that follow each other: a transformer, a pooling, any number of dense layers, a
 normalisation. `config.json` says what a classifier's labels are and how its logits become scores.
@@ -56,7 +56,8 @@ def pooling_of(
     device: torch.device,
     overrides: Mapping[str, Any] | None = None,
 ) -> Pooling:
-    """path: of the model's files. runner and convert: the flags. overrides: put over the keys of config.json.
+    """Returns the task. path: of the model's files. runner and convert: the flags. overrides: put over the keys of
+    config.json.
 
     Raises ModelLoadError for what it cannot be served as.
 
@@ -146,7 +147,7 @@ def pooling_modes(file: Path) -> list[str]:
 
 
 def max_seq_length(path: Path) -> int | None:
-    """Of `sentence_bert_config.json`: sentence-transformers reads no more of a text."""
+    """Returns the limit of `sentence_bert_config.json`: sentence-transformers reads no more of a text."""
     file = path / "sentence_bert_config.json"
     length = read_json(file).get("max_seq_length") if file.is_file() else None
     if length is not None and (not isinstance(length, int) or length < 2):

@@ -40,7 +40,8 @@ def load_served(
     tensor: Communicator = ALONE,
     stage: Stage = WHOLE,
 ) -> ServedModel:
-    """path: of the model's files. load_format: as `--load-format`. tensor, stage: as for `load_model`.
+    """Loads the model to serve. path: of the model's files. load_format: as `--load-format`. tensor, stage: as for
+    `load_model`.
 
     Raises StartupError, also for what does not fit into memory, or ModelLoadError.
     """
@@ -73,5 +74,5 @@ def load_served(
 
 
 def digest_of(config: ExecutorConfig, path: Path, load_format: str) -> str:
-    """Of the weights at `path`."""
+    """Returns the version of the weights at `path`."""
     return f"dummy-{config.seed}" if load_format == DUMMY else content_digest(path)

@@ -1,4 +1,4 @@
-"""Which stage of a pipeline gets which of a model's layers."""
+"""The layers of each stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewire.services.executor.parallel.stage import Stage, divide
 
 
 def stage_of(model: OwnModel, stage: Stage) -> Stage:
-    """The stage with its layers; model: the whole, whose weights need not be there. Layers cost as much as they have
+    """The stage with its layers; model: the whole, with or without weights. Layers cost as much as they have
     weights, which is what a step with few tokens takes. Raises ModelLoadError if there cannot be so many stages."""
     name = model.config.architecture
     if not isinstance(model, CausalModel | GemmaModel) or isinstance(model, VisionModel):

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 def report(
     model: OwnModel, quantization: Quantization | None, weights: WeightSource | None, *, dequantized: bool
 ) -> None:
-    """quantization, weights: of the checkpoint. dequantized: all of them were, because that was asked for."""
+    """Reports weights. quantization, weights: of the checkpoint. dequantized: all of them were, because that was asked
+    for."""
     method = "none" if quantization is None else quantization.method
     parts = [part for module in model.modules() for part in module.parts]
     forms = Counter(map(form, parts))
@@ -39,7 +40,7 @@ def report(
 
 
 def form(part: PackedWeight) -> str:
-    """How a weight is held, in a few words."""
+    """Returns in a few words how a weight is held."""
     if isinstance(part, PackedGrouped):
         bits = f"{part.bits}-bit"
         if part.codebook is not None:

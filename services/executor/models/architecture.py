@@ -1,4 +1,4 @@
-"""What a model file states about each architecture that it implements."""
+"""The statements of a model file about each architecture that it implements."""
 
 from __future__ import annotations
 
@@ -111,5 +111,6 @@ class Architecture(Generic[Config]):
     example: Mapping[str, Any] = field(default_factory=dict)
 
     def read_config(self, raw: Mapping[str, Any], dtype: torch.dtype) -> Config:
-        """raw: keys of config.json. Raises ModelLoadError naming one that has a value no model has."""
+        """Returns the config. raw: keys of config.json. Raises ModelLoadError naming one that has a value no model
+        has."""
         return self.parse(checked_keys(raw), dtype)

@@ -1,4 +1,4 @@
-"""What decoder-only language models have in common, whatever their layers are."""
+"""The common part of decoder-only language models, whatever their layers are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Observer(Protocol):
     """Reads along, for a head that drafts."""
 
     def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None:
-        """Before each layer. stream: gives what it is about to get, [num_tokens, hidden_size]."""
+        """Observes the stream before each layer. stream: gives the layer's input, [num_tokens, hidden_size]."""
 
     def end(self, hidden: Tensor, context: StepContext) -> None:
         """Behind the last norm: what logits are made of, [num_tokens, hidden_size]."""
@@ -83,7 +83,7 @@ class CausalModel(OwnModel):
                 yield self.lm_head
 
     def embedded(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        """What the first layer receives."""
+        """Returns the input of the first layer."""
         return self.embed(input_ids)
 
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
@@ -98,7 +98,7 @@ class CausalModel(OwnModel):
         return self.normed(hidden, stream.residual, context) if self.stage.is_last else stream.hidden.copy_(hidden)
 
     def decode(self, hidden: Tensor, context: StepContext) -> Tensor:
-        """As `forward`, from embeddings [num_tokens, hidden_size]."""
+        """Computes `forward` from embeddings [num_tokens, hidden_size]."""
         residual = torch.zeros_like(hidden, dtype=self.stream_dtype)
         return self.normed(self.through(hidden, residual, context), residual, context)
 
@@ -110,7 +110,7 @@ class CausalModel(OwnModel):
         return normed
 
     def through(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
-        """What the layers here make of hidden, the output of what was before them."""
+        """Returns the output of the layers here for hidden, the output of earlier stages."""
         for layer_idx, layer in enumerate(self.layers):
             if self.observer is not None:
                 self.observer.see(layer_idx, partial(torch.add, residual, hidden), context)

@@ -1,4 +1,4 @@
-"""What values the keys of config.json have, for every key that a model file reads without a check of its own.
+"""The values that keys of config.json may have, for every key that a model file reads without a check of its own.
 
 Sizes that all models need are checked where they are read (`required`); so is what depends on other keys. A value of
 another kind is refused here, before a model file sees it, and a key that is null is as if it were missing.

@@ -46,7 +46,7 @@ class DecoderLayer(PreNormLayer):
 
 
 class LayerClass(Protocol):
-    """What makes a model's layers."""
+    """A function that makes a model's layers."""
 
     def __call__(self, config: Any, layer_idx: int, rotary: RotaryEmbedding | None, placement: Placement) -> Layer: ...
 

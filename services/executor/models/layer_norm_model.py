@@ -1,4 +1,4 @@
-"""What models with a LayerNorm at their end share; their layers, and the names in their checkpoints, differ."""
+"""The common part of models with a LayerNorm at their end; their layers and the names in checkpoints differ."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class LayerNormModel(CausalModel):
 
     @abstractmethod
     def layer(self, layer_idx: int, placement: Placement) -> Layer:
-        """placement: the layer's in the checkpoint."""
+        """Returns a new layer. placement: the layer's in the checkpoint."""
 
     def layer_norm(self, name: str, placement: Placement) -> LayerNorm:
-        """As the model's last one, of another name."""
+        """Returns a norm like the model's last one, of another name."""
         config = self.config
         return LayerNorm(name, config.hidden_size, config.layer_norm_eps, placement, bias=self.norm_has_bias)
 

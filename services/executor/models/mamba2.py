@@ -49,7 +49,7 @@ class Mamba2Config(ModelConfig):
 
 
 def mamba2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Mamba2Config:
-    """transformers' keys. Raises ModelLoadError."""
+    """Reads the keys of transformers. Raises ModelLoadError."""
     hidden_size, eps = required(raw, "hidden_size"), positive_number(raw, "layer_norm_epsilon", 1e-5)
     if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ModelLoadError(f"config key hidden_act: {activation!r} is not silu")

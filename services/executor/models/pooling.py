@@ -1,4 +1,4 @@
-"""What a request for a vector gets: how its tokens become one, and what the numbers are."""
+"""Vectors of requests: how tokens become one, and what the numbers are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PIECEWISE = frozenset({"lasttoken"})
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a model is served: for text, or for vectors of `size` numbers."""
+    """The task of a served model: text, or vectors of `size` numbers."""
 
     kind: str  # generate, embed or classify
     pooler: Pooler

@@ -1,4 +1,4 @@
-"""What the rest of the executor knows of a model: what runs it (`Model`), and what loads it (`OwnModel`)."""
+"""The interface of models: for the code that runs one (`Model`) and the code that loads one (`OwnModel`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Classifier(Protocol):
 
 
 class Model(Protocol):
-    """What the model runner drives: our own models and transformers' look the same to it."""
+    """A model as the model runner drives it; our own models and transformers' look the same."""
 
     config: ModelConfig
     capturable: bool  # whether CUDA graphs may contain its steps: its Python never looks at values
@@ -38,15 +38,15 @@ class Model(Protocol):
 
     @property
     def classifier(self) -> Classifier | None:
-        """Its classification head, if it has one."""
+        """Returns its classification head, if it has one."""
 
     @property
     def caching_layers(self) -> Sequence[CachingLayer]:
-        """Those that keep something between steps, in layer order; none in an encoder."""
+        """Returns the layers that keep something between steps, in layer order; none in an encoder."""
 
     @property
     def attention_layers(self) -> list[PagedAttention]:
-        """Those of them that keep keys and values."""
+        """Returns the layers that keep keys and values."""
 
     @property
     def weight_bytes(self) -> int: ...
@@ -62,7 +62,8 @@ class Leaf(Protocol):
     """A layer without layers inside. It may be a `WeightModule`, a `CachingLayer`, or have vectors alone (norms)."""
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        """(name of a dense tensor in the checkpoint, the memory that it is written to, of the shape it must have)"""
+        """Yields (name of a dense tensor in the checkpoint, the memory that it is written to, of the shape it must
+        have)"""
 
 
 @runtime_checkable
@@ -87,7 +88,7 @@ class OwnModel(Model, Protocol):
         return
 
     def ignored(self, name: str) -> bool:
-        """Whether a checkpoint may hold this tensor although the model has no place for it."""
+        """Returns whether a checkpoint may hold this tensor although the model has no place for it."""
         return False
 
     @property
@@ -99,11 +100,11 @@ class OwnModel(Model, Protocol):
         return [leaf for leaf in self.leaves() if isinstance(leaf, PagedAttention)]
 
     def modules(self) -> list[WeightModule]:
-        """What has a weight that may be quantized: embedding, linear layers and head."""
+        """Returns the modules with a weight that may be quantized: embedding, linear layers and head."""
         return [leaf for leaf in self.leaves() if isinstance(leaf, WeightModule)]
 
     def quantized_modules(self) -> list[WeightModule]:
-        """Those that the loader reads, packs and installs; the others' weights are load targets."""
+        """Returns the modules that the loader reads, packs and installs; the others' weights are load targets."""
         return [module for module in self.modules() if any(shard.format is not None for shard in module.shards)]
 
     def load_targets(self) -> dict[str, Tensor]:
@@ -111,7 +112,8 @@ class OwnModel(Model, Protocol):
         return {name: target for leaf in self.leaves() for name, target in leaf.load_targets()}
 
     def stored_parts(self) -> dict[str, StoredPart]:
-        """Of the load targets that are not stored tensors as they are: of rows in another order, of a rank's share."""
+        """Returns the parts of load targets that are not stored tensors as they are: rows in another order, a rank's
+        share."""
         return {
             name: part for leaf in self.leaves() if isinstance(leaf, SplitLayer) for name, part in leaf.stored_parts()
         }
@@ -123,6 +125,6 @@ class OwnModel(Model, Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Of what is loaded; quantized weights as they are packed."""
+        """Returns the bytes of what is loaded; quantized weights as they are packed."""
         vectors = sum(vector.nbytes for vector in self.vectors().values())
         return vectors + sum(part.nbytes for module in self.modules() for part in module.parts)

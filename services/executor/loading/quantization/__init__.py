@@ -1,1 +1,1 @@
-"""How checkpoints store quantized weights: one module per format, each from its tensors to `kernels.quantized`."""
+"""Stored forms of quantized weights: one module per format, each from its tensors to `kernels.quantized`."""

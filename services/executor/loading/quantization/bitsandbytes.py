@@ -1,4 +1,5 @@
-"""bitsandbytes as transformers saves it: 4-bit nf4 and fp4 with 16 numbers to look up, or int8 with a scale per output.
+"""The format bitsandbytes, as transformers saves it: 4-bit nf4 and fp4 with 16 numbers to look up, or int8 with a scale
+per output.
 
 Source: bitsandbytes 0.50, `QuantState.as_dict` and `dequantize_4bit` in `functional.py` and `backends/default/ops.py`,
 `Linear8bitLt._save_to_state_dict` in `nn/modules.py`. int8 weights multiply activations as they are: the format's own
@@ -160,7 +161,7 @@ class FourBitFormat:
 
 
 class EightBitFormat:
-    """int8 in [-127, 127] of each output's largest weight."""
+    """Weights as int8 in [-127, 127], scaled by each output's largest weight."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         return {

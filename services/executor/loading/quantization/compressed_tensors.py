@@ -1,4 +1,5 @@
-"""compressed-tensors, which llm-compressor writes: which modules are quantized, and how, is all in the config.
+"""The format compressed-tensors, which llm-compressor writes: which modules are quantized, and how, is all in the
+config.
 
 Source: compressed-tensors 0.20, `quantization/quant_config.py`, `quantization/quant_scheme.py`, `utils/match.py`.
 Activation-ordered groups (`weight_g_idx`) as in vLLM's `compressed_tensors_wNa16.py`.
@@ -53,7 +54,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Co
 
 
 class CompressedTensorsQuantization:
-    """By names of modules, regular expressions of them after "re:", or their classes."""
+    """Matches names of modules, regular expressions of them after "re:", or their classes."""
 
     method = "compressed-tensors"
 

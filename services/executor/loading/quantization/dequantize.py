@@ -10,7 +10,7 @@ _CHUNK_WEIGHTS = 1 << 20  # dequantized at a time, in float32
 
 
 def dequantize_into(target: Tensor, weight: QuantizedWeight) -> None:
-    """target [N, K], of any float dtype, on the weight's device."""
+    """Dequantizes into target [N, K], of any float dtype, on the weight's device."""
     num_rows, num_inputs = weight.shape
     step = max(1, _CHUNK_WEIGHTS // (num_inputs * FP8_BLOCK)) * FP8_BLOCK
     for start in range(0, num_rows, step):

@@ -27,7 +27,8 @@ def random_grouped(
     has_offsets: bool,
     permutation: Tensor | None = None,
 ) -> GroupedWeight:
-    """shape: (N, K). group_size -1: a single group. has_offsets: a zero point per group instead of one for all."""
+    """Returns a random weight. shape: (N, K). group_size -1: a single group. has_offsets: a zero point per group
+    instead of one for all."""
     num_outputs, num_inputs = shape
     size, groups = groups_of(num_inputs, group_size)
     codes = random_bytes(num_outputs, num_inputs, generator).bitwise_and_(2**bits - 1)

@@ -1,4 +1,4 @@
-"""8 bits for a weight, as they are: float8 e4m3, or int8 that multiplies int8 activations."""
+"""Formats with 8 bits for a weight, as they are: float8 e4m3, or int8 that multiplies int8 activations."""
 
 from __future__ import annotations
 

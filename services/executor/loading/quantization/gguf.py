@@ -82,7 +82,7 @@ def _constant(groups: Tensor | None, supers: Tensor | None, value: float) -> tup
 
 
 class GgufQuantization:
-    """method "gguf"; a module's format follows from its weight's type."""
+    """The method "gguf"; a module's format follows from its weight's type."""
 
     method = "gguf"
 

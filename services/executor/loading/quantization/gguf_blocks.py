@@ -28,7 +28,7 @@ _IQ4_VALUES = torch.tensor((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25,
 
 @dataclass(frozen=True)
 class Form:
-    """What all blocks of a type have in common; see `GroupedWeight`.
+    """The common properties of all blocks of a type; see `GroupedWeight`.
 
     read: uint8 [B, bytes per block] -> the tensors of a GroupedWeight by name, each [B, numbers per block]
     """
@@ -41,7 +41,7 @@ class Form:
 
 
 def decode(blocks: Tensor, type_: Type) -> GroupedWeight:
-    """blocks: uint8 [N, bytes per row], rows of blocks of a type in FORMS.
+    """Unpacks blocks: uint8 [N, bytes per row], rows of blocks of a type in FORMS.
 
     The weight dequantizes to the numbers of ggml's own decoder, bit by bit. Values are not checked: a scale may be inf.
     """
@@ -164,7 +164,7 @@ FORMS = {
 def _scales_and_minimums(supers: Tensor, packed: Tensor) -> dict[str, Tensor]:
     """Of Q4_K and Q5_K: 8 scales and 8 minimums of 6 bits each.
 
-    The first four of each have a byte of their own, whose two high bits belong to the last four; their low four bits
+    The first four of each have a byte of their own; its two high bits belong to the last four; their low four bits
     share the last 4 bytes, scales in the low halves.
     """
     scales, minimums, last = packed.split((4, 4, 4), dim=1)

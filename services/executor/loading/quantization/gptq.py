@@ -118,7 +118,8 @@ class GptqQuantization:
 
 @dataclass(frozen=True)
 class GptqFormat:
-    """symmetric: all zero points are the middle of the codes. act_order: inputs were quantized in another order."""
+    """A weight of GPTQ. symmetric: all zero points are the middle of the codes. act_order: inputs were quantized in
+    another order."""
 
     bits: int
     group_size: int

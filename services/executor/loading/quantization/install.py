@@ -31,7 +31,8 @@ Read = Callable[[Shard], QuantizedWeight | Tensor]
 
 
 def tensor_specs(shard: Shard) -> dict[str, TensorSpec]:
-    """What a quantized shard is made of. Raises ModelLoadError naming the module if its shape cannot be stored so."""
+    """Returns what a quantized shard is made of. Raises ModelLoadError naming the module if its shape cannot be stored
+    so."""
     assert shard.format is not None
     try:
         specs = dict(shard.format.tensors(shard.out_features, shard.in_features))
@@ -111,7 +112,8 @@ def stored_shards(path: Path, weights: WeightSource, dtype: torch.dtype, device:
 
 
 def part_to_read(shard: Shard, specs: Mapping[str, TensorSpec]) -> tuple[Part | None, Tensor | None]:
-    """(what to read of a shard, None = all; which rows of that to take, in which order: int64, None = all in order).
+    """Returns (what to read of a shard, None = all; which rows of that to take, in which order: int64, None = all in
+    order).
 
     Tensors may hold outputs in words or blocks, of which the whole is read.
     """

@@ -31,7 +31,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Mx
 
 
 class Mxfp4Quantization:
-    """What the checkpoint has blocks of. `dense`: patterns as `model.layers.*.self_attn`."""
+    """The modules that the checkpoint has blocks of. `dense`: patterns as `model.layers.*.self_attn`."""
 
     method = "mxfp4"
 

@@ -64,7 +64,8 @@ FORMATS = {
 
 
 def quantization_of(config: Mapping[str, Any], names: Collection[str] | None) -> Quantization:
-    """config: the value of `quantization_config`. names: all tensors of the checkpoint, None if there are none (dummy).
+    """Returns the quantization of a checkpoint. config: the value of `quantization_config`. names: all tensors of the
+    checkpoint, None if there are none (dummy).
 
     Raises ModelLoadError naming the key for what is unknown or not supported.
     """
@@ -80,8 +81,8 @@ def quantization_of(config: Mapping[str, Any], names: Collection[str] | None) ->
 
 
 def is_left_over(config: Mapping[str, Any], names: Collection[str], requested: str | None) -> bool:
-    """Whether `quantization_config` describes quantized weights, but all are dense: for `--quantization none` it then
-    means nothing. Otherwise raises ModelLoadError: nobody would notice that the model takes four times the memory.
+    """Returns whether `quantization_config` describes quantized weights, but all are dense: for `--quantization none`
+    it then means nothing. Otherwise raises ModelLoadError: the model would silently take four times the memory.
 
     config: one that `quantization_of` takes. names: all tensors of the checkpoint.
     """

@@ -35,7 +35,8 @@ def one_of(config: Mapping[str, Any], key: str, allowed: Iterable[Value], defaul
 
 
 def group_size_of(config: Mapping[str, Any], key: str = "group_size", default: int | None = None) -> int:
-    """-1 is one group for all inputs. Raises ModelLoadError unless it is that or a positive multiple of 8."""
+    """Returns the group size; -1 is one group for all inputs. Raises ModelLoadError unless it is that or a positive
+    multiple of 8."""
     value = config.get(key, default)
     if type(value) is not int or (value != -1 and (value <= 0 or value % 8)):
         raise ModelLoadError(
@@ -57,10 +58,10 @@ def strings_of(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 def stored_quantized(
     module: str, suffix: str, names: Collection[str] | None, dense: Collection[str] = (), lm_head: bool = False
 ) -> bool:
-    """Whether the checkpoint has `suffix` of this module.
+    """Returns whether the checkpoint has `suffix` of this module.
 
     Where it has nothing of it, and without a checkpoint: whether it is an ordinary linear layer (lm_head: or the output
-    head) of whose name no part is in `dense`, which is how transformers and vLLM read `modules_to_not_convert`.
+    head) unless a part of its name is in `dense`, which is how transformers and vLLM read `modules_to_not_convert`.
     """
     if names is not None and f"{module}.{suffix}" in names:
         return True
@@ -71,7 +72,7 @@ def stored_quantized(
 
 
 def groups_of(in_features: int, group_size: int) -> tuple[int, int]:
-    """(inputs per group, number of groups); the last group may be smaller."""
+    """Returns (inputs per group, number of groups); the last group may be smaller."""
     size = in_features if group_size == -1 else min(group_size, in_features)
     return size, -(-in_features // size)
 
@@ -92,7 +93,7 @@ def check_multiple(what: str, size: int, of: int) -> None:
 
 
 def checked_scales(suffix: str, scales: Tensor) -> Tensor:
-    """scales as float16 or float32. Raises ModelLoadError for one that is infinite or not a number."""
+    """Returns scales as float16 or float32. Raises ModelLoadError for one that is infinite or not a number."""
     if not bool(scales.isfinite().all()):
         raise ModelLoadError(f"{suffix}: has values that are not finite; the checkpoint is damaged, download it again")
     return scales if scales.dtype is torch.float16 else scales.float()

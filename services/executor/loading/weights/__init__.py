@@ -1,4 +1,4 @@
-"""Where weights come from. Every source names its tensors as Hugging Face does and writes them into given memory."""
+"""Sources of weights. Every source names its tensors as Hugging Face does and writes them into given memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class WeightSource(Protocol):
     shapes: dict[str, tuple[int, ...]]  # tensor name -> shape, known without reading the data
 
     def dtype(self, name: str) -> torch.dtype:
-        """What the tensor is read as before it is converted. Raises ModelLoadError for what cannot be a weight."""
+        """Returns the dtype that the tensor is read as before it is converted. Raises ModelLoadError for what cannot be
+        a weight."""
 
     def raw(self, name: str, index: Sequence[Index] = (), view: Sequence[int] | None = None) -> Tensor:
         """The tensor as stored; of a GGUF file its blocks, uint8 [rows, bytes per row], rows in the model's order.

@@ -26,17 +26,17 @@ class _Part:
 
     @property
     def index(self) -> Sequence[Index]:
-        """What of the stored tensor is read."""
+        """Returns what is read of the stored tensor."""
         return () if self.expert is None else (range(self.expert, self.expert + 1),)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """tensor: the stored one at `index`."""
+        """Returns the wanted part. tensor: the stored one at `index`."""
         whole = tensor if self.expert is None else tensor[0]
         return (whole.T if self.transposed else whole)[self.rows]
 
 
 class AliasedSource:
-    """A source whose tensors also go by other names."""
+    """A source with tensors that also go by other names."""
 
     def __init__(self, source: WeightSource, aliases: Mapping[str, tuple[str, ...] | Interleaved]) -> None:
         """aliases: see `Architecture.aliases`."""

@@ -69,8 +69,8 @@ class WeightsCache:
         whole_experts: bool = False,
         stage: Stage = WHOLE,
     ) -> WeightsCache:
-        """directory: "auto" is `weights/` of the user's cache directory. overrides: of the checkpoint's config.
-        tensor, whole_experts, stage: of the placement; each rank has an entry of its own."""
+        """The cache of packed weights. directory: "auto" is `weights/` of the user's cache directory. overrides: of the
+        checkpoint's config. tensor, whole_experts, stage: of the placement; each rank has an entry of its own."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
         choices: dict[str, Any] = {
@@ -93,7 +93,7 @@ class WeightsCache:
         return cls(folder / name, json.loads(json.dumps(key)), device)
 
     def load(self, model: OwnModel, num_threads: int, progress: Progress) -> bool:
-        """Whether the model has its weights now; if not, it is as it was, and the log says why."""
+        """Loads the weights; returns whether the model has them now; if not, it is as it was, and the log says why."""
         started = time.perf_counter()
         try:
             tensors, content = tensor_file.read(self.path)

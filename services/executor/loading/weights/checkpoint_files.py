@@ -1,4 +1,4 @@
-"""Which files of a directory hold a model's weights, under all the names that they are given."""
+"""The files of a directory that hold a model's weights, under all names in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 
 def conversion_command(directory: Path) -> str:
-    """What a shell must be told to make `model.safetensors` of `pytorch_model*.bin`."""
+    """Returns the shell command that makes `model.safetensors` of `pytorch_model*.bin`."""
     pattern, target = str(directory / "pytorch_model*.bin"), str(directory / "model.safetensors")
     return f"python -c {shlex.quote(_CONVERT.format(pattern=pattern, target=target))}"
 

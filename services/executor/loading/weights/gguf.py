@@ -96,7 +96,9 @@ class GgufSource:
 
     def _dequantize(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
         try:
-            with np.errstate(invalid="ignore", over="ignore"):  # numbers of damaged files are named by who uses them
+            with np.errstate(
+                invalid="ignore", over="ignore"
+            ):  # numbers of damaged files are reported where they are used
                 return dequantize(data.reshape(1, -1), tensor.type)
         except NotImplementedError as error:
             raise ModelLoadError(

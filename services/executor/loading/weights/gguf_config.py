@@ -75,7 +75,8 @@ def _pooling(file: GgufFile) -> str | None:
 
 
 def gguf_config_keys(file: GgufFile) -> dict[str, Any]:
-    """What `config.json` would say, of an architecture that we implement. Raises ModelLoadError naming the key."""
+    """Returns what `config.json` would say, for an architecture that we implement. Raises ModelLoadError naming the
+    key."""
     arch = file.metadata["general.architecture"]
     if "token_embd.weight" not in file.tensors:
         raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing: not a language model")

@@ -32,7 +32,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A mapped GGUF file. `metadata` has every key but those whose value is an array of strings.
+    """A mapped GGUF file. `metadata` has every key except arrays of strings.
 
     Raises ModelLoadError naming the file when it is truncated or not GGUF.
     """

@@ -1,4 +1,4 @@
-"""llama.cpp's names of tensors and ours, and the orders of rows in which its converter stores projections."""
+"""Names: llama.cpp's names of tensors and ours, and the orders of rows in which its converter stores projections."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def form_of(file: GgufFile) -> GgufForm:
 
 
 class RowOrders:
-    """Where the rows of tensors lie that the converter has put into another order than the checkpoint's."""
+    """The rows of tensors that the converter has put into another order than the checkpoint's."""
 
     def __init__(self, file: GgufFile) -> None:
         form = form_of(file)
@@ -52,7 +52,7 @@ class RowOrders:
         self._heads = heads_of(file) if form.interleaved_rotary or form.qkv_apart else None
 
     def of(self, name: str) -> np.ndarray | None:
-        """int64: the checkpoint's row -> row in the file; None: the same."""
+        """Returns int64: the checkpoint's row -> row in the file; None: the same."""
         if self._heads is None:
             return None
         if self._fused and ".query_key_value." in name:
@@ -75,7 +75,7 @@ def file_rows(num_heads: int, head_dim: int) -> np.ndarray:
 
 
 def named_tensors(file: GgufFile) -> dict[str, GgufTensor]:
-    """Those of the model, by the names of a Hugging Face checkpoint."""
+    """Returns the model's tensors, by the names of a Hugging Face checkpoint."""
     form = form_of(file)
     named: dict[str, GgufTensor] = {}
     for stored_name, tensor in file.tensors.items():

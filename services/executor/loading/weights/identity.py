@@ -19,14 +19,15 @@ _PIECES, _PIECE_BYTES = 4096, 1024
 
 
 def model_key(path: Path) -> dict[str, Any]:
-    """Which files, of which sizes and times: not their contents, which take longer to read than to load."""
+    """Returns an identity of files by their sizes and times, not their contents, which take longer to read than to
+    load."""
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _MODEL_FILES)
     stats = {file.name: (stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]}
     return {"path": str(path.resolve()), "files": stats}
 
 
 def content_digest(path: Path) -> str:
-    """Of what is in a checkpoint's weights, wherever its files are and however old. Hosts agree on it.
+    """Returns an identity of a checkpoint's weights, wherever its files are and however old. Hosts agree on it.
 
     The files are read in pieces, a kilobyte of each 4,096th part: of training, a step changes them all.
     """
@@ -44,7 +45,8 @@ def content_digest(path: Path) -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Of all code that turns a checkpoint into what a device multiplies with. Takes milliseconds."""
+    """Returns an identity of all code that turns a checkpoint into what a device multiplies with. Takes
+    milliseconds."""
     digest = hashlib.sha256()
     for folder in (Path(__file__).parents[2], Path(kernel_ops.__file__).parents[1]):
         for file in sorted(file for file in folder.rglob("*") if file.suffix in _SOURCES):

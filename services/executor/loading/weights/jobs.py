@@ -13,7 +13,7 @@ from pagewire.services.executor.progress import Progress
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a model that is read at once: rows of a tensor, or a layer whose weight is packed."""
+    """A part of a model that is read at once: rows of a tensor, or a layer with a packed weight."""
 
     name: str
     num_bytes: int  # its share of the work

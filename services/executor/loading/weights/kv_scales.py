@@ -19,12 +19,13 @@ _SCALE = re.compile(r".*\blayers\.(\d+)\.self_attn\.(?:attn\.|[qkv]_proj\.)?(q|k
 
 
 def is_attention_scale(name: str) -> bool:
-    """Whether a tensor is a scale of quantized attention: not a weight, and without use for another KV cache dtype."""
+    """Returns whether a tensor is a scale of quantized attention: not a weight, and without use for another KV cache
+    dtype."""
     return _SCALE.fullmatch(name) is not None
 
 
 def read_kv_scales(weights: WeightSource, num_kv_heads: Mapping[int, int]) -> dict[int, Tensor] | None:
-    """By layer, fp32 [2, num_kv_heads], 0 = of keys, 1 = of values; None if the checkpoint has none.
+    """Returns, by layer, fp32 [2, num_kv_heads], 0 = of keys, 1 = of values; None if the checkpoint has none.
 
     num_kv_heads: of the layers that have a KV cache. One that has only one of both scales uses it for both, one that
     has none is stored as it is (scale 1). Raises ModelLoadError for a scale that is not positive, of another shape, or

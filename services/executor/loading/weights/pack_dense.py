@@ -12,7 +12,8 @@ from pagewire.services.executor.models.protocol import OwnModel
 
 
 def packs_dense(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products of `dtype` are faster so: of bfloat16 on x86, from AVX2 to AMX; on others it is not measured."""
+    """Returns whether products of `dtype` are faster packed: of bfloat16 on x86, from AVX2 to AMX; on others it is not
+    measured."""
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     return dtype is torch.bfloat16 and device.type == "cpu" and is_x86 and cpu_backend() == "cpp"
 

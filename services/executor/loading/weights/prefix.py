@@ -11,7 +11,7 @@ HEADS = ("lm_head", "embed_out")
 def renamed(stored: Iterable[str], prefixes: Mapping[str, str], base: str) -> dict[str, str]:
     """Names in a checkpoint -> the model's; prefixes and base: see `Architecture`.
 
-    Whoever saves a model without its head saves `layers.0.…` instead of `model.layers.0.…`, and whoever wraps it saves
+    A model that is saved without its head has `layers.0.…` instead of `model.layers.0.…`, and one that is wrapped has
     `module.model.layers.0.…`.
     """
     names = {name: _with_prefix(prefixes, name) for name in stored}

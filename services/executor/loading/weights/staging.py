@@ -26,7 +26,7 @@ class Transfer(Protocol):
 
 
 class CudaTransfer:
-    """A stream of its own per buffer: copies of several buffers queue on the device, and nobody waits for others'."""
+    """A stream of its own per buffer: copies of several buffers queue on the device, and none waits for another."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -56,7 +56,7 @@ class Staging:
     def write(self, target: Tensor, dtype: torch.dtype, read: Callable[[Tensor], None]) -> None:
         """Has `read` fill a host tensor of target's shape and of `dtype`, then starts to copy it to `target`.
 
-        Takes the buffer that was handed back first, whose copy is the most likely to be done.
+        Takes the buffer that was handed back first: its copy is the most likely to be done.
         """
         buffer, transfer = self._free.get()
         try:

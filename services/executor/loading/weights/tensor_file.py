@@ -1,4 +1,4 @@
-"""A safetensors file whose tensors a kernel can use where they are mapped: each begins at a multiple of 64 bytes.
+"""A safetensors file with tensors that a kernel can use where they are mapped: each begins at a multiple of 64 bytes.
 
 safetensors itself aligns a tensor to the size of its elements, and allows no gaps. So each is stored as bytes, padded
 to a multiple of 64; its dtype and shape are in the metadata. The metadata has a checksum, the tensors have none:
@@ -49,9 +49,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any])
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """(tensors, content). The tensors are views of the mapped file, which is read when they are; writing to them
-    changes this process' copy. Raises FileNotFoundError, OSError, TensorFileError.
-    """
+    """Returns (tensors, content). The tensors are views of the mapped file, which is read when they are; writing to
+    them changes this process' copy. Raises FileNotFoundError, OSError, TensorFileError."""
     try:
         file = safe_open(path, framework="pt", device="cpu")
         metadata = file.metadata() or {}

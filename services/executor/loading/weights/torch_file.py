@@ -31,7 +31,7 @@ class TorchFileSource:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """As of `SafetensorsSource`."""
+        """Yields tensors as `SafetensorsSource` does."""
         self._tensors = {names[name]: tensor for name, tensor in self._tensors.items()}
         self.shapes = {names[name]: shape for name, shape in self.shapes.items()}
 

@@ -35,7 +35,7 @@ from pagewire.services.executor.step.step_context import StepContext
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(DecoderConfig):
-    """What Gemma 2 and 3 share."""
+    """The common part of Gemma 2 and 3."""
 
     attention_scale: float  # of scores
     attention_soft_cap: float  # 0 = off, as is the next
@@ -98,7 +98,7 @@ class GemmaModel(OwnModel):
             GemmaLayer(config, layer_idx, rotary[layer_idx], body.within(f"layers.{layer_idx}"))
             for layer_idx in stage.layers(config.num_layers)
         ]
-        # Of whoever reads what the last layer here gives: the model's, or that of the next stage's first layer.
+        # The norm that reads the output of the last layer here: the model's, or that of the next stage's first layer.
         reader = ("norm", body) if stage.is_last else ("input_layernorm", body.within(f"layers.{stage.end_layer}"))
         self.norm = UnitOffsetRMSNorm(reader[0], size, config.rms_norm_eps, reader[1])
         head, sizes = placement.where(stage.is_last), {"lm_head": config.vocab_size}
@@ -192,7 +192,8 @@ def gemma2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GemmaConfig:
 
 
 def gemma_query_scalar(keys: Mapping[str, Any], layers_of_27b: int) -> int:
-    """What llama.cpp knows by the number of layers: scores of the 27B models are not scaled by the size of a head."""
+    """Returns what llama.cpp derives from the number of layers: scores of the 27B models are not scaled by the size of
+    a head."""
     if keys["num_hidden_layers"] == layers_of_27b:
         return int(keys["hidden_size"]) // int(keys["num_attention_heads"])
     return int(keys["head_dim"])

@@ -77,7 +77,7 @@ def gemma3_config(raw: Mapping[str, Any], dtype: torch.dtype, text_prefix: str =
 
 
 def gemma3_text_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Gemma3Config:
-    """Of a config.json whose `text_config` has the keys of a Gemma3ForCausalLM."""
+    """Reads a config.json with the keys of a Gemma3ForCausalLM in its `text_config`."""
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise ModelLoadError(f"config key text_config: expected the keys of the language model, found {text!r:.60}")

@@ -111,7 +111,8 @@ class GPT2Model(LayerNormModel):
         return self.embed(input_ids).add_(self.positions(context.positions))
 
     def ignored(self, name: str) -> bool:
-        """Also masks, which old files have."""
+        """Returns whether a checkpoint may hold this tensor although the model has no place for it: masks of old files,
+        too."""
         return super().ignored(name) or name.endswith((".attn.bias", ".attn.masked_bias"))
 
 

@@ -45,7 +45,7 @@ def gpt_neox_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GPTNeoXConfig
 def fused_attention(
     config: DecoderConfig, layer_idx: int, rotary: RotaryEmbedding, placement: Placement
 ) -> SelfAttention:
-    """With one projection that gives, KV head by KV head, its queries, its key and its value."""
+    """Returns attention with one projection that gives, KV head by KV head, its queries, its key and its value."""
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     shards, own = {"query_key_value": (heads + 2 * kv_heads) * head_dim}, heads_of(config, placement)
     rows = {"query_key_value": own.rows(qkv_apart(heads, kv_heads, head_dim))}
@@ -79,7 +79,8 @@ class GPTNeoXModel(LayerNormModel):
         return PreNormLayer(input_norm, attention, mlp_norm, mlp)
 
     def ignored(self, name: str) -> bool:
-        """Also masks, which old files have."""
+        """Returns whether a checkpoint may hold this tensor although the model has no place for it: masks of old files,
+        too."""
         return super().ignored(name) or name.endswith((".attention.bias", ".attention.masked_bias"))
 
 

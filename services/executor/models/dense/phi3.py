@@ -48,7 +48,7 @@ class Phi3Layer(DecoderLayer):
 
 
 def fused_gated_mlp(config: DecoderConfig, placement: Placement) -> MLP:
-    """A gated feed-forward block whose gates are the first half of one projection."""
+    """Returns a gated feed-forward block; its gates are the first half of one projection."""
     size, rows = config.intermediate_size, None
     if placement.tensor.size > 1:
         gates = indices(even_share("intermediate_size", size, placement.tensor))

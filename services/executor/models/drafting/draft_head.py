@@ -1,4 +1,4 @@
-"""What heads that draft have in common: a layer behind a model, which reads what that has computed on the way.
+"""Draft heads: a layer behind a model, which reads what the model has computed on the way.
 
 At each position a head reads the embedding of the next token beside a feature. Of tokens that the target has computed,
 the features are the target's; behind them, what the head itself makes of the position before.
@@ -38,7 +38,7 @@ class FeatureMemory:
         return self._spec
 
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
-        self._memory = kv_cache.flatten(0, 1)  # [slots, size]; of the last block, which nobody has, for padding
+        self._memory = kv_cache.flatten(0, 1)  # [slots, size]; of the last block, which no request has, for padding
         self._nowhere = len(self._memory) - 1
         self._group = group
         self._block_tokens = block_tokens
@@ -57,7 +57,7 @@ class FeatureMemory:
         return self._memory.index_select(0, slots.masked_fill(slots < 0, self._nowhere))
 
     def write(self, features: Tensor, rows: Tensor, positions: Tensor, block_tables: Tensor) -> None:
-        """features [m, size], of positions int64 [m] of rows int32 [m], -1 = padding; block_tables as
+        """Stores features [m, size] of positions int64 [m] of rows int32 [m], -1 = padding; block_tables as
         `BlockTables.tensor`."""
         table = block_tables[self._group]
         places = (positions // self._block_tokens).clamp(max=table.shape[1] - 1)  # of padding they mean nothing
@@ -74,23 +74,23 @@ class OwnOutputs(FeatureMemory):
 
 
 class DraftHead(OwnModel):
-    """What drafts for one target, whose `observer` its features are."""
+    """A draft model for one target, which supplies its features as `observer`."""
 
     features: FeatureMemory
     embed: Embedding  # the target's, or its own
     own_embed: Embedding | None = None
 
     def add_embedding(self, placement: Placement) -> None:
-        """Of its own, in place of the target's."""
+        """Gives the head an embedding of its own, in place of the target's."""
         self.embed = self.own_embed = Embedding(
             "embed_tokens", self.config.vocab_size, self.config.hidden_size, placement
         )
 
     @abstractmethod
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        """input_ids int64 [num_tokens]: of each position the next token -> [num_tokens, 2 * hidden_size]: what logits
-        are made of, and the feature of the next position."""
+        """Returns [num_tokens, 2 * hidden_size] for input_ids int64 [num_tokens], of each position the next token: what
+        logits are made of, and the feature of the next position."""
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden: as `forward` gives it"""
+        """Returns logits. hidden: as `forward` returns it."""

@@ -32,7 +32,7 @@ TABLES = ("d2t", "t2d")
 
 
 class Features(FeatureMemory):
-    """What `fc` makes of the target's stream at some places."""
+    """The output of `fc` for the target's stream at some layers."""
 
     def __init__(self, fc: Linear, size: int, dtype: torch.dtype, layers: tuple[int, ...]) -> None:
         """fc: of the streams before `layers`, rising, side by side."""
@@ -51,7 +51,7 @@ class Features(FeatureMemory):
 
 
 class Eagle3Head(DraftHead):
-    """What drafts for one target, whose `features` are the target's `observer`."""
+    """A draft model for one target; its `features` are the target's `observer`."""
 
     def __init__(
         self, raw: Mapping[str, Any], target: CausalModel | GemmaModel, max_model_len: int, placement: Placement

@@ -24,7 +24,7 @@ from pagewire.services.executor.step.step_context import StepContext
 
 @dataclass(frozen=True)
 class MtpForm:
-    """How a family's checkpoints call the parts of such a layer, beside those of an ordinary one."""
+    """The names of a family's checkpoints for the parts of such a layer, beside those of an ordinary one."""
 
     layer: str  # {} is the number of ordinary layers
     embedding_norm: str
@@ -54,7 +54,7 @@ FORMS = {
 
 
 class MtpHead(DraftHead):
-    """What drafts for the model of whose checkpoint it is a part."""
+    """A draft model that is a part of the target's checkpoint."""
 
     def __init__(self, form: MtpForm, target: DecoderModel, placement: Placement, *, is_dense: bool) -> None:
         """placement: of the whole model. is_dense: whether the projection is, whatever other layers are."""

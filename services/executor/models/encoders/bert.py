@@ -152,7 +152,7 @@ def bert_config(raw: Mapping[str, Any], dtype: torch.dtype) -> BertConfig:
 
 
 def gguf_names(prefix: str) -> dict[str, str]:
-    """llama.cpp's names -> those of a checkpoint with a head. prefix: of the encoder."""
+    """Returns llama.cpp's names -> those of a checkpoint with a head. prefix: of the encoder."""
     return {
         "token_embd": f"{prefix}.embeddings.word_embeddings",
         "position_embd": f"{prefix}.embeddings.position_embeddings",

@@ -1,4 +1,4 @@
-"""What all encoders are: models that read whole texts and generate none."""
+"""Encoders: models that read whole texts and generate none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTIVATIONS = {"gelu": ops.gelu, "gelu_new": ops.gelu_tanh, "gelu_pytorch_tanh":
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """What the configs of encoders share."""
+    """The common keys of the configs of encoders."""
 
     intermediate_size: int
     num_layers: int
@@ -61,7 +61,7 @@ def encoder_keys(raw: Any, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def num_labels(raw: Any) -> int:
-    """As transformers counts them: `id2label` wins, and two is the default."""
+    """Returns the number of labels as transformers counts them: `id2label` wins, and two is the default."""
     return len(raw.get("id2label") or ()) or optional(raw, "num_labels", 2)
 
 

@@ -32,7 +32,7 @@ from pagewire.services.executor.models.protocol import Leaf
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(DecoderConfig):
-    """Of a decoder with routed experts beside shared ones."""
+    """The config of a decoder with routed experts beside shared ones."""
 
     experts: ExpertsConfig
     shared_size: int  # intermediate_size of the shared experts together; 0: there are none
@@ -66,7 +66,7 @@ def deepseek_v2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekCo
 def deepseek_config(
     raw: Mapping[str, Any], dtype: torch.dtype, routing: Routing, *, first_sparse_layer: int
 ) -> DeepseekConfig:
-    """What all versions have in common."""
+    """Returns the config that all versions share, with their routing."""
     if raw.get("moe_layer_freq", 1) != 1:
         raise ModelLoadError(f"config key moe_layer_freq: {raw['moe_layer_freq']!r} is not supported, only 1 is")
     rotary_dim = required(raw, "qk_rope_head_dim")
@@ -167,12 +167,13 @@ EXAMPLE = {
 }
 
 _SIGMOID = 2  # expert_gating_func
-# Experts -> n_group and topk_group, of DeepSeek-V2 and V3, whose files lack them if they are older than the keys.
+# Experts -> n_group and topk_group, of DeepSeek-V2 and V3; files that are older than the keys lack them.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
 def gguf_form(*, sigmoid: bool, derived_keys: Callable[[Mapping[str, Any]], dict[str, Any]]) -> GgufForm:
-    """llama.cpp calls all versions deepseek2. derived_keys: those of config.json that a version adds."""
+    """Returns the GgufForm of a version; llama.cpp calls all versions deepseek2. derived_keys: those of config.json
+    that a version adds."""
 
     def all_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(keys) | _gguf_keys(keys, stated)

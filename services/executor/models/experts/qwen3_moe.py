@@ -43,7 +43,7 @@ def qwen3_moe_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen3MoeConf
 
 
 def num_experts(raw: Mapping[str, Any]) -> int:
-    """By either of the keys that transformers has written."""
+    """Returns the number of experts, by either of the keys that transformers has written."""
     return required(raw, "num_experts" if "num_experts" in raw else "num_local_experts")
 
 

@@ -98,12 +98,12 @@ THROUGH_TRANSFORMERS = (
 
 
 def gguf_form(name: str, stated: Mapping[str, Any]) -> GgufForm:
-    """As `of_gguf`; of an architecture that is not ours, what most have in common."""
+    """Returns the form in GGUF files; for an architecture that is not ours, what most have in common."""
     known = of_gguf(name, stated)
     return GgufForm(name) if known is None or known.gguf is None else known.gguf
 
 
 def of_gguf(name: str, stated: Mapping[str, Any]) -> Architecture[Any] | None:
-    """By the name in a GGUF file, and what that states (`GgufForm.when`)."""
+    """Returns the architecture by the name in a GGUF file, and what the file states (`GgufForm.when`)."""
     forms = ((found, found.gguf) for found in ARCHITECTURES.values() if found.gguf is not None)
     return next((found for found, form in forms if form.name == name and form.when(stated)), None)

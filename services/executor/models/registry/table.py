@@ -74,13 +74,14 @@ def example_config(architecture: Architecture[Any]) -> dict[str, Any]:
 
 
 def example_model(architecture: Architecture[Any]) -> OwnModel:
-    """Without memory for weights."""
+    """Builds a model without memory for weights."""
     config = architecture.read_config(example_config(architecture), torch.bfloat16)
     return architecture.model(config, config.max_position_embeddings, Placement(config.dtype, torch.device("meta")))
 
 
 def page(loading: Mapping[str, Mapping[str, float]]) -> str:
-    """loading: of architectures, `seconds_per_gb` and `peak` (of memory, relative to the weights)."""
+    """Returns the page of models. loading: of architectures, `seconds_per_gb` and `peak` (of memory, relative to the
+    weights)."""
     rows = [_row(architecture, loading.get(name)) for name, architecture in sorted(ARCHITECTURES.items())]
     return _PAGE.format(
         own="\n".join(_table([_HEADINGS, ("---",) * len(_HEADINGS), *rows])),

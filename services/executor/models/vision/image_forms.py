@@ -1,4 +1,4 @@
-"""Which tensors an image has for a model, and for how many placeholder tokens it stands.
+"""The tensors that an image has for a model, and the number of placeholder tokens that it stands for.
 
 What a client sends is checked against this before a vision tower sees it.
 """

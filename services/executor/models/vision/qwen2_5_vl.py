@@ -1,4 +1,5 @@
-"""Qwen2-VL and Qwen2.5-VL: a vision tower for images of any size, and Qwen2 whose image tokens rotate by three axes.
+"""Qwen2-VL and Qwen2.5-VL: a vision tower for images of any size, and Qwen2 with image tokens that rotate by three
+axes.
 
 M-RoPE (Wang et al. 2024, Qwen2-VL): each pair of a head's dimensions belongs to time, height or width. A text token has
 the same position on all three, so it rotates as in Qwen2; a token of an image has its place in the grid. An image
@@ -52,7 +53,7 @@ def qwen2_5_vl_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen25VLCon
     )
     if len(section) != 3 or sum(section) * 2 != config.text.head_dim:
         raise ModelLoadError(
-            f"config key mrope_section: {list(section)} must be three numbers whose sum is half of head_dim "
+            f"config key mrope_section: {list(section)} must be three numbers with a sum of half of head_dim "
             f"{config.text.head_dim}"
         )
     return Qwen25VLConfig(

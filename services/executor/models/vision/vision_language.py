@@ -1,4 +1,4 @@
-"""What models that read images share: a vision tower in front of one of our decoders."""
+"""The common part of models that read images: a vision tower in front of one of our decoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pagewire.services.executor.models.protocol import Leaf, OwnModel
 from pagewire.services.executor.models.vision.image_forms import ImageForm
 from pagewire.services.executor.step.step_context import StepContext
 
-# text_config's model_type -> who reads it
+# text_config's model_type -> the function that reads it
 _TEXT_CONFIGS: Mapping[str, Callable[[Mapping[str, Any], torch.dtype], DecoderConfig]] = {
     "llama": llama_config,
     "mistral": mistral_config,
@@ -48,7 +48,7 @@ class VisionLanguageConfig(ModelConfig):
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json with the defaults that its writer left out, in transformers' present layout.
+    """Returns config.json with the defaults that its writer left out, in transformers' present layout.
 
     Many checkpoints state no more of their text_config than what differs from the first Llama.
     """
@@ -84,7 +84,7 @@ def vision_language_config(
 
 
 def any_text_config(raw: Mapping[str, Any], full: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
-    """Of a model whose decoder may be any of ours. full: `complete(raw)`."""
+    """Returns the decoder's config, which may be any of ours. full: `complete(raw)`."""
     text = full["text_config"]
     kind = text.get("model_type")
     if kind not in _TEXT_CONFIGS:
@@ -95,7 +95,7 @@ def any_text_config(raw: Mapping[str, Any], full: Mapping[str, Any], dtype: torc
 
 
 def image_token_id(full: Mapping[str, Any], *keys: str) -> int:
-    """By the first of the keys that is there."""
+    """Returns the value of the first key that is there."""
     key = next((key for key in keys if full.get(key) is not None), keys[0])
     return required(full, key)
 

@@ -1,4 +1,4 @@
-"""What the runner needs of a model that reads images, beside `models.protocol`."""
+"""The interface of a model that reads images, beside `models.protocol`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VisionModel(Protocol):
 
 @runtime_checkable
 class RotatesByAxes(Protocol):
-    """A model whose image tokens rotate by time, height and width."""
+    """A model with image tokens that rotate by time, height and width."""
 
     def image_positions(self, images: Sequence[Image]) -> tuple[np.ndarray, int]:
         """Returns the positions in time, height and width of all tokens up to the end of the last image, int64
