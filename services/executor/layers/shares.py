@@ -11,7 +11,8 @@ _MOST_RANKS = 64  # that are suggested
 
 
 def even_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> range:
-    """Returns the rank's share, as large as that of each other rank, in multiples of `unit`; what: for the error, e.g. "intermediate_size".
+    """Returns the rank's share, as large as that of each other rank, in multiples of `unit`; what: for the error, e.g.
+    "intermediate_size".
 
     Raises ModelLoadError naming the numbers of ranks that would do.
     """

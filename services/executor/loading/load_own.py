@@ -11,7 +11,7 @@ import torch
 from pagewire.process.process import usable_cores
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.device import memory
-from pagewire.services.executor.layers.experts import ExpertsLinear
+from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading import weights_report
 from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.layers.attention.self_attention import SelfAttention
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear, StreamUpdate
 from pagewire.services.executor.layers.mlp import MLP
 from pagewire.services.executor.layers.norm import LayerNorm, RMSNorm
-from pagewire.services.executor.layers.self_attention import SelfAttention
 from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
 from pagewire.services.executor.parallel.stage import WHOLE, Stage

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import torch
 
 from pagewire.services.executor.config.model_config import DecoderConfig
+from pagewire.services.executor.layers.attention.self_attention import llama_attention
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.models.causal import Attention, CausalModel, FeedForward, Layer, PreNormLayer
 
 __all__ = ["Attention", "DecoderLayer", "DecoderModel", "FeedForward"]

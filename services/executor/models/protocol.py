@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import ModelConfig
+from pagewire.services.executor.layers.attention.paged_attention import PagedAttention
 from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer
-from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.parts import SplitLayer, StoredPart
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weights import WeightModule

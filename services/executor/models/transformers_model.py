@@ -16,8 +16,8 @@ from transformers import AttentionInterface
 from transformers.utils import ModelOutput
 
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
+from pagewire.services.executor.layers.attention.paged_attention import PagedAttention
 from pagewire.services.executor.layers.kv_spec import CacheSpec, KVSpec
-from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.step.step_context import StepContext
 
 ATTENTION_NAME = "pagewire_paged"

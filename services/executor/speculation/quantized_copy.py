@@ -15,7 +15,7 @@ from pagewire.errors import StartupError
 from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.quantized import GroupedWeight, PackedGrouped, PackedWeight, pack
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, RoughGrouped, unpack
-from pagewire.services.executor.layers.routing import Router
+from pagewire.services.executor.layers.experts.routing import Router
 from pagewire.services.executor.layers.weights import Dense, PackedDense, WeightModule
 from pagewire.services.executor.loading.twins import twins
 from pagewire.services.executor.models.protocol import OwnModel

@@ -20,13 +20,13 @@ from pagewire.services.executor.config.model_config import (
     layer_windows,
     required,
 )
+from pagewire.services.executor.layers.attention.self_attention import llama_attention
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import UnitOffsetRMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.causal import Observer
 from pagewire.services.executor.models.protocol import Leaf, OwnModel

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import DecoderConfig, decoder_config
+from pagewire.services.executor.layers.attention.self_attention import SelfAttention, llama_attention
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import SelfAttention, llama_attention
 from pagewire.services.executor.models.architecture import FUSED_HEADS, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderLayer, DecoderModel, FeedForward
 from pagewire.services.executor.models.dense.phi3 import FUSED_NAMES, fused_gated_mlp

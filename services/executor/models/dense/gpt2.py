@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import ModelLoadError, optional, required
+from pagewire.services.executor.layers.attention.heads import heads_of
+from pagewire.services.executor.layers.attention.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.heads import heads_of
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, PreNormLayer
 from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.config.model_config import DecoderConfig, required
-from pagewire.services.executor.layers.heads import heads_of
+from pagewire.services.executor.layers.attention.heads import heads_of
+from pagewire.services.executor.layers.attention.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.row_order import qkv_apart
-from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, ParallelLayer, PreNormLayer
 from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values

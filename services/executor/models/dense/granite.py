@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import DecoderConfig, positive_number
+from pagewire.services.executor.layers.attention.self_attention import SelfAttention, llama_attention
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import SelfAttention, llama_attention
 from pagewire.services.executor.models.architecture import Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderLayer, DecoderModel
 from pagewire.services.executor.models.dense.llama import llama_config

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from pagewire.services.executor.config.model_config import DecoderConfig, layer_windows, optional, required
 from pagewire.services.executor.config.rope_config import RopeConfig, rope_config
-from pagewire.services.executor.layers.heads import heads_of
+from pagewire.services.executor.layers.attention.heads import heads_of
+from pagewire.services.executor.layers.attention.self_attention import head_attention
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm, SplitRMSNorms
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import head_attention
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.models.dense.llama import llama_config

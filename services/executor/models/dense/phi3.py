@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.config.model_config import DecoderConfig, decoder_config, required, sliding_window
-from pagewire.services.executor.layers.heads import heads_of
+from pagewire.services.executor.layers.attention.heads import heads_of
+from pagewire.services.executor.layers.attention.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.mlp import MLP, gated_activation
 from pagewire.services.executor.layers.parts import indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import SelfAttention, head_attention
 from pagewire.services.executor.layers.shares import even_share
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderLayer, DecoderModel, FeedForward

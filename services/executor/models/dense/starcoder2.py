@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.config.model_config import required, sliding_window
+from pagewire.services.executor.layers.attention.self_attention import llama_attention
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.causal import Layer, PreNormLayer
 from pagewire.services.executor.models.layer_norm_model import LayerNormConfig, LayerNormModel, layer_norm_values

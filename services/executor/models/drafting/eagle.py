@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.layers.attention.self_attention import llama_attention
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.dense.gemma2 import GemmaModel
 from pagewire.services.executor.models.dense.llama import llama_config

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import ModelLoadError, required
+from pagewire.services.executor.layers.attention.encoder_attention import EncoderAttention
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.encoder_attention import EncoderAttention
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement

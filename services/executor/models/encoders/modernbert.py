@@ -13,8 +13,8 @@ from pagewire.kernels import ops
 from pagewire.services.executor.config.model_config import ModelLoadError, positive_number, required
 from pagewire.services.executor.config.rope_config import layer_parameters
 from pagewire.services.executor.layers import pooling
+from pagewire.services.executor.layers.attention.encoder_attention import EncoderAttention
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.encoder_attention import EncoderAttention
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement

@@ -18,12 +18,12 @@ from pagewire.services.executor.config.model_config import (
     required,
 )
 from pagewire.services.executor.config.rope_config import RopeConfig
-from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP
-from pagewire.services.executor.layers.latent_attention import LatentAttention, LatentConfig
+from pagewire.services.executor.layers.attention.latent_attention import LatentAttention, LatentConfig
+from pagewire.services.executor.layers.experts.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.models.architecture import DECODER_NAMES, EXPERTS_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import Attention, DecoderLayer, DecoderModel, FeedForward

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.config.model_config import ModelLoadError, optional, required
-from pagewire.services.executor.layers.routing import Routing
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.experts.deepseek_v2 import (
     EXAMPLE,

@@ -15,13 +15,13 @@ from pagewire.services.executor.config.model_config import (
     optional,
     required,
 )
-from pagewire.services.executor.layers.experts import ClampedSwiglu, ExpertsConfig, RoutedMLP
-from pagewire.services.executor.layers.heads import heads_of
-from pagewire.services.executor.layers.paged_attention import Sinks
+from pagewire.services.executor.layers.attention.heads import heads_of
+from pagewire.services.executor.layers.attention.paged_attention import Sinks
+from pagewire.services.executor.layers.attention.self_attention import llama_attention
+from pagewire.services.executor.layers.experts.experts import ClampedSwiglu, ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.routing import Routing
-from pagewire.services.executor.layers.self_attention import llama_attention
 from pagewire.services.executor.models.architecture import (
     DECODER_NAMES,
     EXPERTS_NAMES,

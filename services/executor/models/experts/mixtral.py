@@ -15,9 +15,9 @@ from pagewire.services.executor.config.model_config import (
     required,
     sliding_window,
 )
-from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.decoder import DecoderLayer, DecoderModel
 

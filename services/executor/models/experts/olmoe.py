@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.config.model_config import DecoderConfig, ModelLoadError, optional
-from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
-from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.models.architecture import (
     DECODER_NAMES,
     EXPERTS_ALIASES,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import DecoderConfig, decoder_config, layer_windows, required
-from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.models.architecture import (
     DECODER_NAMES,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.config.model_config import DecoderConfig, optional, required
-from pagewire.services.executor.layers.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.experts import ExpertsConfig, RoutedMLP
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.models.architecture import (
     DECODER_NAMES,
     EXPERTS_ALIASES,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.layers.routing import Router
+from pagewire.services.executor.layers.experts.routing import Router
 from pagewire.services.executor.models.experts.deepseek_v2 import DeepseekModel
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.start.assembly import assemble

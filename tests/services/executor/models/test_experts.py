@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.layers.experts import ExpertsLinear
+from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.pack_dense import packs_dense
 from pagewire.services.executor.models.decoder import DecoderModel

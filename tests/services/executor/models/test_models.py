@@ -12,7 +12,7 @@ import transformers
 from pagewire.kernels import reference
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.config.rope_config import RopeConfig
-from pagewire.services.executor.layers.paged_attention import PagedAttention
+from pagewire.services.executor.layers.attention.paged_attention import PagedAttention
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.models.tiny import CPU, ROPE, TINY, assert_same_logits, load, save_tiny

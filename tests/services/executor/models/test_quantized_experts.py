@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pagewire.kernels.quantized import GroupedWeight, Int8Weight
 from pagewire.kernels.quantized.packed import pack_grouped
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.layers.experts import ExpertsConfig, ExpertsLinear
+from pagewire.services.executor.layers.experts.experts import ExpertsConfig, ExpertsLinear
+from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.routing import Routing
 from pagewire.services.executor.loading.quantization.registry import quantization_of
 from pagewire.services.executor.loading.weights_report import form
 from tests.services.executor.loading.quantization import (

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.config.model_config import ModelConfig
+from pagewire.services.executor.layers.attention.paged_attention import PagedAttention
 from pagewire.services.executor.layers.embedding import Embedding
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.norm import RMSNorm
-from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.state_space import Mamba2Mixer, States, StateSpaceConfig
 from pagewire.services.executor.models.architecture import Architecture

@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 from pagewire.kernels import backends
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, PackedWeight, pack_grouped
 from pagewire.services.executor.batch.input_batch import BatchShape
-from pagewire.services.executor.layers.experts import ExpertsLinear
+from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.decoder import DecoderModel

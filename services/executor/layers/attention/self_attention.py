@@ -8,11 +8,11 @@ from torch import Tensor
 
 from pagewire.kernels import ops
 from pagewire.services.executor.config.model_config import DecoderConfig
-from pagewire.services.executor.layers.heads import Heads, heads_of
+from pagewire.services.executor.layers.attention.heads import Heads, heads_of
+from pagewire.services.executor.layers.attention.paged_attention import PagedAttention, Sinks
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
 from pagewire.services.executor.layers.norm import RMSNorm
-from pagewire.services.executor.layers.paged_attention import PagedAttention, Sinks
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.row_order import rotary_pairs_apart

@@ -15,10 +15,11 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.kernels.quantized.packed import TILES
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.layers.experts.routing import CorrectionBias, Router, Routing
+from pagewire.services.executor.layers.experts.whole_experts import WholeExperts, own_experts
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.routing import CorrectionBias, Router, Routing
 from pagewire.services.executor.layers.shares import even_share
 from pagewire.services.executor.layers.weight_format import WeightOnly, input_unit, output_unit
 from pagewire.services.executor.layers.weights import (
@@ -29,7 +30,6 @@ from pagewire.services.executor.layers.weights import (
     Shard,
     stored_parts,
 )
-from pagewire.services.executor.layers.whole_experts import WholeExperts, own_experts
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 _MAX_EXPERTS = 4096

@@ -17,11 +17,11 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, unpack
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.layers.heads import Heads, scaled, shared_heads
+from pagewire.services.executor.layers.attention.heads import Heads, scaled, shared_heads
+from pagewire.services.executor.layers.attention.paged_attention import PagedAttention
 from pagewire.services.executor.layers.kv_spec import KVSpec, LatentSpec
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.norm import RMSNorm
-from pagewire.services.executor.layers.paged_attention import PagedAttention
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.rotary import RotaryEmbedding

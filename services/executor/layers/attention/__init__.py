@@ -1,0 +1,1 @@
+"""Attention: paged, latent and of encoders."""

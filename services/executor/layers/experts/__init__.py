@@ -1,0 +1,1 @@
+"""Layers of experts, and the routing of tokens to them."""
