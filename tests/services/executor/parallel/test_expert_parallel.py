@@ -13,7 +13,8 @@ from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.layers.experts.experts import ExpertsLinear, whole_experts
+from pagewire.services.executor.layers.experts import whole_experts
+from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.loading.served_model import load_served
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
