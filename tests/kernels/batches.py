@@ -12,7 +12,7 @@ from torch import Tensor
 # Not a block id of any cache here: a kernel that reads a block table past a request's length crashes or gets nonsense.
 GARBAGE_BLOCK_ID = 2**30
 
-# A group of layers, and the one whose view of the group's cache is tested.
+# A group of layers, and the layer with the view of the group's cache that is tested.
 LAYERS, LAYER = 5, 3
 
 

@@ -20,6 +20,6 @@ class Implementations:
         return implementation(op, self.__name__)
 
 
-# As modules are, whose attributes are known to no type checker.
+# Type checkers know no attributes of these, as of modules that are parameters.
 native: Any = Implementations("cpp")
 fallback: Any = Implementations("torch")

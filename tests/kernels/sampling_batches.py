@@ -143,7 +143,7 @@ def broken_logits(vocab_size: int) -> list[Tensor]:
 def is_changed_by(
     parameter: FloatParameter, sample_tokens: Callable[..., Tensor], apply_penalties: Callable[..., None]
 ) -> bool:
-    """Whether one of the two ops does something else when the parameter is not off."""
+    """Returns whether one of the two ops does something else when the parameter is not off."""
     size, name = 24, parameter.name.lower()
     logits, rows = random_logits(1, 300, scale=1.0).expand(size, -1).clone(), torch.arange(size, dtype=torch.int32)
     results = []

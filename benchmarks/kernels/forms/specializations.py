@@ -46,7 +46,7 @@ FEATURES: tuple[dict[str, Any], ...] = (
 )
 # (heads, KV heads, head_dim, hidden size, intermediate size, vocabulary) of Llama 3.1 8B and Qwen2.5 0.5B
 MODELS = ((32, 8, 128, 4096, 14336, 128256), (14, 2, 64, 896, 4864, 151936))
-# (heads, KV heads, head_dim, hidden size) of Gemma 3 270M and Gemma 2 9B, whose norms have weights in fp32
+# (heads, KV heads, head_dim, hidden size) of Gemma 3 270M and Gemma 2 9B, with weights of norms in fp32
 GEMMA = ((4, 1, 256, 640), (16, 8, 256, 3584))
 # Local layers of Gemma 3, local and global ones of Gemma 2.
 GEMMA_FEATURES: tuple[dict[str, Any], ...] = (
@@ -57,7 +57,7 @@ GEMMA_FEATURES: tuple[dict[str, Any], ...] = (
 
 # (heads, latent part, rotary part, query's size of a head) of DeepSeek-V2-Lite and DeepSeek-V3
 LATENT_MODELS = ((16, 512, 64, 192), (128, 512, 64, 192))
-# (heads, head_dim, window on either side) of MiniLM, BERT and local layers of ModernBERT, whose heads are rotated
+# (heads, head_dim, window on either side) of MiniLM, BERT and local layers of ModernBERT, with rotated heads
 ENCODERS = ((12, 32, 0), (12, 64, 0), (12, 64, 64))
 # (hidden size, heads, groups, head_dim, state size, width of the convolution) of Mamba-2 2.7B and of Mamba-Codestral 7B
 STATE_MODELS = ((2560, 80, 1, 64, 128, 4), (4096, 128, 8, 64, 128, 4))

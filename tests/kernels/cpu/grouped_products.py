@@ -165,7 +165,7 @@ def _fixed_point_error(x: Tensor, matrix: Tensor, weight: GroupedWeight) -> Tens
 
 
 def _uncancelled(x: Tensor, weight: GroupedWeight) -> Tensor:
-    """Sums of |x * scale * code|, whose rounding shows although zero points and minimums cancel them."""
+    """Returns sums of |x * scale * code|: their rounding shows although zero points and minimums cancel them."""
     spread = weight.flat_scales().double().abs().repeat_interleave(weight.group_size, 1)[:, : weight.shape[1]]
     ordered = x if weight.permutation is None else x[:, weight.permutation.long()]
     return 255 * (ordered.abs() @ spread.T)

@@ -226,7 +226,7 @@ def test_broken_models_yield_ids_of_the_vocabulary_or_none(implementation: Modul
 @pytest.mark.parametrize("parameter", FloatParameter, ids=lambda parameter: parameter.name.lower())
 @pytest.mark.parametrize("implementation", ALL)
 def test_every_parameter_changes_something(implementation: ModuleType, parameter: FloatParameter):
-    """Without naming one of them here: a new one fails for each implementation that lacks it."""
+    """No parameter is named here: a new one fails for each implementation that lacks it."""
     assert is_changed_by(parameter, implementation.sample_tokens, implementation.apply_penalties)
 
 

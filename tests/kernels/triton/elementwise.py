@@ -149,7 +149,7 @@ def rotary_case(
     block_size: int = 16,
     weight_dtype: torch.dtype | None = None,
 ) -> None:
-    """Bits equal the reference's without a norm, whose sum may be rounded in another order."""
+    """Bits equal the reference's without a norm (its sum may be rounded in another order)."""
     num_heads, num_kv_heads = heads
     cos_sin = torch.randn(64, rotary_dim or head_dim)
     weights = [torch.randn(head_dim).to(weight_dtype or dtype) if norm else None for _ in range(2)]
