@@ -63,7 +63,7 @@ class LineError(Exception):
 
 @dataclass
 class Checked:
-    """What a file holds. If there are errors, these are the first MAX_ERRORS of them, in the order of lines."""
+    """The contents of a file. errors: the first MAX_ERRORS, in the order of lines."""
 
     num_requests: int = 0
     errors: list[LineError] = field(default_factory=list)

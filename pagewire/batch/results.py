@@ -16,7 +16,7 @@ from pagewire.batch.lines import Line
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a server to one request."""
+    """The answer of a server to one request."""
 
     status: int
     body: bytes
@@ -46,7 +46,7 @@ class Usage:
     reasoning_tokens: int = 0
 
     def add(self, body: dict[str, Any]) -> None:
-        """What the answer says, in the words of whichever API; Anthropic's `input_tokens` are without cached ones."""
+        """The usage in the answer, in the terms of its API; Anthropic's `input_tokens` are without cached ones."""
         usage = body.get("usage")
         if not isinstance(usage, dict):
             return
@@ -99,7 +99,7 @@ class Results:
             self.usage.add(parsed)
 
     def add_error(self, line: Line, code: str, message: str) -> None:
-        """Of a request that has no answer. Raises OSError, with the files as they were."""
+        """Writes the error of a request without an answer. Raises OSError, with the files unchanged."""
         self._append(line, b"null", json.dumps({"code": code, "message": message}).encode(), False)
 
     def close(self) -> None:

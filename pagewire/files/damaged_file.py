@@ -1,4 +1,4 @@
-"""What to do about a file of a model that is not what its name says."""
+"""The remedy for a damaged file of a model."""
 
 from pathlib import Path
 

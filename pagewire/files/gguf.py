@@ -45,7 +45,9 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """metadata: ints, floats, bools, strings, lists of these. data_offset: the byte at which tensor data begins."""
+    """The header of a GGUF file.
+
+    metadata: ints, floats, bools, strings, lists of these. data_offset: the byte at which tensor data begins."""
 
     metadata: dict[str, Any]
     tensors: list[TensorEntry]
@@ -65,7 +67,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def read_header(data: mmap.mmap | bytes, *, skip_string_arrays: bool = False) -> GgufHeader:
-    """What a whole file begins with. Raises GgufError for data that is no GGUF, truncated or inconsistent.
+    """Reads the header of a whole file. Raises GgufError for data that is not GGUF, truncated or inconsistent.
 
     skip_string_arrays: leave vocabularies out of the metadata, which takes most of the time.
     """

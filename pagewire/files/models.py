@@ -1,4 +1,4 @@
-"""From the MODEL a user names to files on disk: a directory, a .gguf file, a hub id or a model from PyPI."""
+"""Finds the files of MODEL: a directory, a .gguf file, a hub id or a model from PyPI."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.jinja", "*.
 
 
 def default_served_name(model: str) -> str:
-    """What clients call the model unless --served-model-name says otherwise."""
+    """Returns the name of the model for clients, without --served-model-name."""
     path = Path(model)
     if model in WHEEL_MODELS or not path.exists():
         return model
@@ -27,12 +27,12 @@ def find_model(config: ModelConfigFlags) -> Path:
 
 
 def is_of_hub(model: str) -> bool:
-    """Whether MODEL can only be a hub id: it is neither on disk nor from PyPI."""
+    """Returns whether MODEL can only be a hub id: it is neither on disk nor from PyPI."""
     return model not in WHEEL_MODELS and not Path(model).expanduser().exists()
 
 
 def may_be_of_hub(model: str) -> bool:
-    """Whether MODEL can only be a hub id, and is written as one."""
+    """Returns whether MODEL can only be a hub id, and has the form of one."""
     return is_of_hub(model) and bool(_HUB_ID.fullmatch(model)) and Path(model).suffix != ".gguf"
 
 
@@ -77,7 +77,7 @@ def resolve_model(
 
 
 def cache_directory() -> Path:
-    """$PAGEWIRE_CACHE_DIR, else pagewire in $XDG_CACHE_HOME, else in ~/.cache."""
+    """Returns $PAGEWIRE_CACHE_DIR, else pagewire in $XDG_CACHE_HOME, else in ~/.cache."""
     if own := os.environ.get("PAGEWIRE_CACHE_DIR"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "pagewire"

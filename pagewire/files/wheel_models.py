@@ -28,7 +28,7 @@ _MB = 10**6
 
 @dataclass(frozen=True)
 class License:
-    """Terms that whoever uses a model has to accept."""
+    """The license that the user of a model has to accept."""
 
     name: str  # as --accept-license takes it
     title: str
@@ -45,7 +45,7 @@ class WheelPart:
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A model file inside wheels on PyPI, whose pieces follow each other."""
+    """A model file in pieces, which are in wheels on PyPI."""
 
     parts: tuple[WheelPart, ...]
     file_name: str

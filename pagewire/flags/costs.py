@@ -1,4 +1,4 @@
-"""What settings cost or save: a phrase for each, with bytes that follow from the model's files."""
+"""Phrases about the costs and the savings of settings, with bytes that follow from the model's files."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ _PHRASES = {
     "tensor_parallel_size": "more: each device has a smaller share of the weights, with two exchanges in each layer",
     "pipeline_parallel_size": "more: each device has fewer layers; a single request is not faster",
     "data_parallel_size": "more: more throughput, with a copy of the weights and the cache for each",
-    "enable_expert_parallel": "on: each device has whole experts, whose load may be uneven",
+    "enable_expert_parallel": "on: each device has whole experts; their load may be uneven",
     "num_threads": "more than cores: slower",
     "spec_method": "right drafts save steps; drafts that are never right cost a few percent",
     "spec_tokens": "more: faster where text repeats itself, more wrong drafts elsewhere",

@@ -18,7 +18,7 @@ from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.flags.names import fields_of, flag_name
 from pagewire.flags.values import UsageError
 
-# The default in a help text, for a field whose default is None.
+# The default in a help text, for a field with the default None.
 _DEFAULT = re.compile(r"\(default: (.*)\)$")
 _BY_DEVICE = re.compile(r"(\S+) on CPU, (\S+) on CUDA")
 _FORMATS = ("text", "json")

@@ -46,7 +46,7 @@ def openmetrics(registry: Collectable) -> bytes:
 
 
 def exposition() -> str:
-    """Returns this process's metrics as OpenMetrics text. Call it on the event loop, whose tasks it counts."""
+    """Returns this process's metrics as OpenMetrics text. Call it on the event loop: it counts its tasks."""
     ASYNCIO_TASKS.set(len(asyncio.all_tasks()))
     return openmetrics(REGISTRY).decode()
 

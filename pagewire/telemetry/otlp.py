@@ -25,7 +25,7 @@ class Target(NamedTuple):
 
     @property
     def insecure(self) -> bool:
-        """Whether there is no TLS; by default, the exporter uses TLS for addresses without a scheme."""
+        """True without TLS; by default, the exporter uses TLS for addresses without a scheme."""
         return not self.endpoint.startswith("https://")
 
 

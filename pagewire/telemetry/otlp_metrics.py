@@ -112,7 +112,7 @@ def _exporter(target: otlp.Target) -> MetricExporter:
 
 
 def converted(families: Iterable[Family], now_ns: int) -> Iterator[Metric]:
-    """Those of Pagewire; what the library says of Python and the process is left to agents that know it better."""
+    """Yields the metrics of Pagewire; agents have better ones of Python and the process than the library."""
     for family in families:
         if family.name.startswith(("python_", "process_")):
             continue
@@ -158,7 +158,7 @@ def _histograms(samples: Iterable[Sample], now_ns: int) -> Iterator[HistogramDat
             total,
             [count - before for count, before in zip(below, [0, *below], strict=False)],
             [float(one.labels["le"]) for one in buckets[:-1]],
-            None,  # type: ignore[arg-type]  # the smallest and the largest, which nobody has kept
+            None,  # type: ignore[arg-type]  # minimum and maximum are not recorded
             None,  # type: ignore[arg-type]
             [_exemplar(one) for one in buckets if one.exemplar],
         )

@@ -91,7 +91,7 @@ class Latencies:
         self._observed: deque[tuple[float, float]] = deque(maxlen=MAX_LATENCIES)
 
     def observe(self, now: float, seconds: float) -> None:
-        """now: time.monotonic()."""
+        """Adds a latency. now: time.monotonic()."""
         self._observed.append((now, seconds))
 
     def to_message(self, now: float) -> RecentLatency:

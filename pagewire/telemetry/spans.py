@@ -51,7 +51,7 @@ class Span:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the span is exported: tracing is on, and the trace was sampled."""
+        """True if the span is exported: tracing is on, and the trace was sampled."""
         return self._span is not None and self._span.is_recording()
 
     @property

@@ -1,1 +1,1 @@
-"""What every service needs of gRPC: calls, streams, TLS, health, discovery, keys and tenants."""
+"""The parts of gRPC that every service needs: calls, streams, TLS, health, discovery, keys and tenants."""

@@ -1,4 +1,4 @@
-"""gRPC, the same for every service: server and channel options, health, reflection, signals, trace context."""
+"""Servers and channels of gRPC for every service: options, health, reflection, signals, trace context."""
 
 import asyncio
 import gc

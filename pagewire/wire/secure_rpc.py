@@ -146,7 +146,7 @@ def _server_credentials(certificates: Certificates, *, wants_certificate: bool) 
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """A channel whose calls use the current certificate; channels of gRPC keep the one they were made with."""
+    """A channel with the current certificate for each call; channels of gRPC keep the one they were made with."""
 
     def __init__(self, address: str, certificates: Certificates, host: str = "") -> None:
         self._address = address

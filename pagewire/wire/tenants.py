@@ -57,7 +57,7 @@ def of_client(header: str | None, values: Sequence[str]) -> Tenant:
 
 
 def caller_scope() -> str | None:
-    """Returns the tenant to whose requests the current caller is restricted; None: no restriction.
+    """Returns the only tenant with requests that the current caller may see or end; None: no restriction.
 
     Administrators, and callers without a tenant, are not restricted.
     """

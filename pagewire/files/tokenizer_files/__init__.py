@@ -1,1 +1,1 @@
-"""What the files of a model's tokenizer hold, for every service that needs its vocabulary. Imports no transformers."""
+"""The files of a model's tokenizer, for every service that needs its vocabulary. Imports no transformers."""

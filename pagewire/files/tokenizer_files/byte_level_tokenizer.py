@@ -27,7 +27,7 @@ class ByteLevelError(ValueError):
 
 
 def build_tiktoken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """From lines of a token in base64 and its rank. How text is split before is not in the file: it follows from
+    """Reads lines of a token in base64 and its rank. The rule that splits text is not in the file: it follows from
     `tokenizer_class`. Results and errors as of `build_sentencepiece_tokenizer`.
     """
     ranks = _tiktoken_ranks(data)
@@ -49,7 +49,7 @@ def build_tiktoken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Token
 
 
 def build_tekken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """From Mistral's tekken.json: special tokens come first, ranks follow. Results and errors as above."""
+    """Reads Mistral's tekken.json: special tokens come first, ranks follow. Results and errors as above."""
     try:
         file = json.loads(data)
         settings, num_special = file["config"], int(file["config"]["default_num_special_tokens"])
@@ -67,7 +67,7 @@ def build_tekken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Tokeniz
 
 
 def build_vocab_tokenizer(vocab: bytes, merges: bytes, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """From vocab.json and merges.txt, as GPT-2's. Results and errors as above."""
+    """Reads vocab.json and merges.txt, like those of GPT-2. Results and errors as above."""
     try:
         ids = json.loads(vocab)
         lines = [line for line in merges.decode().split("\n") if line and not line.startswith("#version")]
@@ -105,7 +105,7 @@ def _tiktoken_ranks(data: bytes) -> dict[bytes, int]:
 def _from_ranks(
     ranks: Mapping[bytes, int], pre_tokenizer: pre_tokenizers.PreTokenizer, first: dict[str, int] | None = None
 ) -> Tokenizer:
-    """first: tokens whose ids come before the ranks. Those that are added later follow: there must be no gap."""
+    """first: tokens with ids before the ranks. Added tokens follow the ranks, without a gap."""
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise ByteLevelError(f"its {len(ranks)} ranks are not the numbers from 0 to {len(ranks) - 1}")
     vocab = dict(first or {})

@@ -60,7 +60,7 @@ def _build_word_pieces(contents: list[bytes], config: dict[str, Any]) -> tuple[T
     return word_piece_tokenizer(vocab, normalizer, named), named
 
 
-# The first whose files are all there.
+# The first format with all its files is used.
 CONVERTIBLE = (
     Convertible(("tekken.json",), lambda contents, config: build_tekken_tokenizer(contents[0], config)),
     Convertible(("tokenizer.model",), _build_model_file),

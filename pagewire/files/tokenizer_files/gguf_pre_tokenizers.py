@@ -1,4 +1,4 @@
-"""How text is split before BPE, by the `tokenizer.ggml.pre` of a GGUF file.
+"""Rules that split text before BPE, by the `tokenizer.ggml.pre` of a GGUF file.
 
 A GGUF file names its pre-tokenizer instead of carrying it. The names are llama.cpp's; the splits are those of the
 models' own `tokenizer.json` files, which llama.cpp reproduces with regular expressions of its own. Where transformers'
@@ -112,7 +112,7 @@ class UnknownPreTokenizerError(ValueError):
 
 
 def is_default(name: str | None) -> bool:
-    """Whether the file does not say: GPT-2's rule is taken, which may not be the model's."""
+    """Returns whether the file names no rule; GPT-2's is then used, which may differ from the model's."""
     return name in (None, "", "default")
 
 

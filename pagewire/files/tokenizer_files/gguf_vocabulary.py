@@ -1,4 +1,4 @@
-"""What every tokenizer from a GGUF file has: tokens and their types."""
+"""Tokens and their types, which every tokenizer from a GGUF file has."""
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer
 
 
 class TokenType(IntEnum):
-    """tokenizer.ggml.token_type"""
+    """Values of tokenizer.ggml.token_type."""
 
     NORMAL = 1
     UNKNOWN = 2

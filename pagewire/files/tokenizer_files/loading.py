@@ -74,7 +74,7 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(path: str | Path) -> LoadedTokenizer:
-    """From a .gguf file, or a directory with a tokenizer.json or else one .gguf file or a vocabulary in another format.
+    """Loads a .gguf file, or a directory with a tokenizer.json, one .gguf file or a vocabulary in another format.
 
     Raises TokenizerLoadError or GgufError; both are ValueErrors that name file, cause and remedy.
     """

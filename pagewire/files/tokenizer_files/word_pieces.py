@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 def word_piece_tokenizer(
     vocab: dict[str, int], normalizer: normalizers.Normalizer, named: Mapping[str, str]
 ) -> Tokenizer:
-    """vocab: pieces that go on with a word begin with ##. named: which are `unk_token`, `cls_token`, `sep_token`."""
+    """Returns a WordPiece tokenizer. vocab: pieces that continue a word begin with ##. named: which are `unk_token`,
+    `cls_token`, `sep_token`."""
     backend = Tokenizer(models.WordPiece(vocab, unk_token=named["unk_token"]))
     backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -1,4 +1,4 @@
-"""Who may come in: API keys, the limits of each, and whose request the present one is.
+"""API keys, their limits, and the key of the current request.
 
 Gateway, tokenizer and scheduler have the same door before what clients reach; what the services say to each other does
 not pass it.

@@ -64,7 +64,7 @@ class Door:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is required."""
+        """True if no key is required."""
         return not self._ours and self._file is None
 
     def find(self, given: Iterable[bytes]) -> Key | None:

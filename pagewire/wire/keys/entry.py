@@ -67,7 +67,7 @@ def parse_keys(text: str) -> dict[bytes, Key]:
 
 
 def _parse(words: list[str]) -> Key:
-    """Raises ValueError, whose message never quotes a possible key."""
+    """Parses a line. Raises ValueError; its message never quotes a possible key."""
     name, hash, settings = words[0], _HASH.fullmatch(words[1]) if len(words) > 1 else None, words[2:]
     if not is_name(name):
         raise ValueError("the first word is not a name of up to 64 letters, digits and ._@-")

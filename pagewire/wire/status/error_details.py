@@ -40,11 +40,11 @@ def trailers(
     retry_delay: float | None = None,
     reason: str = "",
 ) -> tuple[tuple[str, bytes], ...]:
-    """Of a call that ends so: ErrorInfo, RetryInfo where the same request may be served later, and BadRequest with as
-    many violations as there is room for. None, if there is no room for the message alone.
+    """Returns the trailers of a call that ends with this status; () if the message alone is too long.
 
-    retry_delay: seconds; None: it is not known, and RETRY_AFTER_S is as good as any. reason: of ErrorInfo; empty: what
-    follows from the code."""
+    They have ErrorInfo, RetryInfo if the same request may be served later, and BadRequest with as many violations as
+    fit. retry_delay: seconds; None: unknown, RETRY_AFTER_S. reason: of ErrorInfo; "": the one of the code.
+    """
     details: list[Message] = [ErrorInfo(reason=reason or _REASONS.get(code, code.name), domain=DOMAIN)]
     if code in _RETRIED:
         details.append(RetryInfo(retry_delay=duration(RETRY_AFTER_S if retry_delay is None else retry_delay)))

@@ -1,4 +1,4 @@
-"""Why an executor ends its stream of steps: the reasons in the ErrorInfo of its status."""
+"""The causes for which an executor ends its stream of steps: the reasons in the ErrorInfo of its status."""
 
 import enum
 

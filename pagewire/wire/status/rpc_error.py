@@ -64,8 +64,8 @@ class RpcError(Exception):
         return common_pb2.RequestError(code=self.number, message=self.message, violations=violations, retry_delay=delay)
 
     def renamed(self, field: str, prefix: str) -> Self:
-        """Returns the error for a client whose request has `prefix` instead of `field`, or before all fields if that is
-        ""."""
+        """Returns the error for a client with `prefix` instead of `field` in its request, or before all fields if that
+        is ""."""
         if not field:
             violations = [(f"{prefix}.{path}", why) for path, why in self.violations]
             return type(self)(self.code, self.message, violations, self.retry_delay)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class Draining:
-    """Whether the process drains: running requests continue, and neighbours send new ones elsewhere, if they can."""
+    """The draining of this process: running requests continue, and neighbours send new ones elsewhere, if they can."""
 
     def __init__(self) -> None:
         self.has_begun = False

@@ -20,7 +20,7 @@ class Response(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether the sender drains."""
+        """True if the sender drains."""
 
 
 Out = TypeVar("Out")
@@ -86,7 +86,7 @@ class Peer(Generic[Out, In]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be served now: the peer is up, and its health service reports readiness."""
+        """True if requests would be served now: the peer is up, and its health service reports readiness."""
         return self.is_up and (self._pings is None or self._pings.is_serving)
 
     @property

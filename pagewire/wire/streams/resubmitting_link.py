@@ -90,17 +90,17 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
 
     @property
     def is_up(self) -> bool:
-        """Whether a peer has sent a message on its present stream."""
+        """True if a peer has sent a message on its present stream."""
         return self._away_since is None
 
     @property
     def is_available(self) -> bool:
-        """Whether requests can be served, now or after a short interruption; not before the first stream."""
+        """True if requests can be served, now or after a short interruption; not before the first stream."""
         return self._has_been_up and not self._given_up
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be served now: a peer is up and ready."""
+        """True if requests would be served now: a peer is up and ready."""
         return any(peer.is_ready for peer in self.peers)
 
     @property
