@@ -37,7 +37,7 @@ class Runner:
         self._stopping.set()
 
     async def run(self, lines: AsyncIterator[Line], concurrency: int) -> bool:
-        """Whether all lines have a result now; not if stop() was called.
+        """Runs all lines, and returns whether each has a result; after stop(), some may have none.
 
         Raises Away after away_timeout, and OSError if results cannot be written.
         """

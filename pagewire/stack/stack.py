@@ -257,14 +257,14 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
 
 
 def _make_private(directory: Path) -> None:
-    """Makes a directory private: a user that may write to it could replace the socket of a service.
+    """Makes a directory private: a user who may write to it could replace the socket of a service.
 
     Raises StartupError for a directory of another user, or one that is shared.
     """
     status = directory.stat()
     if status.st_uid != os.geteuid():
         raise StartupError(
-            f"--uds-dir {directory}: it belongs to another user, which could replace the sockets; use a directory of your"
+            f"--uds-dir {directory}: it belongs to another user, who could replace the sockets; use a directory of your"
             " own, for instance a new one inside it"
         )
     if status.st_mode & 0o022:
