@@ -21,10 +21,10 @@ from pagewire.files.models import find_model
 from pagewire.process.watchdog import Watchdog, end_process
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.grammar.grammars import Grammars
-from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.ranks.follower import follow
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.start import LeadersStart
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.servicer import ExecutorServicer

@@ -17,10 +17,10 @@ from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.grammar.constraints import GrammarConstraints
 from pagewire.services.executor.graphs.cuda_graphs import Record
-from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.step.step import PendingResults, Step
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.weights import Shard
 from pagewire.services.executor.loading.quantization.install import (
     install_jobs,
@@ -23,7 +24,6 @@ from pagewire.services.executor.loading.weights.dummy import fill_random
 from pagewire.services.executor.loading.weights.jobs import run_jobs
 from pagewire.services.executor.loading.weights.read import read_jobs, staging_for
 from pagewire.services.executor.models.protocol import OwnModel
-from pagewire.services.executor.progress import Progress
 
 MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
 

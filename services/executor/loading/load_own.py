@@ -11,6 +11,7 @@ import torch
 from pagewire.process.process import usable_cores
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading import weights_report
@@ -27,7 +28,6 @@ from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
-from pagewire.services.executor.progress import Progress
 
 logger = logging.getLogger(__name__)
 

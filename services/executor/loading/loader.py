@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.parts import select
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
@@ -20,7 +21,6 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
-from pagewire.services.executor.progress import Progress
 
 logger = logging.getLogger(__name__)
 

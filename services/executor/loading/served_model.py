@@ -11,6 +11,7 @@ from pagewire.config import ExecutorConfig
 from pagewire.config.executor import SMALLEST
 from pagewire.errors import StartupError
 from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.pooling import pooling_of
@@ -19,7 +20,6 @@ from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
-from pagewire.services.executor.progress import Progress
 
 DUMMY = "dummy"  # --load-format
 

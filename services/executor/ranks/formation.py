@@ -23,11 +23,30 @@ from pagewire.services.executor.start.startup import resolve_device
 # Flags that may differ between ranks. Of the model, weights are compared, once they are read.
 _OWN_FLAGS = frozenset(
     {
-        *("rank", "leader", "group_secret", "distributed_executor_backend", "listen", "metrics_port", "admin_host"),
-        *("log_level", "log_format", "otlp_traces_endpoint", "shutdown_timeout", "hang_timeout"),
-        *("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
-        *("model", "revision", "download_dir", "weights_cache", "num_threads", "cpu_share"),
-        *("cpu_bind", "numa_bind"),
+        "rank",
+        "leader",
+        "group_secret",
+        "distributed_executor_backend",
+        "listen",
+        "metrics_port",
+        "admin_host",
+        "log_level",
+        "log_format",
+        "otlp_traces_endpoint",
+        "shutdown_timeout",
+        "hang_timeout",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_ca_certs",
+        "ssl_cert_reqs",
+        "model",
+        "revision",
+        "download_dir",
+        "weights_cache",
+        "num_threads",
+        "cpu_share",
+        "cpu_bind",
+        "numa_bind",
     }
 )
 # Channels in shared memory. _TENSOR: one for each stage, and one more for each, for weights that are read.

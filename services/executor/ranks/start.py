@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from pagewire.config import ExecutorConfig
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.parallel.group import Group
-from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.ranks.ahead import Ahead
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.leading_runner import LeadingRunner
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
 from pagewire.services.executor.service.work import NO_OBSERVER, WorkObserver

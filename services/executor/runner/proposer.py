@@ -10,8 +10,8 @@ from torch import Tensor
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.cuda_graphs import Record
-from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.step.step import Step
 
 

@@ -23,7 +23,11 @@ class RowColumns:
     """
 
     INTS = (  # int64
-        *("num_tokens", "num_computed_tokens", "num_prompt_tokens", "position_delta", "second_text_start"),
+        "num_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "position_delta",
+        "second_text_start",
         *(parameter.name for parameter in PARAMETERS if parameter.column and parameter.type is int),
     )
     FLOATS = tuple(parameter.name.lower() for parameter in FloatParameter)  # fp32, in the order of the kernels

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 
 from pagewire.config.sampling_params import with_defaults
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.prompt_lines import PromptLines
 from pagewire.services.executor.step.step import (

@@ -10,7 +10,7 @@ import grpc
 
 from pagewire.process.memory_return import LARGE, return_memory_after
 from pagewire.services.executor.device.errors import DeviceError
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
 from pagewire.services.executor.service.seams import FixedWeights, Grammars, NoGrammars, WeightVersions
 from pagewire.services.executor.service.session import Session, StepFailed

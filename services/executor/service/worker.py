@@ -19,7 +19,7 @@ from pagewire.process.watchdog import Pulse
 from pagewire.services.executor import stats
 from pagewire.services.executor.device.clock import Clock
 from pagewire.services.executor.device.errors import DeviceError
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.probe import probe
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service import convert

@@ -22,10 +22,10 @@ from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import NO_REQUESTS, BatchShape, InputBatch
 from pagewire.services.executor.batch.input_buffers import InputBuffers
 from pagewire.services.executor.batch.request_state import RequestState
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, Steps
 from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.step.dummy_step import NO_STEP
 from pagewire.services.executor.step.limits import Limits

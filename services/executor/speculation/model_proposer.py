@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.cuda_graphs import Record
-from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_steps import DraftSteps
 

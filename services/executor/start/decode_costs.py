@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from pagewire.services.executor.batch.input_batch import BatchShape
-from pagewire.services.executor.info import DecodeCosts
 from pagewire.services.executor.parallel.group import Group
+from pagewire.services.executor.runner.executor_info import DecodeCosts
 from pagewire.services.executor.runner.model_runner import ModelRunner
 
 # Tokens of the steps. Larger ones cost so much more for each that straight lines will do.

@@ -7,9 +7,9 @@ from functools import partial
 
 from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.services.executor.batch.input_batch import BatchShape
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.capture_sizes import graph_shapes
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, cuda_recorder
-from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.model_runner import ModelRunner
 
 

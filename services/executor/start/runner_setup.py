@@ -16,6 +16,7 @@ from pagewire.config.speculation import Speculation
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.memory import MemoryProfile, mib
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
@@ -24,7 +25,6 @@ from pagewire.services.executor.models.vision.vision_model import VisionModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.pipeline.pipeline_stage import stage_in
-from pagewire.services.executor.progress import Progress
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.stage import StageExchange
 from pagewire.services.executor.sampling.logprobs import LogprobsMode

@@ -18,14 +18,14 @@ from pagewire.services.executor import stats
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.capture_sizes import capture_sizes, prompt_sizes
-from pagewire.services.executor.info import NO_COSTS, ExecutorInfo
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.loading.served_model import load_served
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
-from pagewire.services.executor.progress import Progress
+from pagewire.services.executor.runner.executor_info import NO_COSTS, ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.probe import BrokenModel, probe
 from pagewire.services.executor.start.decode_costs import measure
@@ -190,7 +190,9 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
         logger.warning(
             "%s reads a prompt in one step of up to %d tokens, so longer prompts are refused (the model takes %d); "
             "raise --max-num-batched-tokens to serve them, which takes memory",
-            *(model.config.architecture, max_tokens, max_len),
+            model.config.architecture,
+            max_tokens,
+            max_len,
         )
         max_len = max_tokens
     return Limits(max_num_seqs, max_tokens, max_len, config.block_size, config.state_block_size)

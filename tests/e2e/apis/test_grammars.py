@@ -18,7 +18,7 @@ from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar import grammars
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.grammars import Grammars
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker

@@ -15,9 +15,9 @@ from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device.memory import OutOfMemoryError
-from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.registry import ARCHITECTURES
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.convert import (
     describe_response,

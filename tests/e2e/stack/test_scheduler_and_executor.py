@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pagewire.config import SchedulerConfig
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.step import StepOutput

@@ -28,6 +28,7 @@ from pagewire.files.models import cache_directory
 from pagewire.kernels.ops import cpu_backend
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight
 from pagewire.services.executor.device.memory import mib
+from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.weights import Dense, PackedDense
 from pagewire.services.executor.loading.weights import tensor_file
 from pagewire.services.executor.loading.weights.identity import code_digest, model_key
@@ -38,7 +39,6 @@ from pagewire.services.executor.loading.weights.tensor_file import TensorFileErr
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
-from pagewire.services.executor.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagewire.services.executor.progress import Progress
+from pagewire.services.executor.device.progress import Progress
 
 
 @dataclass(frozen=True)

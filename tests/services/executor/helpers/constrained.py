@@ -10,7 +10,7 @@ import jsonschema
 
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.services.executor.batch.kv_cache import KVGroup
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.start.assembly import assemble

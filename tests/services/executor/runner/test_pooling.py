@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from pagewire.services.executor.start.startup import start_runner

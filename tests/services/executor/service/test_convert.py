@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagewire.services.executor.info import DecodeCosts, ExecutorInfo
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.runner.executor_info import DecodeCosts, ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.convert import (
     describe_response,

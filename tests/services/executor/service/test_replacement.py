@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.services.executor.device import memory
-from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.loading.twins import Differs
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.probe import BrokenModel
 from pagewire.services.executor.service.convert import first_weights

@@ -15,8 +15,8 @@ import pytest
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.batch.kv_cache import KVGroup
 from pagewire.services.executor.device.errors import DeviceError
-from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.session import Session

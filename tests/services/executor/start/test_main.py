@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.services.executor import main
-from pagewire.services.executor.info import ExecutorInfo
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc

@@ -16,9 +16,9 @@ from pagewire.services.executor import stats
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.memory import OutOfMemoryError
-from pagewire.services.executor.info import ExecutorInfo
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.phases import Phases
 from pagewire.services.executor.start.runner_setup import Setup, cuda_cache_bytes
