@@ -21,8 +21,9 @@ from pagewire.gateway.core.middleware import MAX_BODY_BYTES, SHUTDOWN, GracefulS
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.files.files import FILES, Files
+from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.searches import SEARCHES, Searches
-from pagewire.gateway.kept import KEEPER, Keeper
+from pagewire.gateway.kept import Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
 from pagewire.gateway.models import routes as models_routes

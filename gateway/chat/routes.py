@@ -11,9 +11,9 @@ from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.head import head_of
+from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.searches import line_of
 from pagewire.gateway.generation.serving import GenerationResponse
-from pagewire.gateway.kept import KEEPER
 
 router = APIRouter(route_class=JsonRoute)
 

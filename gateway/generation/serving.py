@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 import grpc
 from starlette.responses import Response
@@ -14,12 +13,12 @@ from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, encode
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.field_names import rename
 from pagewire.gateway.core.middleware import CLIENT_GONE
-from pagewire.gateway.core.outputs import ChoiceOutputs
 from pagewire.gateway.core.reply import Line, PendingChoice
 from pagewire.gateway.core.request_context import RequestContext, request_context, time_left
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.answer import Answer, fingerprint, finish_reason
+from pagewire.gateway.generation.resumable import Outputs, Resumable
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.telemetry import semconv
 from pagewire.telemetry.spans import Span
@@ -37,35 +36,6 @@ OK = 200
 
 class ClientGone(Exception):
     """The client closed its connection."""
-
-
-class Outputs(Protocol):
-    """The outputs that a response waits for, usually a `Reply`."""
-
-    choices: list[PendingChoice]
-
-    async def next(self) -> ChoiceOutputs: ...
-
-    async def whole(self) -> ChoiceOutputs: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-    def abort(self) -> None: ...
-
-
-class EventIds(Protocol):
-    def added(self, pieces: Sequence[bytes]) -> list[bytes]:
-        """Returns whole events with their ids, without those that the client has already."""
-
-
-class Resumable(Protocol):
-    """A generation that outlives its connection."""
-
-    @property
-    def event_ids(self) -> EventIds: ...
-
-    def generate(self, link: Line, requests: Sequence[GenerateRequest], context: common_pb2.RequestContext) -> Outputs:
-        """Starts the generation, or follows it. Raises RpcError UNAVAILABLE."""
 
 
 class GenerationResponse(Response):

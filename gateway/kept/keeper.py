@@ -16,7 +16,6 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reply import Line
 from pagewire.gateway.core.request_context import request_context
@@ -115,9 +114,6 @@ class Keeper:
     def _forget(self, id: str, generation: KeptGeneration | None) -> None:
         if self._followed.get(id) is generation:
             del self._followed[id]
-
-
-KEEPER = AppState[Keeper]("keeper")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pagewire.gateway.core import openapi
 from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
-from pagewire.gateway.kept import KEEPER
 from pagewire.gateway.messages.answer import MessagesAnswer
 from pagewire.gateway.messages.bodies.requests import CountTokensRequest, MessagesRequest
 from pagewire.gateway.messages.bodies.responses import EVENTS, AnsweredMessage, MessagesError, TokenCount

@@ -14,8 +14,8 @@ from pagewire.gateway.core.middleware import SHUTDOWN
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.head import head_of
+from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
-from pagewire.gateway.kept import KEEPER
 from pagewire.gateway.responses.answer import ResponseAnswer
 from pagewire.gateway.responses.background import BACKGROUND
 from pagewire.gateway.responses.bodies.items import MessageItem

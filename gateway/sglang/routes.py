@@ -9,8 +9,8 @@ from pagewire.gateway.core import openapi
 from pagewire.gateway.core.json_route import JsonRoute, parse
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
-from pagewire.gateway.kept import KEEPER
 from pagewire.gateway.sglang.answer import NativeAnswer
 from pagewire.gateway.sglang.bodies import NativeGenerateRequest, NativeOutput
 from pagewire.gateway.sglang.translate import completion_body, names_of
