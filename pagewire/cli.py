@@ -30,38 +30,38 @@ Serve a large language model:
   serve [MODEL]      the whole stack on this machine: REST on port 8000, gRPC on port 8001
 
 Talk to a model:
-  run MODEL [PROMPT] a conversation in the terminal, by a running stack or one of its own
-  chat               the same with a running stack at --address
+  run MODEL [PROMPT] a conversation in the terminal, with a running stack or a new one
+  chat               a conversation with the running stack at --address
   generate "PROMPT"  one completion
-  batch IN OUT       answer a file of requests, by a running stack or one of its own
-  bench serve        latency and throughput under load
-  bench sweep        the same against concurrency and prompt length
-  bench spec         what speculative decoding gains, by method and kind of text
-  bench plot FILE    plot these curves
+  batch IN OUT       answer a file of requests, with a running stack or a new one
+  bench serve        measure latency and throughput under load
+  bench sweep        measure both by concurrency and prompt length
+  bench spec         measure speculative decoding by method and kind of text
+  bench plot FILE    plot the results of a sweep
 
-See why it is slow:
-  doctor [MODEL]     checks of this machine, of flags, of a running stack
-  tune [MODEL]       flags for a goal, found by measuring
+Find problems and better flags:
+  doctor [MODEL]     check this machine, the flags and a running stack
+  tune [MODEL]       find flags for a goal by measuring
 
 Models and stacks on this machine:
   pull MODEL         download a model
-  list               models that are downloaded
-  rm MODEL           delete one
-  model verify MODEL whether its files are whole; also: model pull, model list, model rm
-  ps                 stacks that run
+  list               list downloaded models
+  rm MODEL           delete a downloaded model
+  model verify MODEL check the files of a model; also: model pull, model list, model rm
+  ps                 list running stacks
 
-Let others in:
+Give access:
   keys add FILE NAME make an API key with an owner and limits, for --api-key-file
 
 Prepare a model:
   quantize [MODEL]   make a 4-bit or 8-bit checkpoint (AWQ, GPTQ) from a 16-bit one
 
-One service each, as containers run them:
-  gateway            REST, OpenAI-compatible
-  tokenizer          text to tokens and back; the public gRPC API
-  scheduler          continuous batching over paged KV memory
+Start one service, as in a container:
+  gateway            the REST API, compatible with OpenAI's
+  tokenizer          converts text to tokens and back; the public gRPC API
+  scheduler          batches requests continuously over paged KV memory
   executor           runs the model on a device
-  ray-executors      executors as actors of a Ray cluster
+  ray-executors      runs executors as actors of a Ray cluster
 
   pagewire <command> --help    flags of a command
   pagewire --version           version
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output is gone; keep the interpreter from flushing to it once more.
+        # The reader of the output is gone; the interpreter must not flush to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -150,7 +150,7 @@ def _service(name: str, argv: list[str]) -> int:
 
 
 def _missing(extra: str, error: ModuleNotFoundError) -> Exception:
-    """A dependency that the extra brings; a missing module of our own is a defect and surfaces as it is."""
+    """Returns an error that names the extra with a missing dependency; a missing module of Pagewire is a defect."""
     top = (error.name or "").partition(".")[0]
     if top == "pagewire":
         return error
@@ -198,7 +198,7 @@ def _on_this_machine(command: str) -> Callable[[list[str]], int]:
 
 
 def _model(argv: list[str]) -> int:
-    """The same with its noun before the verb, and what has no short form."""
+    """Runs `pagewire model VERB`: the commands about models, also those without a short form."""
     usage = "usage: pagewire model pull|list|rm|verify [MODEL]\nsee `pagewire model verify --help`, ..."
     verb, rest = (argv[0], argv[1:]) if argv else ("", [])
     if verb in ("pull", "list", "rm"):
