@@ -7,7 +7,7 @@ from pagewire.config.fields import Range, flag
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How one copy of the model is divided among devices."""
+    """The division of one copy of the model among devices."""
 
     tensor_parallel_size: int = flag(
         1,
@@ -59,7 +59,7 @@ class ParallelConfig:
 
     @property
     def starts_followers(self) -> bool:
-        """Whether this process starts the other processes of its executor. An actor of Ray does, too."""
+        """True if this process starts the other processes of its executor. An actor of Ray does, too."""
         return self.num_ranks > 1 and self.rank == 0 and self.distributed_executor_backend != "external"
 
     @property

@@ -161,7 +161,7 @@ class PublicListenConfig(KeysConfig, ListenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """How long requests outlive a neighbor service."""
+    """The time for which requests outlive a neighbor service."""
 
     recovery_timeout: float = flag(
         120.0,

@@ -16,7 +16,7 @@ _WITH_MODEL = ("draft_model", "self", "eagle3")
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """How tokens are drafted; the model checks several drafts in one step."""
+    """The way tokens are drafted; the model checks several drafts in one step."""
 
     speculative_config: str | None = flag(
         None,
@@ -110,7 +110,7 @@ _NEWER = {
 
 @dataclass(frozen=True)
 class Speculation:
-    """How tokens are drafted. Fields have the names of the keys of `--speculative-config`, unless noted otherwise."""
+    """The way tokens are drafted. Fields are named like the keys of `--speculative-config`, unless noted otherwise."""
 
     method: str  # of METHODS
     num_speculative_tokens: int = 5
