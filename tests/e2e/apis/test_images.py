@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.e2e.line import Line, running_line
-from tests.vision_checkpoints import data_uri, encoded, image_processor, picture, save_vision_checkpoint
+from tests.makers.vision_checkpoints import data_uri, encoded, image_processor, picture, save_vision_checkpoint
 
 FAMILY = "qwen2_5_vl"
 FLAGS = ["--dtype", "float32", "--num-gpu-blocks-override", "200", "--max-num-batched-tokens", "24"]

@@ -5,9 +5,9 @@ import os
 import signal
 from pathlib import Path
 
-from tests.certificates import Authority
 from tests.e2e.line import free_port
 from tests.e2e.scale.test_ranks import NUM_TOKENS, expected, generate, model, running, sockets, until_gone
+from tests.makers.certificates import Authority
 
 __all__ = ["expected", "model", "sockets"]  # fixtures
 STAGES = ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "2"]

@@ -13,9 +13,9 @@ from pagewire.client import Client
 from pagewire.config import TlsConfig
 from pagewire.wire import health, rpc
 from pagewire.wire.secure_rpc import ServiceTls
-from tests.certificates import Authority, Issued
 from tests.e2e.conftest import EXECUTOR_FLAGS
 from tests.e2e.line import FULL_NAMES, Line, free_port
+from tests.makers.certificates import Authority, Issued
 
 REQUEST = {"model": "m", "prompt": "The sea", "max_tokens": 48, "temperature": 0}
 

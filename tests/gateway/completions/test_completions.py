@@ -8,7 +8,7 @@ import pytest
 
 from pagewire.config.sampling_params import PARAMETERS
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
-from tests.sampling_values import a_value, wrong_values
+from tests.makers.sampling_values import a_value, wrong_values
 
 
 def ids(text: str) -> list[int]:

@@ -16,11 +16,11 @@ from pagewire.errors import StartupError
 from pagewire.gateway.http.connection_limits import Limits
 from pagewire.tools.batch.http_server import HttpServer
 from pagewire.wire import health, tls
-from tests.certificates import Authority, Issued
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 from tests.gateway.http.test_connections import Raw, closed, completion, connected, is_open
 from tests.gateway.operation.test_admin_port import free_port
+from tests.makers.certificates import Authority, Issued
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pagewire.config.sampling_params import MIN_TEMPERATURE, PARAMETERS, Paramet
 from pagewire.errors import InvalidRequest
 from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
 from pagewire.wire import sampling_options
-from tests.sampling_values import a_value, wrong_values
+from tests.makers.sampling_values import a_value, wrong_values
 
 REPOSITORY = Path(__file__).parents[3]
 FIELDS = SamplingParams.DESCRIPTOR.fields_by_name

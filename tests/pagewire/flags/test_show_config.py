@@ -13,7 +13,7 @@ from pagewire.flags.costs import _PHRASES
 from pagewire.flags.model_facts import facts_of
 from pagewire.tools.doctor.command import DoctorConfig
 from pagewire.tools.tune.config import TuneConfig
-from tests.gguf_bytes import header
+from tests.makers.gguf_bytes import header
 from tests.pagewire.flags.parsing import parse, refusal
 
 

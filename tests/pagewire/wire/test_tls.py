@@ -22,7 +22,7 @@ from pagewire.wire import health, rpc, secure_rpc, tls
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.secure_rpc import RenewedChannel, ServiceTls, log_refusals
 from pagewire.wire.tls import Certificates, Files
-from tests.certificates import Authority, Issued, openssl
+from tests.makers.certificates import Authority, Issued, openssl
 
 SERVICE = "pagewire.v1.InferenceService"
 

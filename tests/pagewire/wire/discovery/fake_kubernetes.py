@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.certificates import Authority
+from tests.makers.certificates import Authority
 
 TOKEN = "a-token"
 

@@ -22,8 +22,8 @@ from pagewire.errors import StartupError
 from pagewire.files.gguf import GgufError, read_header
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
-from tests.gguf_bytes import Entry, header, number_fields, string
 from tests.limited_memory import address_space, python_peak
+from tests.makers.gguf_bytes import Entry, header, number_fields, string
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.loading.weights.test_gguf_quantized import LINEAR, SIZES, write_quantized
 from tests.services.executor.models.test_models import CPU

@@ -12,7 +12,7 @@ from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.graphs.test_cuda_graphs import ReplayedFunction
 from tests.services.executor.helpers.stepping import CPU, LIMITS, VOCAB_SIZE, Driver, check_random_steps, graph_steps
-from tests.services.executor.models.test_deepseek import LATENT
+from tests.services.executor.models.experts.test_deepseek import LATENT
 from tests.services.executor.models.test_mamba2 import SIZES
 from tests.services.executor.models.tiny import load, save_tiny
 

@@ -24,8 +24,8 @@ from tests.kernels.cpu.test_collectives import on_ranks as on_threads
 from tests.services.executor.graphs.test_recorded_steps import graph_steps
 from tests.services.executor.helpers.stepping import CPU, LIMITS, VOCAB_SIZE, Driver, prompt
 from tests.services.executor.loading.weights.test_gguf import tiny_model
-from tests.services.executor.models.test_experts import write_experts
-from tests.services.executor.models.test_quantized_experts import FORMATS, save_quantized
+from tests.services.executor.models.experts.test_experts import write_experts
+from tests.services.executor.models.experts.test_quantized_experts import FORMATS, save_quantized
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.parallel.test_quantized_tensor_parallel import _Rank, counted
 from tests.services.executor.parallel.test_tensor_parallel import MLA, assert_equal_on_ranks, tokens_of

@@ -24,8 +24,8 @@ from pagewire.services.executor.ranks.formation import secret_of
 from pagewire.services.executor.ranks.link import Link, Refused
 from pagewire.services.executor.ranks.tls_link import followers_link, leaders_link
 from pagewire.v1.rank_link_pb2 import RankChallenge, RankCommand, RankReport, RankWelcome
-from tests.certificates import Authority
 from tests.e2e.line import free_port
+from tests.makers.certificates import Authority
 
 FLAGS = {"--dtype": "float32", "--block-size": "16"}
 

@@ -18,7 +18,7 @@ from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingE
 from pagewire.services.executor.sampling.sampling_state import SamplingState, column_values
 from pagewire.services.executor.step.step import InvalidStep
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
-from tests.sampling_values import a_value
+from tests.makers.sampling_values import a_value
 from tests.services.executor.helpers.stepping import CPU, sampling_params
 
 EOS = (2, 5)

@@ -26,9 +26,16 @@ from pagewire.services.tokenizer.main import load_pool
 from pagewire.services.tokenizer.prompts.prompts import encode_prompt
 from pagewire.v1 import inference_pb2
 from pagewire.wire.rpc import RpcError
+from tests.makers.vision_checkpoints import (
+    IMAGE_TOKENS,
+    data_uri,
+    encoded,
+    image_processor,
+    picture,
+    save_vision_checkpoint,
+)
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 from tests.sweep import examples
-from tests.vision_checkpoints import IMAGE_TOKENS, data_uri, encoded, image_processor, picture, save_vision_checkpoint
 
 MAX_PIXELS = 1_000_000
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
-from tests.gguf_bytes import header, number_fields
 from tests.limited_memory import address_space
+from tests.makers.gguf_bytes import header, number_fields
 
 MEMORY = 1 << 30  # of address space
 TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab", "▁", "▁a", "Ġ", "Ġa", "<0x41>"]

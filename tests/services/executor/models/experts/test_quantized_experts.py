@@ -32,7 +32,7 @@ from tests.services.executor.loading.quantization import (
     test_gptq,
 )
 from tests.services.executor.loading.weights.test_gguf import tiny_model
-from tests.services.executor.models.test_experts import EXPERTS, write_experts
+from tests.services.executor.models.experts.test_experts import EXPERTS, write_experts
 from tests.services.executor.models.tiny import CPU, assert_same_logits, load, save_tiny
 
 # What stores the weight of an expert's projection: (tensors by suffix, the weight that they stand for)

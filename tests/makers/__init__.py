@@ -1,0 +1,1 @@
+"""Makers of data for tests: certificates, GGUF files, sampling parameters, checkpoints."""
