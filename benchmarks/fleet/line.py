@@ -77,7 +77,7 @@ class Line:
         self.scheduler = make_scheduler(self.config, self.num_replicas)
         self._wakes = Wakes(self.scheduler)
         self._stats = Stats(self.scheduler)
-        self._admission = Admission()
+        self._admission = Admission(self.scheduler.output_lengths)
         self.drivers = [Driver(self, replica) for replica in self.scheduler.replicas]
         self._by_replica = {driver.replica: driver for driver in self.drivers}
 
@@ -140,11 +140,9 @@ class Line:
     def on_result(self, driver: "Driver", outputs: Outputs) -> None:
         self._wake(self._wakes.after_result, driver.replica)
         self.num_tokens += len(outputs.token_ids)
-        self._admission.on_tokens(len(outputs.token_ids))
         if self.num_steps % _WIRE_EVERY == 0:
             self.meter.time("messages", output_message, outputs, times=_WIRE_EVERY)
         for request, _ in outputs.ends:
-            self._admission.on_end()
             self._end(request)
 
     def _end(self, request: Request) -> None:

@@ -4,6 +4,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.admission.entrance import Entrance
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.core.seams import NO_DRAFTS, Drafts, Features
+from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.fairness.ledger import Ledger
 from pagewire.services.scheduler.grammars.compiling import compile_grammar
 from pagewire.services.scheduler.placement.placement import PLACEMENTS
@@ -19,13 +20,14 @@ from pagewire.wire.discovery import Discovery
 
 def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:
     """Returns a scheduler with all features."""
-    suspects, acceptances = Suspects(), Acceptances()
+    suspects, acceptances, output_lengths = Suspects(), Acceptances(), OutputLengths()
 
     def drafts(info: ExecutorInfo) -> Drafts:
         return Speculation(info, acceptances) if info.max_draft_tokens else NO_DRAFTS
 
     features = Features(Ledger(), suspects, drafts)
-    return Scheduler(config, num_replicas, features, PLACEMENTS[config.placement](suspects.is_suspect))
+    placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths)
+    return Scheduler(config, num_replicas, features, placement, output_lengths)
 
 
 def make_engine(config: SchedulerConfig, discovery: Discovery, connect: Connect) -> Engine:

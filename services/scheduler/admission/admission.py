@@ -16,14 +16,13 @@ from dataclasses import dataclass
 
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.values.request import Request
 
 # A forecast that is worse than this is wrong for other reasons than those it leaves out.
 _MAX_FACTOR = 3.0
 # Of what is learned per request, the part that the next one leaves.
 _MEMORY = 0.98
-# Outputs that have to have ended before their lengths are believed.
-_MIN_OUTPUTS = 8
 # Those who are refused together are told to come back one by one, over at most so many seconds: clients give up, or
 # come back when they like, if they are told to wait for more than a minute.
 _MAX_STAGGER = 60.0
@@ -194,11 +193,10 @@ class _Course:
 class Admission:
     """Learns how fast requests are served, and from that tells how long a newcomer waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, output_lengths: OutputLengths) -> None:
+        self._output_lengths = output_lengths
         # Sums over requests that count less with every later one.
         self._num_prompt_tokens = self._num_uncached_tokens = 1.0
-        self._num_ends = 0.0
-        self._num_gained_tokens = 0.0
         self._promised_until = 0.0
         self._corrections = _Correction(), _Correction()  # of short prompts, of long ones
 
@@ -210,15 +208,6 @@ class Admission:
             self._corrections[forecast.is_long].learn(forecast.plain_wait, waited)
         self._num_prompt_tokens = self._num_prompt_tokens * _MEMORY + num_prompt_tokens
         self._num_uncached_tokens = self._num_uncached_tokens * _MEMORY + num_prompt_tokens - num_cached_tokens
-
-    def on_tokens(self, num_tokens: int) -> None:
-        """Running requests have gained so many."""
-        self._num_gained_tokens += num_tokens
-
-    def on_end(self) -> None:
-        """A request has given its row back, for whatever reason."""
-        self._num_ends = self._num_ends * _MEMORY + 1
-        self._num_gained_tokens *= _MEMORY
 
     # -- what is to come ---------------------------------------------------------------------------------------------
 
@@ -267,11 +256,8 @@ class Admission:
         return self._promised_until - now
 
     def _output_tokens(self, load: Load) -> float:
-        """Of a request: the maximum-likelihood estimate where each token may be the last, by tokens of all requests,
-        those that still run too, and ends. At first, twice what those that run have, as they are half way on average.
-        """
-        if self._num_ends >= _MIN_OUTPUTS:
-            output = self._num_gained_tokens / self._num_ends
-        else:
-            output = 2.0 * load.num_output_tokens / max(1.0, load.num_running)
-        return max(1.0, min(output, load.max_output_tokens / load.num_running) if load.num_running else output)
+        """Returns the expected tokens of a request's output, within the limits of running requests. While lengths are
+        unknown: twice what running requests have, as they are half way on average."""
+        num_running = max(1.0, load.num_running)
+        output = self._output_lengths.mean(otherwise=2.0 * load.num_output_tokens / num_running)
+        return max(1.0, min(output, load.max_output_tokens / num_running) if load.num_running else output)

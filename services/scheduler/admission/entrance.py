@@ -18,7 +18,7 @@ class Entrance:
     """Refuses requests that would wait too long, and learns from those that were served."""
 
     def __init__(self, scheduler: Scheduler, max_queue_time: float) -> None:
-        self.admission = Admission()
+        self.admission = Admission(scheduler.output_lengths)
         self._budgets = TokenBudgets()
         self._forecasts = WeakKeyDictionary[Request, Forecast]()
         self._scheduler = scheduler
@@ -48,9 +48,6 @@ class Entrance:
     def on_taken(self, live: LiveRequest) -> None:
         self._budgets.add(live.request)
 
-    def on_tokens(self, num_tokens: int) -> None:
-        self.admission.on_tokens(num_tokens)
-
     def on_executor_lost(self) -> None:
         """Drops the forecasts of live requests: an executor was lost, so nothing can be learned from their waits."""
         self._forecasts.clear()
@@ -70,5 +67,3 @@ class Entrance:
     def on_end(self, live: LiveRequest) -> None:
         self._budgets.remove(live.request)
         self._forecasts.pop(live.request, None)
-        if live.first_step_time is not None:
-            self.admission.on_end()

@@ -20,6 +20,7 @@ from pagewire.services.scheduler.core.policy import POLICIES
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.seams import Features
 from pagewire.services.scheduler.core.waiting import WaitingQueue
+from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.loss import Loss
@@ -44,8 +45,11 @@ class Scheduler:
         num_replicas: int = 1,
         features: Features | None = None,
         placement: Placement | None = None,
+        output_lengths: OutputLengths | None = None,
     ) -> None:
-        """features, placement: None: the core alone, without any (see `compose.py`)."""
+        """features, placement: None: the core alone, without any (see `compose.py`). output_lengths: of a placement
+        that asks for them; the scheduler learns them."""
+        self.output_lengths = OutputLengths() if output_lengths is None else output_lengths
         self._config = config
         self._features = Features() if features is None else features
         self._shares = self._features.shares
@@ -178,7 +182,7 @@ class Scheduler:
             replica.abort(request)
             self.placement.note(replica)
             self.placement.want(replica)
-        request.finish(reason)
+        self._finish(request, reason)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -198,6 +202,7 @@ class Scheduler:
     def update(self, replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in the result of the replica's oldest step in flight; see `Replica.update`."""
         outputs = replica.update(result, seconds)
+        self.output_lengths.learn(len(outputs.token_ids), len(outputs.ends) + len(outputs.refused))
         self.placement.on_result(replica, outputs)
         return outputs
 
@@ -271,6 +276,11 @@ class Scheduler:
 
     def _end_waiting(self, request: Request, reason: FinishReason) -> None:
         self._waiting.remove(request)
+        self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.num_cached_tokens is not None:  # it has run
+            self.output_lengths.learn(0, 1)
         request.finish(reason)
 
     def _find_early_end(self, request: Request) -> FinishReason | None:

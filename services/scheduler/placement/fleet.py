@@ -3,18 +3,14 @@
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import inf
 
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.placement.deferrals import NONE_DEFERRED, Deferrals, DeferredRequests
 from pagewire.services.scheduler.placement.prefix_index import IndexedBlocks, PrefixIndex
-from pagewire.services.scheduler.placement.replica_load import (
-    NOTHING_DEFERRED,
-    Deferred,
-    Fit,
-    OutputLengths,
-    UnknownCosts,
-)
+from pagewire.services.scheduler.placement.replica_load import NOTHING_DEFERRED, Deferred, Fit, UnknownCosts
 from pagewire.services.scheduler.placement.replica_view import ReplicaView
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep
@@ -34,7 +30,7 @@ _Rank = tuple[bool, int, int, int]
 class Fleet:
     """All replicas, and an index of their blocks."""
 
-    def __init__(self, is_suspect: Callable[[Request], bool]) -> None:
+    def __init__(self, is_suspect: Callable[[Request], bool], output_lengths: OutputLengths) -> None:
         self.index = PrefixIndex()
         self.is_suspect = is_suspect
         self.deferrals = Deferrals()
@@ -46,7 +42,7 @@ class Fleet:
         self._ranks: dict[int, _Rank] = {}
         self._num_steps = 0  # that admitted requests
         self._last_taken: dict[int, int] = {}  # the last of these, of each replica
-        self._outputs = OutputLengths()
+        self._output_lengths = output_lengths
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
@@ -85,7 +81,6 @@ class Fleet:
         self.note(replica)
 
     def on_result(self, replica: Replica, outputs: Outputs) -> None:
-        self._outputs.on_step(len(outputs.token_ids), len(outputs.ends))
         if self.best_known is None or replica.costs.num_steps > self.best_known.costs.num_steps:
             self.best_known = replica
         self.note(replica)
@@ -156,7 +151,8 @@ class Fleet:
             holder = self._replicas[replica_id]
             if holder.info and holder.suits(request) and not holder.is_leaving and not holder.has_suspect:
                 takers[replica_id] = holder
-        output_tokens = min(self._outputs.mean, max(1.0, request.max_num_tokens - request.num_tokens))
+        # A request ends at its own limit while lengths are unknown.
+        output_tokens = min(self._output_lengths.mean(inf), max(1.0, request.max_num_tokens - request.num_tokens))
         return {
             replica_id: self._views[replica_id].fit(request, hashes[: depths.get(replica_id, 0)], output_tokens)
             for replica_id in takers

@@ -10,7 +10,6 @@ that; and it is worth nothing where the requests that run there already cost mor
 """
 
 from dataclasses import dataclass
-from math import inf
 
 from pagewire.services.scheduler.costs.cost_model import StepCosts
 
@@ -95,27 +94,3 @@ class Load:
         """Returns the seconds that running prompts add to steps: as one prompt of as many tokens and pairs would."""
         num = self.backlog_tokens
         return costs.prompt_seconds(int(self.backlog_pairs / num - num / 2), num) if num else 0.0
-
-
-class OutputLengths:
-    """The length of outputs: of each token, how likely it is to be the last."""
-
-    # The number of ends before which the mean is used, and the share of what was learned that the next end leaves.
-    _MIN_ENDS = 8
-    _MEMORY = 0.98
-
-    def __init__(self) -> None:
-        self._num_ends = self._num_tokens = 0.0
-
-    def on_step(self, num_tokens: int, num_ends: int) -> None:
-        self._num_tokens += num_tokens
-        for _ in range(num_ends):
-            self._num_ends = self._num_ends * self._MEMORY + 1
-            self._num_tokens *= self._MEMORY
-
-    @property
-    def mean(self) -> float:
-        """The mean length in tokens; infinite while unknown, so that a request's own limit counts."""
-        if self._num_ends < self._MIN_ENDS - 1:
-            return inf
-        return max(1.0, self._num_tokens / self._num_ends)

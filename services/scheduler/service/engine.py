@@ -263,7 +263,6 @@ class Engine:
             self.weights.notify()
         self.executors.on_progress()
         self._stats.on_result(len(outputs.token_ids), clock)
-        self._admission.on_tokens(len(outputs.token_ids))
 
     def on_lost(self, replica: Replica, loss: Loss, reason: str) -> None:
         if not loss.is_wanted:

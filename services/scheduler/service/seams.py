@@ -37,9 +37,6 @@ class Admission(Protocol):
 
     def on_first_token(self, live: LiveRequest, now: float) -> None: ...
 
-    def on_tokens(self, num_tokens: int) -> None:
-        """Takes in how many tokens a step brought."""
-
     def on_end(self, live: LiveRequest) -> None: ...
 
     def on_executor_lost(self) -> None: ...
@@ -61,9 +58,6 @@ class AdmitAll:
         pass
 
     def on_first_token(self, live: LiveRequest, now: float) -> None:
-        pass
-
-    def on_tokens(self, num_tokens: int) -> None:
         pass
 
     def on_end(self, live: LiveRequest) -> None:

@@ -57,7 +57,7 @@ class Simulation:
             num_blocks=num_blocks, max_num_seqs=num_rows, max_num_batched_tokens=512, check_kv=False
         )
         self.line = PureLine(executor, enable_prefix_caching=False, check=False, **config)
-        self.admission = Admission()
+        self.admission = Admission(self.line.scheduler.output_lengths)
         self.max_wait = max_wait
         self.now = 0.0
         self.num_steps = 0
@@ -119,11 +119,9 @@ class Simulation:
         self.now += seconds
         self.num_steps += 1
         outputs = self.line.receive(seconds=seconds)
-        self.admission.on_tokens(len(outputs.token_ids))
         for request in outputs.requests:
             arrival = self._live[request.request_id]
             if arrival.first_token_at is None:
                 arrival.first_token_at, arrival.step_at_first_token = self.now, self.num_steps
             if request.is_finished:
                 del self._live[request.request_id]
-                self.admission.on_end()
