@@ -1,29 +1,13 @@
 """Counting services that a link divides requests among."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from pagewire.wire.discovery import Listed
 from pagewire.wire.streams import Affinity
 from tests.pagewire.wire.counting import CountedRequest, CountingLink, CountingService, linked, serving
+from tests.pagewire.wire.discovery.fake_discovery import FakeDiscovery
 from tests.pagewire.wire.test_streams import eventually
-
-
-class Told:
-    """Whatever a test says is there."""
-
-    def __init__(self, *addresses: str) -> None:
-        self._lists: asyncio.Queue[Sequence[Listed]] = asyncio.Queue()
-        self.tell(*addresses)
-
-    def tell(self, *addresses: str) -> None:
-        self._lists.put_nowait([Listed(address) for address in addresses])
-
-    async def lists(self) -> AsyncIterator[Sequence[Listed]]:
-        while True:
-            yield await self._lists.get()
 
 
 class Line:
@@ -31,7 +15,7 @@ class Line:
 
     def __init__(self, directory: Path, *services: CountingService) -> None:
         self.directory, self.services = directory, list(services)
-        self.told = Told(*map(self.address, range(len(services))))
+        self.discovery = FakeDiscovery(*map(self.address, range(len(services))))
         self._running: dict[int, AsyncExitStack] = {}
 
     def address(self, number: int) -> str:
@@ -54,7 +38,7 @@ class Line:
         for number in numbers or range(len(self.services)):
             await self.start(number)
         try:
-            async with linked(self.directory, recovery_timeout, self.told) as link:
+            async with linked(self.directory, recovery_timeout, self.discovery) as link:
                 yield link
         finally:
             for number in list(self._running):

@@ -142,21 +142,21 @@ async def test_requests_wait_for_the_first_that_comes(tmp_path: Path) -> None:
     assert_complete(requests, *line.services)
 
 
-# Who comes and goes.
+# Services that join and leave.
 
 
 async def test_one_that_joins_gets_its_part_and_one_that_leaves_ends_what_it_has(tmp_path: Path) -> None:
     line = Line(tmp_path, *paused(2))
-    line.told.tell(line.address(0))
+    line.discovery.publish(line.address(0))
     async with line.running() as link:
         await eventually(lambda: len(link.peers) == 1 and link.is_up)
         requests = submit(link, 4)
         await eventually(lambda: line.num_live == [4, 0])
-        line.told.tell(line.address(0), line.address(1))
+        line.discovery.publish(line.address(0), line.address(1))
         await up(link, 2)
         requests += submit(link, 4)
         await eventually(lambda: line.num_live == [4, 4])
-        line.told.tell(line.address(1))
+        line.discovery.publish(line.address(1))
         await eventually(lambda: not link.peers[0].is_listed)
         requests += submit(link, 4)
         await eventually(lambda: line.num_live == [4, 8])
@@ -175,7 +175,7 @@ async def test_one_that_leaves_and_dies_is_not_waited_for(tmp_path: Path) -> Non
         await up(link, 2)
         requests = submit(link, 4)
         await eventually(lambda: line.num_live == [2, 2])
-        line.told.tell(line.address(1))
+        line.discovery.publish(line.address(1))
         await eventually(lambda: not link.peers[0].is_listed)
         await line.kill(0)
         await eventually(lambda: line.num_live == [0, 4] and len(link.peers) == 1)
