@@ -19,7 +19,7 @@ from pagewire.wire.key_interceptors import interceptors
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.wire.tenants import ClientTenants
 
-# Of a message of clients that are no tokenizers: two million tokens at up to five bytes, and parameters.
+# The largest message of a client on the public address: two million tokens at up to five bytes, and parameters.
 MAX_PUBLIC_BYTES = 16 * 1024 * 1024
 
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -27,7 +27,7 @@ _LINK_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkServic
 
 
 async def serve(config: SchedulerConfig) -> None:
-    """Serves until a signal ends it: not ready at once; after SIGTERM, requests in flight may end."""
+    """Serves until a signal arrives, at first as not ready; after SIGTERM, requests in flight may end."""
     executors = discover(config.executor_discovery, "--executor-address", config.executor_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.executor_address.split(",")])
     serve_metrics(config)
@@ -37,8 +37,8 @@ async def serve(config: SchedulerConfig) -> None:
         servers.append(make_public_server(config, engine, tls))
     await rpc.start(servers)
     tasks = [
-        told := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
-        asyncio.create_task(log_line.tell(engine.scheduler), name="log-line"),
+        signalled := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
+        asyncio.create_task(log_line.log_load(engine.scheduler), name="log-line"),
         asyncio.create_task(engine.run(), name="engine"),
         asyncio.create_task(report_availability(engine, *servers), name="availability"),
     ]
@@ -46,13 +46,13 @@ async def serve(config: SchedulerConfig) -> None:
     for task in done:
         task.result()  # a defect ends the process, loudly; its supervisor starts it again
     engine.draining.begin()
-    drained = engine.drained if told.result() else None
+    drained = engine.drained if signalled.result() else None
     await asyncio.gather(*(server.stop(drained) for server in servers))
     await rpc.cancel(tasks)
 
 
 def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS) -> rpc.Server:
-    """The gRPC server, which asks the executors, too, for metrics and status."""
+    """Returns the gRPC server of the other services; metrics and status include those of the executors."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout, credentials=tls.of_services())
     server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     link = SchedulerLinkServicer(engine)
@@ -66,7 +66,7 @@ def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TL
 
 
 def make_public_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS) -> rpc.Server:
-    """The gRPC server for clients, without the link, on which tokenizer services are believed."""
+    """Returns the gRPC server for clients, without the link, which trusts tokenizer services."""
     door = [*interceptors(config), ClientTenants(config.tenant_header)]
     addresses = config.public_listen.split(",")
     server = rpc.Server(
@@ -77,7 +77,7 @@ def make_public_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls 
 
 
 async def report_availability(engine: Engine, *servers: rpc.Server) -> None:
-    """Keeps the health services in step with the engine."""
+    """Sets the health of the servers whenever the availability of executors changes."""
     while True:
         is_available = await engine.availability.changes.get()
         for server in servers:

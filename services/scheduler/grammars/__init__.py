@@ -1,1 +1,1 @@
-"""The feature that compiles grammars before requests with them wait for a place in a step."""
+"""The feature that has grammars compiled before their requests wait for a step."""

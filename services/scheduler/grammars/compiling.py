@@ -1,5 +1,5 @@
-"""Compilation of grammars by executors, before a request with one waits for a place in a step: the scheduler itself
-does not read them."""
+"""Compilation of grammars on the executors, before a request with a grammar waits for a step; the scheduler itself does
+not read grammars."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,10 +16,14 @@ _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Compile]]) -> None:
-    """Returns when an executor has compiled it, and those that are there besides have tried; waits for one.
+    """Returns when all attached executors have tried to compile the grammar, and at least one has; waits for one.
 
-    executors: those that are there now. Raises RpcError INVALID_ARGUMENT if it cannot be used, INTERNAL if executors
-    are lost whenever they compile it.
+    Args:
+        executors: returns the compilers of the executors that are attached.
+
+    Raises:
+        RpcError: INVALID_ARGUMENT if the grammar cannot be used, INTERNAL if executors are lost whenever they compile
+            it.
     """
     num_losses = 0
     while num_losses < MAX_SILENT_LOSSES:
@@ -37,6 +41,6 @@ async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Com
         await asyncio.sleep(_RETRY_SECONDS)
     raise RpcError(
         grpc.StatusCode.INTERNAL,
-        f"the executor was lost {MAX_SILENT_LOSSES} times in a row while it compiled this request's grammar; the "
-        "executor's log tells why",
+        f"the executor was lost {MAX_SILENT_LOSSES} times in a row while it compiled the grammar of this request; see "
+        "the executor's log for the cause",
     )

@@ -1,4 +1,4 @@
-"""A line in the log, while there is something to tell: how much every executor does."""
+"""The periodic log line with the load of each executor, left out while nothing happens."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from pagewire.services.scheduler.core.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
-# As many as a line has room for; of more it has sums, and the least and the most.
+# The most executors that a line names; for more it has totals and ranges.
 _MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Of a replica, since it began."""
+    """The totals of a replica since its beginning."""
 
     generated: int
     queries: int
@@ -37,14 +37,14 @@ _NOTHING = _Counts(0, 0, 0)
 
 
 class LoadLine:
-    """What has happened since the last line."""
+    """The load since the last line."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._before: dict[Replica, _Counts] = {}
 
     def text(self, seconds: float) -> str:
-        """seconds: since the last one. Empty: nothing has happened."""
+        """Returns the next line, or nothing if no request ran or waited. seconds: since the last line."""
         replicas = [replica for replica in self._scheduler.replicas if replica.info]
         counts = {replica: _Counts.of(replica) for replica in replicas}
         done = {replica: counts[replica].since(self._before.get(replica, _NOTHING)) for replica in replicas}
@@ -78,8 +78,8 @@ def _total(replicas: Sequence[Replica], done: Sequence[_Counts], seconds: float)
     )
 
 
-async def tell(scheduler: Scheduler, period: float = PERIOD_S) -> None:
-    """Works until cancelled."""
+async def log_load(scheduler: Scheduler, period: float = PERIOD_S) -> None:
+    """Logs the load every `period` seconds until cancelled."""
     line = LoadLine(scheduler)
     while True:
         await asyncio.sleep(period)

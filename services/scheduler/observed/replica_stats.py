@@ -1,4 +1,4 @@
-"""Metrics of each replica, made when somebody asks: a step costs nothing for them, and one that is gone has none."""
+"""Metrics of each replica, read at each scrape: they cost a step nothing, and a removed replica has none."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,23 +13,29 @@ _LABELS = ["executor"]
 _GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
     "pagewire:executor_requests_running": ("Requests that run on the executor", lambda one: one.num_running),
     "pagewire:executor_kv_cache_usage_perc": (
-        "Share of its KV blocks in use, 0 to 1, of the fullest group of layers",
+        "Share of the executor's KV blocks in use, 0 to 1, of the fullest group of layers",
         lambda one: one.kv.usage,
     ),
     "pagewire:executor_is_leaving": (
-        "Whether it is about to end, and takes no requests as long as there are others",
+        "1 if the executor is about to end, so that it takes no requests while there are others",
         lambda one: float(one.is_leaving),
     ),
 }
 _COUNTERS: dict[str, tuple[str, Callable[[Replica], float]]] = {
     "pagewire:executor_prefix_cache_queries": (
-        "Tokens looked up in its prefix cache",
+        "Tokens looked up in the executor's prefix cache",
         lambda one: one.counts.num_prefix_queries,
     ),
-    "pagewire:executor_prefix_cache_hits": ("Tokens found there", lambda one: one.counts.num_prefix_hits),
-    "pagewire:executor_generation_tokens": ("Tokens that it generated", lambda one: one.counts.num_generation_tokens),
+    "pagewire:executor_prefix_cache_hits": (
+        "Tokens found in the executor's prefix cache",
+        lambda one: one.counts.num_prefix_hits,
+    ),
+    "pagewire:executor_generation_tokens": (
+        "Tokens that the executor generated",
+        lambda one: one.counts.num_generation_tokens,
+    ),
     "pagewire:executor_preemptions": (
-        "Times a request lost its KV blocks there",
+        "Times a request on the executor lost its KV blocks",
         lambda one: one.counts.num_preemptions,
     ),
 }
@@ -38,7 +44,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[Replica], float]]] = {
 def _cache_config(replicas: Sequence[Replica]) -> Metric:
     family = GaugeMetricFamily(
         "pagewire:executor_cache_config_info",
-        "1, of each executor's KV cache: blocks of the largest group of layers and tokens in one",
+        "Always 1; labels: tokens per KV block, and the blocks of the executor's largest group of layers",
         labels=[*_LABELS, "block_size", "num_gpu_blocks"],
     )
     for replica in replicas:
@@ -48,13 +54,13 @@ def _cache_config(replicas: Sequence[Replica]) -> Metric:
 
 
 class ReplicaMetrics(Collector):
-    """Labels are the names of the replicas, as many as there ever were at once."""
+    """The collector of the metrics, labelled with the names of the replicas, which are reused."""
 
     def __init__(self) -> None:
         self.scheduler: Scheduler | None = None
 
     def describe(self) -> list[Metric]:
-        """Nothing need be collected to know the names."""
+        """Returns nothing, so that registration does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:

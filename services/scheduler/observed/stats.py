@@ -25,28 +25,27 @@ KV_CACHE_USAGE = Gauge(
 NUM_EXECUTORS = Gauge("pagewire:num_executors", "Executors that steps are sent to")
 PREEMPTIONS = Counter("pagewire:num_preemptions", "Times a request lost its KV blocks to another one")
 PREFIX_QUERIES = Counter("pagewire:prefix_cache_queries", "Tokens looked up in the prefix cache")
-PREFIX_HITS = Counter("pagewire:prefix_cache_hits", "Tokens whose KV was found in the prefix cache")
-PROMPT_TOKENS = Counter("pagewire:prompt_tokens", "Prompt tokens of requests that were admitted")
+PREFIX_HITS = Counter("pagewire:prefix_cache_hits", "Tokens with KV found in the prefix cache")
+PROMPT_TOKENS = Counter("pagewire:prompt_tokens", "Prompt tokens of admitted requests")
 CACHED_PROMPT_TOKENS = Counter(
-    "pagewire:prompt_tokens_cached", "Prompt tokens of requests that were admitted whose KV was in the prefix cache"
+    "pagewire:prompt_tokens_cached", "Prompt tokens of admitted requests with KV in the prefix cache"
 )
 PROMPT_TOKENS_BY_SOURCE = Counter(
     "pagewire:prompt_tokens_by_source",
-    "Prompt tokens of requests that were admitted: computed (local_compute) or found in the prefix cache "
-    "(local_cache_hit)",
+    "Prompt tokens of admitted requests: computed (local_compute) or found in the prefix cache (local_cache_hit)",
     ["source"],
 )
 GENERATION_TOKENS = Counter("pagewire:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS = Counter("pagewire:request_success", "Requests that ended, by reason", ["finished_reason"])
 REFUSALS = Counter(
     "pagewire:requests_refused",
-    "Requests that were told to come back later: queue_full (--max-waiting-requests), queue_time (--max-queue-time) or "
-    "deadline (it would pass before the first token)",
+    "Requests that were refused for lack of capacity: queue_full (--max-waiting-requests), queue_time "
+    "(--max-queue-time) or deadline (it would pass before the first token)",
     ["reason"],
 )
 EXPIRED = Counter(
     "pagewire:requests_expired",
-    "Requests whose deadline passed while they were waiting, or their prompt or output was computed",
+    "Requests that passed their deadline, by stage: waiting, prompt (being computed) or output (being generated)",
     ["stage"],
 )
 FORECAST_ERROR = LoopHistogram(
@@ -56,15 +55,18 @@ FORECAST_ERROR = LoopHistogram(
 )
 CONDEMNED = Counter(
     "pagewire:requests_condemned",
-    "Requests that ended because executors failed whenever they ran them, by the last failure: step (the executor went "
-    "on), device, hang, exit (the process ended), silent (nobody knows)",
+    "Requests that ended because executors failed whenever they ran them, by the last failure: step (the executor "
+    "survived), device, hang, exit (the process ended), silent (unknown)",
     ["cause"],
 )
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
 WEIGHTS_REPLACED = Counter("pagewire:weights_replaced", "Times the weights of all executors were replaced")
 STEPS = Counter("pagewire:steps", "Steps sent to the executor")
-LATE_STEPS = Counter("pagewire:late_steps", "Steps that were decided too late: the device waited for them")
-STEP_LEAD = Gauge("pagewire:step_lead_seconds", "How long before a long step should end the next one is decided")
+LATE_STEPS = Counter("pagewire:late_steps", "Steps decided too late, so that the device waited for them")
+STEP_LEAD = Gauge(
+    "pagewire:step_lead_seconds",
+    "Seconds between the decision of a step and the expected end of the long step before it",
+)
 STEP_TOKENS = Histogram("pagewire:iteration_tokens", "Tokens computed per step", buckets=TOKEN_BUCKETS)
 SCHEDULE_TIME = Histogram("pagewire:schedule_time_seconds", "Time to decide one step", buckets=_STEP_BUCKETS)
 EXECUTE_TIME = Histogram("pagewire:execute_time_seconds", "Device time of one step", buckets=LATENCY_BUCKETS)
@@ -83,23 +85,21 @@ DECODE_TIME = LoopHistogram(
 INFERENCE_TIME = LoopHistogram(
     "pagewire:request_inference_time_seconds", "Seconds from a request's first step to its end", LATENCY_BUCKETS
 )
-# Of requests that have ended, whatever the reason.
+# Observed at the end of a request, whatever the reason.
 REQUEST_PROMPT_TOKENS = LoopHistogram("pagewire:request_prompt_tokens", "Tokens of a request's prompt", TOKEN_BUCKETS)
 REQUEST_COMPUTED_PROMPT_TOKENS = LoopHistogram(
     "pagewire:request_computed_prompt_tokens",
-    "Tokens of a request's prompt whose KV was not in the prefix cache",
+    "Tokens of a request's prompt without KV in the prefix cache",
     TOKEN_BUCKETS,
 )
 REQUEST_GENERATION_TOKENS = LoopHistogram(
     "pagewire:request_generation_tokens", "Tokens of a request's output", TOKEN_BUCKETS
 )
-REQUEST_MAX_TOKENS = LoopHistogram(
-    "pagewire:request_params_max_tokens", "Tokens that a request says its output may have (max_tokens)", TOKEN_BUCKETS
-)
+REQUEST_MAX_TOKENS = LoopHistogram("pagewire:request_params_max_tokens", "The max_tokens of a request", TOKEN_BUCKETS)
 REQUEST_PREEMPTIONS = LoopHistogram(
     "pagewire:request_num_preemptions", "Times that a request lost its KV blocks to others", (0, 1, 2, 3, 5, 10)
 )
-# An increase is not seen of a series that begins with it, so what alarms are raised for is there from the start.
+# An increase is invisible in a series that begins with it, so the series of alerts exist from the start.
 for _counter, _values in (
     (REFUSALS, ("queue_full", "queue_time", "deadline")),
     (EXPIRED, ("waiting", "prompt", "output")),
@@ -118,7 +118,7 @@ _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in Fi
 
 
 def on_first_step(request: Request, waited: float, exemplar: Mapping[str, str] | None) -> None:
-    """waited: seconds since its arrival. exemplar: its trace."""
+    """Counts a request at its first step. waited: seconds since its arrival. exemplar: of its trace."""
     num_prompt_tokens, num_cached_tokens = request.num_prompt_tokens, request.num_cached_tokens or 0
     QUEUE_TIME.observe(waited, exemplar)
     PROMPT_TOKENS.inc(num_prompt_tokens)
@@ -130,12 +130,12 @@ def on_first_step(request: Request, waited: float, exemplar: Mapping[str, str] |
 
 
 class Stats:
-    """Turns the running totals of the scheduler's replicas into metrics. Gauges are read when somebody asks, so that a
-    step costs the same however many replicas there are."""
+    """Turns the running totals of the scheduler's replicas into metrics. Gauges are read at a scrape, so that the cost
+    of a step does not depend on the number of replicas."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._known: dict[Replica, tuple[int, ...]] = {}  # of each replica, as counted so far
+        self._known: dict[Replica, tuple[int, ...]] = {}  # by replica, as counted so far
         self._of_removed = [0] * len(_COUNTERS)
         REPLICAS.scheduler = scheduler
         NUM_RUNNING.set_function(lambda: scheduler.num_running)
@@ -145,7 +145,8 @@ class Stats:
         KV_CACHE_USAGE.set_function(self._kv_usage)
 
     def totals(self) -> list[int]:
-        """Preemptions, prefix tokens looked up, those found, late steps: of all replicas, also those that are gone."""
+        """Returns the totals of all replicas, removed ones too: preemptions, prefix tokens looked up and found, late
+        steps."""
         totals = list(self._of_removed)
         for replica in self._scheduler.replicas:
             for index, number in enumerate(_totals_of(replica)):
@@ -196,7 +197,7 @@ class Stats:
 
 
 def _totals_of(replica: Replica) -> tuple[int, ...]:
-    """In the order of _COUNTERS."""
+    """Returns the totals in the order of _COUNTERS."""
     return (
         replica.counts.num_preemptions,
         replica.counts.num_prefix_queries,

@@ -1,5 +1,5 @@
-"""Metrics of tenants. There may be any number of them, and each series costs whoever stores it: those that use most
-have series of their own, the rest have one together."""
+"""Metrics of tenants. As each series costs storage, only the tenants that use most have their own; the others share
+one."""
 
 import time
 from collections import defaultdict
@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 from pagewire.telemetry.tenant_metrics import label_of
 
 MAX_NAMED = 20
-# Seconds after which it is decided anew who has series of their own.
+# Seconds after which the tenants with their own series are chosen anew.
 PERIOD_S = 600.0
-# Tenants whose use is counted within a period; others that come then are not named in the next.
+# The most tenants counted within a period; further ones get no series of their own in the next period.
 MAX_COUNTED = 10_000
-# Whose label it is; a tenant of that name is among them.
+# The label of all other tenants, and of a tenant of that name.
 OTHER = "other"
 
 
@@ -36,13 +36,13 @@ _FAMILIES: dict[str, tuple[str, Callable[[_Totals], float]]] = {
     "pagewire:tenant_queue_seconds": ("Time that requests waited for their first step", lambda one: one.queue_seconds),
 }
 _TEXT = (
-    f", by tenant: the {MAX_NAMED} that use most tokens have series of their own, which begin at 0 when a tenant comes"
-    " to be one of them; other are the rest, none those whose requests name no tenant"
+    f", by tenant: the {MAX_NAMED} that use most tokens have their own series, which begin at 0 when a tenant becomes"
+    " one of them; the label is other for all others, and none for requests without a tenant"
 )
 
 
 class TenantStats(Collector):
-    """Totals never go down: what a tenant used before it was named stays with the others."""
+    """The totals by tenant. They never decrease: what a tenant used before it got its series stays with the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -76,7 +76,7 @@ class TenantStats(Collector):
         return self._other
 
     def _choose(self) -> None:
-        """Who used most keeps a name, or gets one when it comes again; of equals, who had one."""
+        """Lets the tenants that used most keep their series, or get one on their next use; a tie keeps the series."""
         self._used.pop(OTHER, None)
         order = sorted(self._used, key=lambda name: (self._used[name], name in self._named), reverse=True)
         leading = set(order[:MAX_NAMED])
@@ -89,7 +89,7 @@ class TenantStats(Collector):
         self._ends = self._clock() + PERIOD_S
 
     def describe(self) -> list[Metric]:
-        """Nothing need be collected to know the names."""
+        """Returns nothing, so that registration does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:

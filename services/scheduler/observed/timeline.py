@@ -1,4 +1,4 @@
-"""What a request waits for, and when: phases that follow each other from its arrival to its end, without gaps."""
+"""The timeline of a request: phases without gaps from its arrival to its end, named after what it waits for."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,18 +11,18 @@ from pagewire.v1.admin_pb2 import RequestAccount
 
 GRAMMAR, QUEUE, PREFILL, DECODE = "grammar", "queue", "prefill", "decode"
 PREEMPTED, RECOVERY = "preempted", "recovery"
-# In which it holds a row.
+# The phases in which a request holds a row.
 _RUNNING = frozenset({PREFILL, DECODE})
 _METHOD = "pagewire.v1.SchedulerService/Generate"
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A part of a prompt that one step computes. Times are by time.monotonic()."""
+    """A part of a prompt that one step computes. Times are of time.monotonic()."""
 
     start: float
     num_tokens: int
-    end: float | None = None  # None: its result has not come
+    end: float | None = None  # None until the result arrives
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class Phase:
     name: str
     start: float
     executor: str = ""
-    num_tokens: int = 0  # of the output, before it
+    num_tokens: int = 0  # output tokens at its start
     chunks: list[Chunk] = field(default_factory=list)
 
 
 class Timeline:
-    """Notes cost nothing per token: one for each phase, and for each part of a prompt."""
+    """The phases of one request. Costs nothing per token: an entry per phase, and one per chunk of a prompt."""
 
     __slots__ = ("end", "is_prefilling", "phases")
 
@@ -56,7 +56,7 @@ class Timeline:
         return self.phases[-1].executor if name == DECODE else ""
 
     def add_chunk(self, now: float, num_tokens: int) -> Chunk:
-        """A step that computes so many tokens is sent now."""
+        """Adds a chunk of num_tokens tokens that is sent now, and returns it."""
         chunk = Chunk(now, num_tokens)
         self.phases[-1].chunks.append(chunk)
         return chunk
@@ -66,9 +66,9 @@ class Timeline:
         self.phases.append(Phase("", now, num_tokens=num_output_tokens))
 
     def intervals(self, so_far: Phase | None = None) -> list[tuple[Phase, float, int]]:
-        """Each phase, when it ended, and how many tokens it computed.
+        """Returns each phase, its end, and the number of tokens that it computed.
 
-        so_far: of a timeline that is not closed, what would close it now.
+        so_far: the phase that would close the timeline now, unless it is closed.
         """
         phases = self.phases if so_far is None else [*self.phases, so_far]
         return [
@@ -83,8 +83,8 @@ class Timeline:
         ]
 
 
-def tell(span: Span, request: Request, timeline: Timeline, code: str, message: str | None) -> None:
-    """Ends the span of a request, with one for each phase below it. code: of its gRPC status."""
+def end_span(span: Span, request: Request, timeline: Timeline, code: str, message: str | None) -> None:
+    """Ends the span of a request, with a child span for each phase. code: of its gRPC status."""
     if not span.is_recorded:
         span.end()
         return
@@ -119,10 +119,15 @@ def account(
     first_token: float | None,
     now: float | None = None,
 ) -> RequestAccount:
-    """For whoever asks where its time went. first_token: when it came, by time.monotonic(). now: it goes on."""
+    """Returns where the time of a request went.
+
+    Args:
+        first_token: the time of its first token, of time.monotonic().
+        now: the present time, for a request that has not ended.
+    """
     start = timeline.phases[0].start
     so_far = None if now is None else Phase("", now, num_tokens=request.num_output_tokens)
-    told = RequestAccount(
+    result = RequestAccount(
         service="scheduler",
         request_id=external_id,
         trace_id=trace_id,
@@ -131,11 +136,11 @@ def account(
         first_token_seconds=first_token - start if first_token is not None else 0.0,
         is_running=now is not None,
     )
-    told.usage.prompt_tokens = request.num_prompt_tokens
-    told.usage.cached_tokens = request.num_cached_tokens or 0
-    told.usage.completion_tokens = request.num_output_tokens
+    result.usage.prompt_tokens = request.num_prompt_tokens
+    result.usage.cached_tokens = request.num_cached_tokens or 0
+    result.usage.completion_tokens = request.num_output_tokens
     for phase, end, num_tokens in timeline.intervals(so_far):
-        told.phases.add(
+        result.phases.add(
             name=phase.name,
             start_seconds=phase.start - start,
             seconds=end - phase.start,
@@ -143,4 +148,4 @@ def account(
             num_chunks=len(phase.chunks),
             executor=phase.executor,
         )
-    return told
+    return result

@@ -1,4 +1,4 @@
-"""Whether there are executors to serve requests, and what they serve; they are given up if none comes in time."""
+"""Availability of executors, and the model that they serve; it ends if no executor connects in time."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,35 +12,35 @@ from pagewire.wire.rpc import RpcError
 
 
 class Availability:
-    """Requests are served, or wait for an executor, or are refused as none has come for recovery_timeout.
+    """Requests are served, wait for an executor, or are refused once none has connected for recovery_timeout.
 
-    `changes` tells whether they are served now, whenever that changes; `on_model_change` are called when the model, or
-    how long its requests may be, is another one.
+    `changes` yields whether requests are served now, at each change. The callbacks in `on_model_change` run when the
+    model or its maximum length changes.
     """
 
     def __init__(self, config: SchedulerConfig, on_given_up: Callable[[RpcError], None]) -> None:
-        """on_given_up: called with the error for whoever waits."""
+        """on_given_up: called with the error of the waiting requests."""
         self._config = config
         self._on_given_up = on_given_up
         self._info: ExecutorInfo | None = None
         self._is_given_up = False
-        self._moved = asyncio.Event()  # an executor came, or all were given up
+        self._moved = asyncio.Event()  # set when an executor is attached, and when waiting is given up
         self._watchdog: asyncio.TimerHandle | None = None
         self.changes: asyncio.Queue[bool] = asyncio.Queue()
         self.on_model_change: set[Callable[[], None]] = set()
 
     @property
     def info(self) -> ExecutorInfo | None:
-        """Of the present executors or of the last one; None before the first."""
+        """The model and limits of the attached executors or of the last one; None before the first."""
         return self._info
 
     def check(self) -> None:
-        """Raises RpcError UNAVAILABLE if executors are given up."""
+        """Raises RpcError UNAVAILABLE if no executor connected in time."""
         if self._is_given_up:
             raise self._unavailable()
 
     async def wait_for_model(self) -> ExecutorInfo:
-        """What is served. Raises RpcError UNAVAILABLE if no executor comes within recovery_timeout."""
+        """Returns the model that is served. Raises RpcError UNAVAILABLE if no executor connects in time."""
         while self._info is None:
             self.check()
             self._moved.clear()
@@ -48,7 +48,7 @@ class Availability:
         return self._info
 
     def start_waiting(self) -> None:
-        """No executor is there: gives up unless one comes in time."""
+        """Begins to wait for an executor, and gives up unless one connects in time."""
         self.stop()
         self._watchdog = asyncio.get_running_loop().call_later(self._config.recovery_timeout, self._give_up)
 
@@ -57,13 +57,13 @@ class Availability:
         self._set(True)
 
     def on_all_lost(self, is_loss: bool) -> None:
-        """is_loss: False if one is back at once, so that nobody needs to know."""
+        """Begins to wait after the last executor left. is_loss: False if it returns at once, which is not reported."""
         if is_loss:
             self.changes.put_nowait(False)
         self.start_waiting()
 
     def note(self, info: ExecutorInfo | None) -> None:
-        """What the present executors can do together; None: without any, what the last could do still holds."""
+        """Takes in the common model and limits of the attached executors; None: there are none."""
         if info is None:
             return
         is_other_model = self._info is not None and convert.from_info(self._info) != convert.from_info(info)
@@ -73,7 +73,7 @@ class Availability:
                 notify()
 
     def stop(self) -> None:
-        """Gives nobody up any more."""
+        """Stops waiting for an executor."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
@@ -91,6 +91,6 @@ class Availability:
     def _unavailable(self) -> RpcError:
         return RpcError(
             grpc.StatusCode.UNAVAILABLE,
-            f"no executor at {self._config.executor_address} for {self._config.recovery_timeout:g} s; start it, or "
-            "check --executor-address",
+            f"no executor was found at {self._config.executor_address} for {self._config.recovery_timeout:g} s; "
+            "start it, or check --executor-address",
         )

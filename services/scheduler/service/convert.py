@@ -1,4 +1,4 @@
-"""Messages to values and back."""
+"""Conversion of messages to values and back."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,9 +18,9 @@ from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_
 
 
 def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission, shares_cache: bool = False) -> Request:
-    """shares_cache: with requests of other tenants.
+    """Returns the request of a submission. shares_cache: it shares cached blocks with other tenants.
 
-    Raises InvalidRequest, naming the field of the TokenRequest that is wrong.
+    Raises InvalidRequest that names the wrong field of the TokenRequest.
     """
     message = submission.request
     if not message.prompt_token_ids:
@@ -66,7 +66,7 @@ def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
 
 
 def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerateResponse:
-    """An output without an error."""
+    """Returns the message of an output without an error."""
     return scheduler_pb2.SchedulerServiceGenerateResponse(
         token_ids=output.token_ids,
         logprobs=_join(output.logprobs) if output.logprobs else None,
@@ -84,7 +84,7 @@ def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerate
 
 
 def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_link_pb2.SchedulerLinkServiceConnectResponse:
-    """The outputs of a tokenizer's requests, as columns."""
+    """Returns the outputs of a tokenizer's requests as columns."""
     outputs = outputs_by_id.values()
     response = scheduler_link_pb2.SchedulerLinkServiceConnectResponse(
         request_ids=outputs_by_id,
@@ -116,7 +116,7 @@ def _finish_reason(output: RequestOutput) -> common_pb2.FinishReason:
 
 
 def first_logprobs(logprobs: common_pb2.Logprobs, num_tokens: int) -> common_pb2.Logprobs:
-    """The log probabilities of the first num_tokens tokens; all, if there are no more."""
+    """Returns the log probabilities of the first num_tokens tokens, or all if there are fewer."""
     if len(logprobs.ranks) <= num_tokens:
         return logprobs
     num_entries = num_tokens * logprobs.entries_per_token
@@ -129,7 +129,7 @@ def first_logprobs(logprobs: common_pb2.Logprobs, num_tokens: int) -> common_pb2
 
 
 def _join(logprobs: Sequence[common_pb2.Logprobs]) -> common_pb2.Logprobs:
-    """The log probabilities of consecutive tokens, at least one, as those of one run."""
+    """Returns the log probabilities of consecutive tokens, at least one, as one message."""
     joined = common_pb2.Logprobs()
     joined.CopyFrom(logprobs[0])
     for more in logprobs[1:]:
@@ -200,7 +200,7 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
 
 
 def from_step(step: ScheduledStep, traces: Sequence[Trace] = ()) -> executor_pb2.StepRequest:
-    """traces: parallel to step.new_requests; none: none of them is traced."""
+    """Returns the message of a step. traces: parallel to step.new_requests; empty if none of them is traced."""
     return executor_pb2.StepRequest(
         step_id=step.step_id,
         finished_request_ids=step.finished_request_ids,

@@ -1,14 +1,14 @@
-"""Which requests' time is up. Pure: times are given."""
+"""The deadlines of requests. Pure: times are arguments."""
 
 import heapq
 
 
 class Deadlines:
-    """Of the requests that have one, by request id."""
+    """Deadlines by request id."""
 
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []  # of these, and of some that were removed
+        self._heap: list[tuple[float, int]] = []  # also with removed ones
 
     def add(self, request_id: int, time: float) -> None:
         self._times[request_id] = time
@@ -18,16 +18,16 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def remove(self, request_id: int) -> None:
-        """Does nothing if it has none."""
+        """Does nothing if the request has no deadline."""
         self._times.pop(request_id, None)
 
     @property
     def next(self) -> float | None:
-        """No deadline is earlier; None: there is none."""
+        """A lower bound of all deadlines, or None without any."""
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now: float) -> list[int]:
-        """Those up to now, in order, which are removed."""
+        """Removes and returns the requests with a deadline up to now, in order."""
         due: list[int] = []
         while self._heap and self._heap[0][0] <= now:
             _, request_id = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""What clients are told of their requests: new tokens, and how they ended. Metrics and spans follow from the same."""
+"""Delivery of outputs to clients: new tokens, and how requests ended. Metrics and spans are updated with them."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Delivery:
-    """The requests that clients wait for, by request id, and the way of outputs to them."""
+    """The live requests, by request id, and the delivery of their outputs to the clients."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Delivery:
         statistics: stats.Stats,
         wake: Callable[[], None],
     ) -> None:
-        """wake: there may be steps to decide."""
+        """wake: called when there may be steps to decide."""
         self._scheduler = scheduler
         self._admission = admission
         self._expiry = expiry
         self._stats = statistics
         self._wake = wake
-        self._undelivered: Outputs | None = None  # of the latest result, not told yet
+        self._undelivered: Outputs | None = None  # of the latest result
         self.live: dict[int, LiveRequest] = {}
         self.accounts = Accounts(self.live.values)
 
@@ -49,7 +49,7 @@ class Delivery:
         self.live[live.request.request_id] = live
 
     def on_admitted(self, requests: Sequence[Request]) -> list[Trace]:
-        """Notes whose turn has come; returns their traces."""
+        """Takes in requests that enter an executor; returns their traces."""
         now = time.monotonic()
         traces = []
         for request in requests:
@@ -64,14 +64,14 @@ class Delivery:
     # -- outputs -----------------------------------------------------------------------------------------------------
 
     def deliver_soon(self, outputs: Outputs) -> None:
-        """Whoever wakes first, wakes before anybody is told. The result before must have been delivered."""
+        """Delivers a result after the tasks that are ready to run. The previous result must have been delivered."""
         assert self._undelivered is None
         self._undelivered = outputs
         asyncio.get_running_loop().call_soon(self.deliver)
 
     def deliver(self) -> None:
-        """Tells of the latest result, unless that is done. Whoever ends requests calls it first: their last tokens are
-        counted already."""
+        """Delivers the latest result, if that is pending. Must run before a request is ended, because the counts of the
+        request already include these tokens."""
         if self._undelivered is None:
             return
         outputs, self._undelivered = self._undelivered, None
@@ -81,7 +81,7 @@ class Delivery:
             start, end = end, end + num_tokens
             live = self.live.get(request.request_id)
             if live is None:
-                continue  # aborted since
+                continue  # aborted meanwhile
             output = RequestOutput.of(request, outputs.token_ids[start:end])
             if live.timeline.is_prefilling:
                 self._on_prefilled(live, output, now)
@@ -101,7 +101,7 @@ class Delivery:
                 self.end(live, RpcError.from_message(error))
 
     def _on_prefilled(self, live: LiveRequest, output: RequestOutput, now: float) -> None:
-        """The first output since it was let in; again after a preemption or a recovery."""
+        """Takes in the first output after an admission, also one after a preemption or a recovery."""
         if not output.is_last:
             live.timeline.enter(DECODE, now, num_output_tokens=live.request.num_output_tokens - len(output.token_ids))
         if live.first_token_time is None and live.first_step_time is not None:
@@ -112,9 +112,9 @@ class Delivery:
             output.weights_version = live.request.weights_version
 
     def _check_unread(self, live: LiveRequest, num_unread: int) -> None:
-        """Ends a request whose client does not read, or whose client's requests have too much unread together."""
+        """Ends a request if its client has too much unread output, of this request or of all its requests."""
         if live.max_unread is not None and num_unread > live.max_unread:
-            unread = f"this request's output: more than {live.max_unread} tokens and log probabilities wait"
+            unread = f"the output of this request: more than {live.max_unread} tokens and log probabilities wait"
         elif live.outbox.num_unread > MAX_UNREAD_OF_STREAM:
             unread = f"its stream: more than {MAX_UNREAD_OF_STREAM} tokens and log probabilities wait"
         else:
@@ -127,14 +127,14 @@ class Delivery:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def end(self, live: LiveRequest, error: RpcError | None = None) -> None:
-        """Tells a client that its request, which the scheduler has let go, is over."""
+        """Reports to a client the end of its request, which the scheduler no longer has."""
         output = RequestOutput.of(live.request, [])
         output.error = error
         self.close(live, error)
         live.outbox.put(live.number, output)
 
     def close(self, live: LiveRequest, error: RpcError | None = None) -> None:
-        """A request is over, and its client knows, or does not want to."""
+        """Closes a request once its client has the end, or has aborted it."""
         request = live.request
         del self.live[request.request_id]
         self._expiry.remove(request.request_id)
@@ -143,8 +143,11 @@ class Delivery:
         self._admission.on_end(live)
         logger.debug(
             "ended (%s) after %d prompt and %d output tokens, %d preemptions%s",
-            *(request.finish_reason.name.lower(), request.num_prompt_tokens, request.num_output_tokens),
-            *(request.num_preemptions, f": {error.message}" if error else ""),
+            request.finish_reason.name.lower(),
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_preemptions,
+            f": {error.message}" if error else "",
             extra={"request_id": live.external_id or request.request_id, "trace_id": live.span.trace.trace_id},
         )
         now, exemplar = time.monotonic(), live.span.exemplar
@@ -154,6 +157,6 @@ class Delivery:
             stats.DECODE_TIME.observe(now - live.first_token_time, exemplar)
         live.timeline.close(now, request.num_output_tokens)
         code = error.code.name if error else "CANCELLED" if request.finish_reason is FinishReason.ABORT else "OK"
-        timeline.tell(live.span, request, live.timeline, code, error.message if error else None)
+        timeline.end_span(live.span, request, live.timeline, code, error.message if error else None)
         if live.external_id:
             self.accounts.add(request.tenant.name, live.account(has_ended=True))

@@ -1,6 +1,6 @@
-"""The scheduler at work: requests come in, steps go to the executors, tokens go back to whoever asked.
+"""The engine: takes requests in, sends steps to the executors, and returns tokens to the clients.
 
-Everything runs on one event loop. Decisions are `scheduler.py`'s; this file moves their results.
+Everything runs on one event loop. `core/scheduler.py` decides; this file carries the decisions out.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Drives one scheduler and its replicas, one executor each, on behalf of many clients."""
+    """Drives one scheduler and its replicas, each with one executor, for many clients."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Engine:
         admission: Admission | None = None,
         compile_grammar: CompileGrammar = no_grammars,
     ) -> None:
-        """connect: makes channels to executors that are listed. scheduler: without replicas."""
+        """connect: makes the channel to a listed executor. scheduler: without replicas."""
         self._config = config
         self._discovery = discovery
         self.scheduler = scheduler
@@ -71,7 +71,7 @@ class Engine:
         self.weights: WeightsInForce = FixedWeights()
         self._expiry = Expiry(self._expire)
         self._stats = self.stats = stats.Stats(self.scheduler)
-        self._term = time.time_ns()  # a scheduler that starts later has a higher one
+        self._term = time.time_ns()  # higher for a scheduler that starts later
         self.executors = Executors(self.scheduler, connect, self._make_driver, self)
         self._drivers = self.executors.drivers
         self._delivery = Delivery(self.scheduler, self._admission, self._expiry, self._stats, self._wake_after_end)
@@ -86,11 +86,11 @@ class Engine:
     def submit(
         self, submission: TokenSubmission, outbox: RequestOutbox, number: int, max_unread: int | None = None
     ) -> LiveRequest:
-        """Takes a request in; its outputs go to the outbox under `number`. With more than max_unread tokens and log
-        probabilities in the outbox it ends with RESOURCE_EXHAUSTED.
+        """Takes a request in; its outputs go to the outbox under `number`. The request ends with RESOURCE_EXHAUSTED
+        once more than max_unread of its tokens and log probabilities are in the outbox.
 
         Raises:
-            RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken.
+            RpcError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE; the request was not taken in.
         """
         self.availability.check()
         check_length(submission, self.availability.info, is_served=self.scheduler.info is not None)
@@ -130,7 +130,7 @@ class Engine:
             )
             live.compiling = None
             live.timeline.enter(QUEUE, time.monotonic())
-            self.weights.check(request)  # its weights may be gone meanwhile
+            self.weights.check(request)  # its weights may have been replaced meanwhile
             is_live = self.scheduler.add_request(request)
         except (RpcError, InvalidRequest, QueueFull) as error:
             request.finish(FinishReason.ERROR)
@@ -143,7 +143,7 @@ class Engine:
             self._delivery.end(live)
 
     def _stop(self, live: LiveRequest, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a live request, wherever it is."""
+        """Ends a live request in the scheduler, or while its grammar is compiled."""
         if live.compiling is not None:
             live.compiling.cancel()
             live.request.finish(reason)
@@ -151,7 +151,7 @@ class Engine:
             self.scheduler.abort(live.request, reason)
 
     def end_request(self, request: Request, error: RpcError) -> None:
-        """Ends a request and tells its client why; does nothing if it has ended."""
+        """Ends a request and reports the error to its client; does nothing if it has ended."""
         self._delivery.deliver()
         if (live := self._delivery.live.get(request.request_id)) is not None:
             self._stop(live, FinishReason.ERROR)
@@ -159,7 +159,7 @@ class Engine:
             self._wake_after_end()
 
     def abort(self, live: LiveRequest) -> None:
-        """Ends a request of which nobody wants to hear any more; does nothing if it has ended."""
+        """Ends a request without a report to its client; does nothing if it has ended."""
         if live.request.request_id in self._delivery.live:
             if not live.request.is_finished:
                 self._stop(live)
@@ -167,7 +167,10 @@ class Engine:
             self._wake_after_end()
 
     def abort_external(self, external_ids: set[str], tenant: str | None = None) -> int:
-        """Ends requests of a tenant, None: of all, by their client-given ids and tells their clients; how many."""
+        """Ends requests by their client-given ids, reports that to their clients, and returns the number of requests.
+
+        tenant: the owner of the requests; None: any.
+        """
         self._delivery.deliver()
         found = [live for live in self._delivery.live.values() if live.goes_by(external_ids, tenant)]
         for live in found:
@@ -177,13 +180,14 @@ class Engine:
         return len(found)
 
     def _expire(self, request_id: int) -> None:
-        """A request's time is up: its place and its blocks are free at once."""
+        """Ends a request after its deadline, which frees its row and blocks at once."""
         self._delivery.deliver()
         if (live := self._delivery.live.get(request_id)) is not None:
             self.end_request(live.request, expired(live))
 
     async def drained(self) -> None:
-        """Returns when no request is live, or when a later scheduler has the executors: it is to have them, too."""
+        """Returns when no request is live, or when a later scheduler has the executors and thus receives the
+        requests."""
         live, drivers = self._delivery.live, self._drivers
         while live and not (drivers and all(driver.client.was_refused for driver in drivers.values())):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -191,7 +195,7 @@ class Engine:
     # -- the executors -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Serves until cancelled."""
         self.availability.start_waiting()
         try:
             await self.executors.run(self._discovery)
@@ -226,11 +230,9 @@ class Engine:
         self._tracking.on_step(replica, step)
         return self._delivery.on_admitted(step.admitted)
 
-    def weights_wanted(self, present: Weights) -> Weights:
-        return self.weights.wanted(present)
-
-    def check_unused(self, replica: Replica, incarnation: int) -> None:
+    def on_described(self, replica: Replica, incarnation: int, present: Weights) -> Weights:
         self.executors.check_unused(replica, incarnation)
+        return self.weights.wanted(present)
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         info = info.within_steps_of(self._config.max_num_batched_tokens)
@@ -241,8 +243,12 @@ class Engine:
             raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, str(difference)) from difference
         logger.info(
             "executor %016x at %s serves %s: %d KV blocks, %d rows, %d tokens per step",
-            *(info.incarnation, self._address(replica), info.model, info.num_blocks),
-            *(info.max_num_seqs, info.max_num_batched_tokens),
+            info.incarnation,
+            self._address(replica),
+            info.model,
+            info.num_blocks,
+            info.max_num_seqs,
+            info.max_num_batched_tokens,
         )
         self.availability.on_attached()
         for request, error in ended:
@@ -256,7 +262,7 @@ class Engine:
         self._delivery.deliver()
         self._tracking.on_result(replica, result.step_id)
         outputs = self.scheduler.update(replica, result, seconds)
-        # The sender wakes first: the device gets its next step before anybody is told about this one.
+        # The driver runs first, so that the device receives its next step before clients receive these outputs.
         self._wake(self._wakes.after_result(replica))
         self._delivery.deliver_soon(outputs)
         if self.weights.is_under_way:
@@ -267,8 +273,11 @@ class Engine:
     def on_lost(self, replica: Replica, loss: Loss, reason: str) -> None:
         if not loss.is_wanted:
             logger.warning(
-                "lost the executor at %s (%s); its %d requests go on elsewhere or when it is back, %d are waiting",
-                *(self._address(replica), reason, replica.num_running, self.scheduler.num_waiting),
+                "lost the executor at %s (%s); its %d requests continue elsewhere or when it is back; %d requests wait",
+                self._address(replica),
+                reason,
+                replica.num_running,
+                self.scheduler.num_waiting,
             )
             stats.RECOVERIES.inc()
         self._delivery.deliver()
@@ -281,7 +290,7 @@ class Engine:
         self.weights.notify()
         self.weights.watch_stranded(list(self.scheduler.waiting))
         if self.scheduler.info is None:
-            self.availability.on_all_lost(loss is not Loss.WEIGHTS)  # then it is back at once
+            self.availability.on_all_lost(loss is not Loss.WEIGHTS)  # after a replacement it is back at once
         self.wake_all()
 
     def on_listed(self) -> None:
@@ -297,7 +306,7 @@ class Engine:
         self._tracking.on_removed(replica)
 
     def _end_suspects(self, ended: Mapping[Request, int], loss: Loss, reason: str) -> None:
-        """Reports to clients that their requests crash executors. ended: requests -> executors lost."""
+        """Reports to clients that their requests crash executors. ended: request -> number of lost executors."""
         for request, num_losses in ended.items():
             stats.CONDEMNED.labels(loss).inc()
             self._delivery.end(self._delivery.live[request.request_id], crashed_executors(num_losses, reason))
@@ -306,7 +315,7 @@ class Engine:
         return self._drivers[replica.replica_id].address
 
     def _on_given_up(self, error: RpcError) -> None:
-        """No executor came in time: ends all requests."""
+        """Ends all requests, as no executor connected in time."""
         self._delivery.deliver()
         logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
         for live in list(self._delivery.live.values()):

@@ -32,50 +32,50 @@ _NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 
 
 class ExecutorListener(Protocol):
-    """Who wants to know. Calls come one at a time."""
+    """Receives the events of one executor, one at a time."""
 
-    def weights_wanted(self, present: Weights) -> Weights:
-        """An executor has these weights; returns those that it is to have before it is used."""
+    def on_described(self, incarnation: int, present: Weights) -> Weights:
+        """Returns the weights that an executor with `present` is to have before it is used.
 
-    def on_described(self, incarnation: int) -> None:
-        """This executor is there. Raises RpcError FAILED_PRECONDITION if it is not to be used."""
+        Raises RpcError FAILED_PRECONDITION if this executor must not be used.
+        """
 
     def on_executor(self, info: ExecutorInfo) -> None:
-        """An executor is there, with empty rows and an empty KV cache; steps are counted from 1.
+        """Takes in an executor with empty rows and an empty KV cache; steps are counted from 1.
 
-        Raises RpcError FAILED_PRECONDITION if it cannot be used: it is left alone, and asked again later.
+        Raises RpcError FAILED_PRECONDITION if it cannot be used; a later attempt follows.
         """
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
-        """A step is done. InvalidResult ends the stream; a new one follows."""
+        """Takes in the result of a step. InvalidResult ends the stream; a new one follows."""
 
     def on_leaving(self, is_leaving: bool) -> None:
-        """Whether the executor, which still works, is about to end."""
+        """Takes in whether the executor, which still serves, is about to end."""
 
     def on_executor_lost(self, loss: Loss, reason: str) -> None:
-        """The executor is gone, with everything that was in flight; on_executor may follow."""
+        """Takes in that the executor is lost with all steps in flight; on_executor may follow."""
 
 
 class ExecutorClient:
-    """Finds the executor, sends it steps and reports their results; starts over for as long as `run()` runs.
+    """Connects to the executor, sends it steps and reports their results; reconnects while `run()` runs.
 
-    A new stream empties the executor's rows and KV cache, and behind the address may be another process with another
-    capacity: each begins with Describe. The first message carries this scheduler's term, and the executor is ours once
-    it has answered that: one that a later scheduler has refuses us, again and again until that one leaves it.
+    Each stream begins with Describe, because a new stream empties the executor's rows and KV cache, and another process
+    with another capacity may be behind the address. The first message carries this scheduler's term, and the executor
+    is attached once it has answered it. An executor that a later scheduler uses refuses until that scheduler leaves.
     """
 
     def __init__(
         self, channel: grpc.aio.Channel, address: str, term: int, listener: ExecutorListener, hang_timeout: float = 0.0
     ) -> None:
-        """address: for the log. hang_timeout: seconds without a sign of life after which the executor is lost; 0 =
+        """address: for the log. hang_timeout: seconds without an answered ping after which the executor is lost; 0 =
         never."""
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self._address = address
         self._term = term
         self._listener = listener
-        self._description: executor_pb2.DescribeResponse | None = None  # of a stream that was opened
+        self._description: executor_pb2.DescribeResponse | None = None  # of the executor of the present stream
         self._is_open = False
-        self.was_refused = False  # by an executor that a later scheduler has, or that cannot be used
+        self.was_refused = False  # the executor has a later scheduler, or cannot be used
         self._pings = Pings(channel, _NAME, hang_timeout)
         self._link: Link[executor_pb2.StepRequest, executor_pb2.StepResult] = Link(
             "executor", self._stub.Execute, self, self._pings, self._on_ping
@@ -83,47 +83,48 @@ class ExecutorClient:
 
     @property
     def incarnation(self) -> int | None:
-        """Of the executor that a stream is open to, or about to be."""
+        """The incarnation of the executor with a stream that is open or being opened; None without one."""
         return self._description.incarnation if self._description is not None else None
 
     async def run(self) -> None:
         await self._link.run()
 
     async def send(self, step: ScheduledStep, traces: Sequence[Trace]) -> None:
-        """Sends in call order; traces are parallel to step.new_requests."""
+        """Sends a step, in the order of calls. traces: parallel to step.new_requests."""
         await self._link.send(convert.from_step(step, traces))
 
     async def compile(self, grammar: Grammar) -> None:
-        """Raises grpc.aio.AioRpcError; INVALID_ARGUMENT says what is wrong with it."""
+        """Compiles a grammar on the executor. Raises grpc.aio.AioRpcError, INVALID_ARGUMENT with what is wrong with
+        it."""
         await self._stub.CompileGrammar(executor_pb2.CompileGrammarRequest(grammar=grammar))
 
     async def load(self, weights: Weights) -> Weights:
-        """Has it load weights beside its own, and returns what these turned out to be. Raises grpc.aio.AioRpcError."""
+        """Makes the executor load weights beside its own; returns them with version and digest. Raises
+        grpc.aio.AioRpcError."""
         request = executor_pb2.LoadWeightsRequest(weights=convert.from_weights(weights))
         return convert.to_weights((await self._stub.LoadWeights(request)).weights)
 
     async def drop(self) -> None:
-        """Has it forget these. Raises grpc.aio.AioRpcError."""
+        """Makes the executor drop loaded weights that it does not use. Raises grpc.aio.AioRpcError."""
         await self._stub.DropWeights(executor_pb2.DropWeightsRequest())
 
     def start_over(self, reason: str) -> None:
-        """Breaks the stream; a new one follows."""
+        """Closes the stream; a new one follows."""
         self._link.start_over(reason)
 
     async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
-        # Answers once the weights are loaded, which may take minutes; keep-alive notices if the process dies meanwhile.
+        # The answer comes once the weights are loaded, which may take minutes; keep-alive detects a crash meanwhile.
         description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
-        self._listener.on_described(description.incarnation)
-        self._description = description
         present = convert.to_weights(description.weights)
-        wanted = self._listener.weights_wanted(present)
+        wanted = self._listener.on_described(description.incarnation, present)
+        self._description = description
         if wanted != present:
             await self._install(wanted)
             description.weights.CopyFrom(convert.from_weights(wanted))
         await send(executor_pb2.StepRequest(term=self._term))
 
     async def _install(self, weights: Weights) -> None:
-        """Raises RpcError if that cannot be done; it is tried again with the next stream."""
+        """Switches the executor to other weights. Raises RpcError if that fails; the next stream tries again."""
         try:
             await self.load(weights)
             request = executor_pb2.InstallWeightsRequest(weights=convert.from_weights(weights), term=self._term)
@@ -133,7 +134,7 @@ class ExecutorClient:
                 raise
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"it cannot get weights {weights.version} of {weights.model}, which are in force: {error.details()}",
+                f"it cannot load weights {weights.version} of {weights.model}, which are in force: {error.details()}",
             ) from error
 
     def on_message(self, message: executor_pb2.StepResult) -> None:
@@ -144,7 +145,7 @@ class ExecutorClient:
             raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
         self._listener.on_executor(convert.to_executor_info(self._description))
         self._is_open, self.was_refused = True, False
-        self._pings.is_serving = True  # whatever the one before it said last
+        self._pings.is_serving = True  # the previous process may have reported False
 
     def _on_ping(self) -> None:
         if self._is_open:
@@ -155,7 +156,7 @@ class ExecutorClient:
         was_open, self._is_open = self._is_open, False
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            return  # the service stops: it leaves the executor, not the other way round
+            return  # this service stops, so the executor is not lost
         if was_open:
             self._listener.on_executor_lost(_loss_of(end), end.text)
         elif end.code is grpc.StatusCode.FAILED_PRECONDITION and not self.was_refused:
@@ -165,7 +166,7 @@ class ExecutorClient:
 
 def _loss_of(end: StreamEnd) -> Loss:
     if end.starts_over:
-        return Loss.WEIGHTS  # the only reason to start over
+        return Loss.WEIGHTS  # nothing else starts over
     if end.code is grpc.StatusCode.OK:
         return Loss.LEFT_TO_OTHERS
     return _LOSSES.get(end.reason, Loss.SILENT)

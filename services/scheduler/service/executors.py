@@ -1,7 +1,7 @@
-"""The executors as they come and go: each that is listed has a replica and a driver.
+"""The executors as they join and leave: each listed executor has a replica and a driver.
 
-One that has left the list drains: it gets no new requests, unless there is no other, and is let go when nobody runs on
-it any more or its stream breaks; those that ran there then go on elsewhere.
+An executor that has left the list drains: it gets no new requests, unless there is no other, and is removed when no
+request runs on it or its stream breaks; its requests then continue elsewhere.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ MakeDriver = Callable[[Replica, str, grpc.aio.Channel], ReplicaDriver]
 
 
 class ListListener(Protocol):
-    """Who serves the requests. Calls come one at a time."""
+    """Receives the changes of the list, one at a time."""
 
     def on_listed(self) -> None:
-        """The list is another one."""
+        """Takes in that the list changed."""
 
     def on_left(self, replica: Replica) -> None:
-        """A replica is about to be removed, on whose executor nobody runs any more: detaches it."""
+        """Detaches a replica that is about to be removed, as no request runs on it."""
 
     def on_removed(self, replica: Replica) -> None:
-        """It is gone, as soon as this returns."""
+        """Takes in that a replica is removed, right after this call."""
 
 
 class Executors:
-    """`drivers` are those of all replicas, by replica id; it changes in place."""
+    """The drivers of all replicas: `drivers` has them by replica id and changes in place."""
 
     def __init__(
         self, scheduler: Scheduler, connect: Connect, make_driver: MakeDriver, listener: "ListListener"
     ) -> None:
-        """make_driver: for a replica and the address and channel of its executor."""
+        """make_driver: makes the driver of a replica from the address and channel of its executor."""
         self._scheduler = scheduler
         self._connect = connect
         self._make_driver = make_driver
@@ -50,15 +50,15 @@ class Executors:
         self.drivers: dict[int, ReplicaDriver] = {}
         self._listed: dict[Listed, ReplicaDriver] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()  # a driver may have to be started or let go
+        self._changed = asyncio.Event()  # set when a driver may have to be started or removed
 
     def follow(self, listed: Sequence[Listed]) -> None:
-        """The list is this now."""
+        """Takes in the present list."""
         present = set(listed)
         for one, driver in self._listed.items():
             if driver.is_unlisted == (one in present):
                 driver.set_listed(one in present)
-                logger.info("the executor at %s %s", one.address, "is back" if one in present else "has left the list")
+                logger.info("the executor at %s has %s the list", one.address, "rejoined" if one in present else "left")
         for one in dict.fromkeys(listed):
             if one not in self._listed:
                 self._add(one)
@@ -66,21 +66,21 @@ class Executors:
         self._listener.on_listed()
 
     def on_progress(self) -> None:
-        """A request may have ended, or an executor gone."""
+        """Takes in that a request may have ended, or an executor left."""
         if any(driver.is_unlisted for driver in self.drivers.values()):
             self._changed.set()
 
     def check_unused(self, replica: Replica, incarnation: int) -> None:
-        """Raises RpcError FAILED_PRECONDITION if another replica has this executor: it stands in the list twice."""
+        """Raises RpcError FAILED_PRECONDITION if another replica has this executor, as it is listed twice."""
         for driver in self.drivers.values():
             if driver.replica is not replica and driver.client.incarnation == incarnation:
                 raise RpcError(
                     grpc.StatusCode.FAILED_PRECONDITION,
-                    f"it is the executor that is used at {driver.address}; list each once",
+                    f"it is already used at {driver.address}; list each executor once",
                 )
 
     async def run(self, discovery: Discovery) -> None:
-        """Works until cancelled."""
+        """Follows the list and runs the drivers until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_all(discovery), name="discovery")
@@ -89,8 +89,8 @@ class Executors:
                     self._changed.clear()
                     for number in self.drivers.keys() - self._tasks.keys():
                         self._tasks[number] = tasks.create_task(self.drivers[number].run(), name=f"replica {number}")
-                    while (over := next(filter(_is_over, self.drivers.values()), None)) is not None:
-                        await self._let_go(over)
+                    while (finished := next(filter(_is_over, self.drivers.values()), None)) is not None:
+                        await self._remove(finished)
         finally:
             for driver in self.drivers.values():
                 await driver.channel.close()
@@ -104,9 +104,9 @@ class Executors:
         driver = self._make_driver(replica, one.address, self._connect(one))
         self.drivers[replica.replica_id] = self._listed[one] = driver
 
-    async def _let_go(self, driver: ReplicaDriver) -> None:
+    async def _remove(self, driver: ReplicaDriver) -> None:
         replica = driver.replica
-        # If it is listed again meanwhile, that is another replica.
+        # An executor that is listed again meanwhile gets another replica.
         self._listed = {one: other for one, other in self._listed.items() if other is not driver}
         task = self._tasks.pop(replica.replica_id)
         task.cancel()

@@ -1,4 +1,4 @@
-"""Deadlines on the event loop: whoever's time is up is told so then, and at the latest before the next step."""
+"""Deadlines on the event loop: a request ends when its deadline passes, at the latest before the next step."""
 
 import asyncio
 import time
@@ -13,15 +13,16 @@ from pagewire.wire.rpc import RpcError
 
 
 class Expiry:
-    """Tells of requests whose time is up, by request id."""
+    """Reports requests past their deadline, by request id."""
 
     def __init__(self, on_due: Callable[[int], None]) -> None:
+        """on_due: called with the id of a request past its deadline."""
         self._on_due = on_due
         self._deadlines = Deadlines()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, request_id: int, timeout: float) -> None:
-        """timeout: seconds from now."""
+        """Sets the deadline of a request. timeout: seconds from now."""
         deadline = time.monotonic() + timeout
         is_first = self._deadlines.next is None or deadline < self._deadlines.next
         self._deadlines.add(request_id, deadline)
@@ -29,11 +30,11 @@ class Expiry:
             self._set_timer()
 
     def remove(self, request_id: int) -> None:
-        """Does nothing if it has none."""
+        """Does nothing if the request has no deadline."""
         self._deadlines.remove(request_id)
 
     def check(self) -> None:
-        """Tells of those whose time is up now."""
+        """Reports the requests that are past their deadline now."""
         if self._deadlines.next is None or self._deadlines.next > time.monotonic():
             return
         for request_id in self._deadlines.take_due(time.monotonic()):
@@ -60,12 +61,12 @@ class Expiry:
 
 
 def expired(live: LiveRequest) -> RpcError:
-    """What a client is told whose time is up."""
+    """Returns the error of a request past its deadline, and counts it."""
     stats.EXPIRED.labels(live.stage).inc()
     what = {
-        "waiting": "it waited for its turn",
+        "waiting": "it waited for its first step",
         "prompt": "its prompt was computed",
         "output": f"its output was generated: {live.request.num_output_tokens} tokens so far",
     }[live.stage]
-    message = f"the request's time was up while {what}; allow it more, or come back when there is less to do"
+    message = f"the request's deadline passed while {what}; set a longer timeout, or try again when the load is lower"
     return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)

@@ -1,4 +1,4 @@
-"""What holds before a request is taken, and the status of one that is not taken."""
+"""The length check before a request is taken in, and the statuses of requests that are refused or ended."""
 
 import grpc
 
@@ -12,10 +12,10 @@ from pagewire.wire.rpc import RpcError
 
 
 def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_served: bool) -> None:
-    """Refuses a prompt that is far too long before it costs the event loop time, and before it waits, in memory, for an
-    executor that may never take it.
+    """Refuses a prompt that is too long, before it costs time on the event loop, or waits in memory for an executor
+    that may never take it.
 
-    info: of the present executors or of the last one. is_served: there is one. Raises RpcError.
+    info: of the attached executors or of the last one. is_served: an executor is attached. Raises RpcError.
     """
     message = submission.request
     num_tokens = len(message.prompt_token_ids)
@@ -27,13 +27,13 @@ def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_serv
     if not submission.resubmitted:
         raise RpcError(
             grpc.StatusCode.UNAVAILABLE,
-            "no executor is available now, and the last one took prompts of up to "
-            f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}. Try again later",
+            "no executor is available, and the last one took prompts of up to "
+            f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}; try again later",
         )
 
 
 def status_of(error: Exception, retry_delay: float | None = None) -> RpcError:
-    """Returns the status of a request that was not taken. retry_delay: seconds; None: unknown."""
+    """Returns the status of a request that was not taken in. retry_delay: seconds; None: unknown."""
     if isinstance(error, RpcError):
         return error
     if isinstance(error, InvalidRequest):
@@ -44,9 +44,9 @@ def status_of(error: Exception, retry_delay: float | None = None) -> RpcError:
 
 
 def crashed_executors(num_losses: int, reason: str) -> RpcError:
-    """Returns the status of a request that is the reason why executors fail."""
+    """Returns the status of a request that crashes executors."""
     message = (
-        f"this request makes the executor fail: it was lost {num_losses} times while it ran this request, the last "
-        f"time with nothing beside it ({reason}); the executor's log tells more"
+        f"this request crashes the executor: it was lost {num_losses} times while it ran this request, the last time "
+        f"without other requests ({reason}); see the executor's log"
     )
     return RpcError(grpc.StatusCode.INTERNAL, message)

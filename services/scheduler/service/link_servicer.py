@@ -1,4 +1,4 @@
-"""What tokenizer services use."""
+"""The gRPC service for tokenizer services."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""One replica at work: its steps go to its executor when they are due, and what comes back goes to the engine."""
+"""The driver of one replica: sends its steps to its executor when they are due, and passes results to the engine."""
 
 import asyncio
 import logging
@@ -20,34 +20,37 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaListener(Protocol):
-    """Who serves the requests. Calls come one at a time."""
+    """Receives the events of the replicas, one at a time."""
 
-    def weights_wanted(self, present: Weights) -> Weights:
-        """As `ExecutorListener.weights_wanted`."""
+    def on_described(self, replica: Replica, incarnation: int, present: Weights) -> Weights:
+        """Returns the weights that an executor with `present` is to have before it is used.
 
-    def check_unused(self, replica: Replica, incarnation: int) -> None:
-        """Raises RpcError FAILED_PRECONDITION if another replica has this executor."""
+        Raises RpcError FAILED_PRECONDITION if another replica has this executor.
+        """
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
 
     def on_lost(self, replica: Replica, loss: Loss, reason: str) -> None:
-        """Its executor is gone, with everything that was in flight. reason: for people."""
+        """Takes in that the executor is lost with all steps in flight. reason: for the log and for clients."""
 
     def before_step(self) -> None:
-        """The next step may be decided now."""
+        """Takes in that the next step is about to be decided."""
 
     def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
-        """A replica has looked who waits, and may have left some to others."""
+        """Takes in a decision, after which waiting requests may suit other replicas. step: None: there is no step."""
 
     def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
-        """A step is about to be sent; returns the traces of those it admits."""
+        """Takes in a step that is about to be sent; returns the traces of the requests that it admits."""
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
-        """seconds: from the result before, or from when it was sent if that was later. Raises InvalidResult."""
+        """Takes in a result. seconds: from the previous result, or from the sending of the step if that was later.
+
+        Raises InvalidResult.
+        """
 
 
 class ReplicaDriver:
-    """Decides a replica's steps when its pacer says so, sends them, and passes results on."""
+    """Has the steps of a replica decided at the times that its pacer gives, sends them, and passes results on."""
 
     def __init__(
         self,
@@ -63,13 +66,13 @@ class ReplicaDriver:
         self._scheduler = scheduler
         self.replica = self._replica = replica
         self.channel, self.address = channel, address
-        self.is_unlisted = False  # it gets nobody new, and is let go when nobody runs there
-        self._is_ending = False  # as the executor itself says
+        self.is_unlisted = False  # no new requests; the replica is removed when no request runs on it
+        self._is_ending = False  # reported by the executor
         self._listener = listener
         self._stats = statistics
         self.client = ExecutorClient(channel, address, term, self, hang_timeout)
         self._work = asyncio.Event()  # there may be a step to decide
-        self._timer: asyncio.TimerHandle | None = None  # sets it when a step is due
+        self._timer: asyncio.TimerHandle | None = None  # sets `_work` when a step is due
 
     @property
     def has_executor(self) -> bool:
@@ -80,11 +83,11 @@ class ReplicaDriver:
         self._replica.is_leaving = self._is_ending or self.is_unlisted
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Looks for a step to decide."""
         self._work.set()
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Connects to the executor and sends steps until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.client.run(), name="executor-client")
@@ -110,7 +113,7 @@ class ReplicaDriver:
                 await self.client.send(step, self._listener.on_step(self._replica, step))
 
     def _holds_back(self) -> bool:
-        """Whether the next step is better decided later; there will be work again then."""
+        """Returns whether the next step is better decided later; sets a timer for then."""
         self._stop_timer()
         seconds = self._replica.pacer.hold(time.monotonic())
         if seconds == 0:
@@ -123,13 +126,10 @@ class ReplicaDriver:
             self._timer.cancel()
             self._timer = None
 
-    # -- what ExecutorClient calls -----------------------------------------------------------------------------------
+    # -- ExecutorListener --------------------------------------------------------------------------------------------
 
-    def weights_wanted(self, present: Weights) -> Weights:
-        return self._listener.weights_wanted(present)
-
-    def on_described(self, incarnation: int) -> None:
-        self._listener.check_unused(self._replica, incarnation)
+    def on_described(self, incarnation: int, present: Weights) -> Weights:
+        return self._listener.on_described(self._replica, incarnation, present)
 
     def on_executor(self, info: ExecutorInfo) -> None:
         self._is_ending = False

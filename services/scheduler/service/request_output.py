@@ -1,4 +1,4 @@
-"""What a client is told about its request."""
+"""The outputs of a request for its client."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,16 @@ from pagewire.v1 import common_pb2
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Outbox
 
-# Tokens and log probabilities that may wait for a client of a call of its own; one that does not read at all is cut
-# off.
+# The most unread tokens and log probabilities of a call that has one request; a client that does not read is cut off.
 MAX_UNREAD = 32_768
-# That may wait for a tokenizer service, of all its requests: some 50 MB. At 20,000 tokens per second it is a minute in
-# which it reads nothing; who has waited then is taken for dead long before.
+# The most unread tokens and log probabilities of all requests of a tokenizer service: some 50 MB, or a minute without a
+# read at 20,000 tokens per second; a service that hangs is detected long before.
 MAX_UNREAD_OF_STREAM = 1_048_576
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """New tokens of one request, its counts so far, and how it ended if it did."""
+    """New tokens of one request, its counts so far, and how it ended, if it did."""
 
     token_ids: list[int]
     num_prompt_tokens: int
@@ -29,18 +28,18 @@ class RequestOutput:
     stop_token_id: int | None = None
     # One Logprobs message per token; None unless asked for.
     logprobs: list[common_pb2.Logprobs] | None = None
-    # Of the prompt, with the first token; None unless asked for.
+    # Log probabilities of the prompt, with the first token; None unless asked for.
     prompt_logprobs: common_pb2.Logprobs | None = None
-    # What a request with yields_vector ended with.
+    # The result of a request with yields_vector.
     vector: common_pb2.Vector | None = None
-    # Of the weights that make its tokens; with the first.
+    # The version of the weights of its tokens, with the first token.
     weights_version: str = ""
-    # Why it failed; finish_reason is then ERROR.
+    # Set if the request failed; finish_reason is ERROR then.
     error: RpcError | None = None
 
     @classmethod
     def of(cls, request: Request, token_ids: list[int]) -> "RequestOutput":
-        """These tokens, which the request has just gained, and what else there is to say of it."""
+        """Returns the output of these tokens, which the request has just gained, with its present counts and end."""
         return cls(
             token_ids,
             request.num_prompt_tokens,
@@ -56,7 +55,7 @@ class RequestOutput:
 
     @property
     def size(self) -> int:
-        """Tokens, log probabilities, those of the prompt too, and the vector's values."""
+        """The number of tokens, log probabilities, also of the prompt, and values of the vector."""
         size = len(self.token_ids)
         if self.logprobs:
             size += sum(len(logprobs.token_ids) for logprobs in self.logprobs)
@@ -65,12 +64,12 @@ class RequestOutput:
         return size + (len(self.vector.values) if self.vector is not None else 0)
 
 
-# By the client's number of the request.
+# Keyed by the client's number of the request.
 RequestOutbox = Outbox[int | None, RequestOutput]
 
 
 def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """Returns one output that says the same as several of one request; it changes the first of them."""
+    """Merges consecutive outputs of one request into the first of them, which it returns."""
     whole, last = outputs[0], outputs[-1]
     for newer in outputs[1:]:
         whole.token_ids += newer.token_ids

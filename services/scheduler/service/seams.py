@@ -1,4 +1,4 @@
-"""Where features join the service: what it asks of them, and what holds without them. `compose.py` hands them in."""
+"""The seams where features join the service, and the defaults that hold without them. `compose.py` hands them in."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -14,22 +14,25 @@ from pagewire.wire.rpc import RpcError
 
 # Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
 Compile = Callable[[Grammar], Awaitable[None]]
-# Returns when a grammar is compiled on the executors that there are; raises RpcError.
+# Returns when a grammar is compiled on the attached executors; raises RpcError.
 CompileGrammar = Callable[[Grammar, Callable[[], Sequence[Compile]]], Awaitable[None]]
 
 
 async def no_grammars(grammar: Grammar, executors: Callable[[], Sequence[Compile]]) -> None:
-    raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "grammars are not served here; leave sampling_params.grammar out")
+    raise RpcError(
+        grpc.StatusCode.UNIMPLEMENTED, "this scheduler does not support grammars; leave sampling_params.grammar out"
+    )
 
 
 class Admission(Protocol):
     """Refuses requests that would wait too long, and learns from those that are served."""
 
     def check(self, request: Request, timeout: float | None) -> None:
-        """Raises RpcError RESOURCE_EXHAUSTED for a request that would wait too long. timeout: seconds that it has."""
+        """Raises RpcError RESOURCE_EXHAUSTED for a request that would wait too long. timeout: seconds to its
+        deadline."""
 
     def retry_delay(self, request: Request) -> float | None:
-        """Returns the seconds after which a request that finds the queue full may come again; None: unknown."""
+        """Returns the seconds after which to retry a request that found the queue full; None: unknown."""
 
     def on_taken(self, live: LiveRequest) -> None: ...
 
@@ -72,16 +75,16 @@ class WeightsInForce(Protocol):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether weights are being replaced."""
+        """True while weights are being replaced."""
 
     def check(self, request: Request) -> None:
-        """Raises RpcError for a request whose tokens are of weights that no executor has any more."""
+        """Raises RpcError for a request with tokens of weights that no executor has any more."""
 
     def wanted(self, present: Weights) -> Weights:
         """Returns the weights that an executor with these is to have before it is used."""
 
     def watch_stranded(self, requests: Sequence[Request]) -> None:
-        """Ends those of these requests that no executor can go on with, if none comes in time."""
+        """Ends those of these requests that no executor can continue, unless one with their weights comes in time."""
 
     async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
         """Replaces the weights of all executors; raises RpcError."""
@@ -92,7 +95,7 @@ class WeightsInForce(Protocol):
     def on_attached(self) -> None: ...
 
     def on_client_lost(self) -> None:
-        """Takes in that the stream of a tokenizer service ended; its requests come back."""
+        """Takes in that the stream of a tokenizer service ended; it resubmits its requests."""
 
     def stop(self) -> None: ...
 
@@ -112,7 +115,10 @@ class FixedWeights:
         pass
 
     async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
-        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "weights are not replaced here; start other executors")
+        raise RpcError(
+            grpc.StatusCode.UNIMPLEMENTED,
+            "this scheduler cannot replace weights; restart the executors with other weights",
+        )
 
     def notify(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The public token-level contract: parse, call the engine, convert."""
+"""The public token-level API: parses requests, calls the engine and converts its outputs."""
 
 from collections.abc import AsyncIterator
 
@@ -20,9 +20,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
-        told = tenants.attach(tenants.present.get(), rpc.trace_of(context).attach_to(RequestContext()))
-        rpc.set_timeout(told, context)
-        submission = TokenSubmission(request=request.request, context=told)
+        request_context = tenants.attach(tenants.present.get(), rpc.trace_of(context).attach_to(RequestContext()))
+        rpc.set_timeout(request_context, context)
+        submission = TokenSubmission(request=request.request, context=request_context)
         outbox = new_outbox()
         try:
             live = self._engine.submit(submission, outbox, 0, MAX_UNREAD)

@@ -1,4 +1,4 @@
-"""What the scheduler tells of itself and its replicas when somebody looks; nothing is kept for it between looks."""
+"""The status of the scheduler and its replicas, computed when it is requested."""
 
 from itertools import groupby
 
@@ -8,12 +8,13 @@ from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.v1.admin_pb2 import KVGroupStatus, KVRun, ReplicaStatus, SchedulerStatus, ServiceStatus
 
-# As many as a screen has room for. A map of so many takes less than a millisecond of the loop that decides steps; with
-# more blocks it shows every second, or third, ... of them.
+# The most cells of a map, to fit a screen: it takes less than a millisecond of the event loop. With more blocks, a map
+# shows every second, third, ... block.
 MAX_CELLS = 4096
 
 
 def describe(engine: Engine, status: ServiceStatus, with_kv_maps: bool) -> None:
+    """Fills in the scheduler's part of a status."""
     scheduler = engine.scheduler
     num_preemptions, num_prefix_queries, num_prefix_hits, _ = engine.stats.totals()
     status.scheduler.CopyFrom(

@@ -1,4 +1,4 @@
-"""One tokenizer's multiplexed stream: all its requests in, their outputs out."""
+"""The multiplexed stream of one tokenizer service: its requests, and their outputs."""
 
 from collections.abc import Callable
 from functools import partial

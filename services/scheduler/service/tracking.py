@@ -1,4 +1,4 @@
-"""Keeps the timelines of live requests: what each waits for, as steps are sent, answered and lost."""
+"""Updates of the timelines of live requests, as steps are decided, sent, answered and lost."""
 
 import time
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from pagewire.services.scheduler.values.step import ScheduledStep
 
 class Tracking:
     def __init__(self, live: Mapping[int, LiveRequest]) -> None:
-        """live: the requests, by id; it changes."""
+        """live: the live requests by id, a live view."""
         self._live = live
         self._chunks: dict[tuple[int, int], list[Chunk]] = {}  # of steps in flight, by replica and step
-        self._preemptions: dict[int, int] = {}  # by replica, as far as they are noted
+        self._preemptions: dict[int, int] = {}  # by replica id, those already taken in
 
     def on_step(self, replica: Replica, step: ScheduledStep) -> None:
-        """It is about to be sent."""
+        """Takes in a step that is about to be sent."""
         now = time.monotonic()
         for request in step.admitted:
             self._live[request.request_id].timeline.enter(PREFILL, now, replica.name, request.num_output_tokens)
@@ -26,7 +26,7 @@ class Tracking:
         chunks = []
         for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
             if num_tokens > 1 and (live := self._live.get(request_id)) is not None and live.timeline.is_prefilling:
-                # Of a step that is sent before the first token is known, the tokens are drafts, not the prompt's.
+                # In a step that is sent before the first token is known, tokens beyond the known ones are drafts.
                 request = live.request
                 known = len(request.token_ids) - (request.num_computed_tokens - num_tokens)
                 if known > 0:
@@ -41,13 +41,13 @@ class Tracking:
                 chunk.end = now
 
     def on_decision(self, replica: Replica) -> None:
-        """Some may have lost their blocks to others."""
+        """Takes in a decision, which may have preempted requests."""
         if replica.counts.num_preemptions != self._preemptions.get(replica.replica_id, 0):
             self._preemptions[replica.replica_id] = replica.counts.num_preemptions
             self._stop(PREEMPTED)
 
     def on_lost(self, replica: Replica) -> None:
-        """What ran there goes on elsewhere, or when it is back."""
+        """Takes in the loss of an executor; its requests wait to run elsewhere, or there again."""
         for key in [key for key in self._chunks if key[0] == replica.replica_id]:
             del self._chunks[key]
         self._stop(RECOVERY)
@@ -56,7 +56,7 @@ class Tracking:
         self._preemptions.pop(replica.replica_id, None)
 
     def _stop(self, name: str) -> None:
-        """Who ran, and does not any more, waits for another reason from now on."""
+        """Enters this phase for the requests that ran and run no longer."""
         now = time.monotonic()
         for live in self._live.values():
             request = live.request

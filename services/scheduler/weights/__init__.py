@@ -1,1 +1,1 @@
-"""Which weights executors serve, and replacing them one executor after the other."""
+"""The weights that executors serve, and their replacement, one executor at a time."""

@@ -1,7 +1,7 @@
-"""Weights are replaced: all executors load the new ones, then one after the other goes over to them.
+"""The replacement of weights: all executors load the new weights, then switch to them, one at a time.
 
-An executor goes over when the requests that run on it have ended: its stream is broken, and opened anew with other
-weights (`ExecutorClient.on_connect`). So its successor, should it die at any time, comes to them by the same way.
+An executor switches when no request runs on it: the scheduler closes its stream and opens a new one with the new
+weights (`ExecutorClient.on_connect`). An executor that restarts at any time receives its weights in the same way.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.values.executor_info import Weights
 from pagewire.services.scheduler.values.request import Request
-from pagewire.services.scheduler.weights.target import WeightsPlan, is_attached, may_go_over, version_needed
+from pagewire.services.scheduler.weights.target import WeightsPlan, is_attached, may_switch, version_needed
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-# Within which tokenizer services come back, to a scheduler that starts or after their stream broke, with requests whose
-# tokens are of present weights. Until then these may be needed.
+# Seconds for tokenizer services to resubmit requests, after the scheduler has started or their stream has broken. Such
+# requests may need the present weights, so no executor switches before.
 RESUBMITTED_S = 5.0
 
 _VERSION = re.compile(r"[A-Za-z0-9._:+-]{1,64}")
@@ -39,7 +39,7 @@ class RequestEnder(Protocol):
 
 
 class Rollout:
-    """Takes replicas from the weights they have to those they are to have."""
+    """Switches replicas from their present weights to the planned ones."""
 
     def __init__(
         self,
@@ -49,41 +49,46 @@ class Rollout:
         end: RequestEnder,
         recovery_timeout: float,
     ) -> None:
-        """drivers: of all replicas, as they come and go. wake: there may be steps to decide. recovery_timeout:
-        seconds after which a request ends whose tokens are of weights that no executor has."""
+        """
+        Args:
+            drivers: the drivers of all replicas, a live view.
+            wake: called when there may be steps to decide.
+            end: ends a live request with an error.
+            recovery_timeout: seconds after which a request ends if no executor has the weights of its tokens.
+        """
         self._scheduler = scheduler
         self._drivers = drivers
         self._wake = wake
         self._end = end
         self._recovery_timeout = recovery_timeout
         self._plan = WeightsPlan()
-        # Until when requests may go on with old weights, also where an executor dies meanwhile; time.monotonic().
+        # The end of the time in which requests may run on with old weights, even if an executor dies; time.monotonic().
         self._deadline: float | None = None
         self._learns_until = self._expects_until = time.monotonic() + RESUBMITTED_S
-        self._moved = asyncio.Event()  # something has changed that it may wait for
+        self._moved = asyncio.Event()  # set when anything changed that the rollout may wait for
         self._rolling: asyncio.Task[None] | None = None
         self._is_replacing = False
 
-    # -- what is going on --------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     @property
     def is_under_way(self) -> bool:
         return self._rolling is not None
 
     def notify(self) -> None:
-        """Something has ended, come or gone."""
+        """Takes in that a request ended, or an executor came or went."""
         self._moved.set()
 
     def on_client_lost(self) -> None:
-        """A tokenizer service's stream has ended, and with it its requests; they come back."""
+        """Takes in that the stream of a tokenizer service ended; it resubmits its requests."""
         self._expects_until = time.monotonic() + RESUBMITTED_S
 
     def wanted(self, present: Weights) -> Weights:
-        """An executor comes that has `present`: the weights that it is to have."""
+        """Returns the weights that an executor with these is to have before it is used."""
         replicas = self._scheduler.replicas
         self._plan.note(present, replicas)
         if time.monotonic() < self._learns_until:
-            return present  # it goes over later
+            return present  # it switches later
         return self._plan.wanted(present, self._scheduler.waiting, replicas)
 
     def on_attached(self) -> None:
@@ -95,10 +100,10 @@ class Rollout:
         if self._rolling is not None:
             self._rolling.cancel()
 
-    # -- requests whose weights are gone -----------------------------------------------------------------------------
+    # -- requests with replaced weights ------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raises RpcError for a request whose tokens are of weights that were replaced everywhere."""
+        """Raises RpcError for a request with tokens of weights that no executor has any more."""
         version, replicas = version_needed(request), self._scheduler.replicas
         if not version or is_attached(version, replicas):
             return
@@ -107,7 +112,7 @@ class Rollout:
         self.watch_stranded([request])
 
     def watch_stranded(self, requests: Sequence[Request]) -> None:
-        """Ends those of these that nobody can go on with, if none comes in time who can."""
+        """Ends those of these requests that no executor can continue, unless one with their weights comes in time."""
         stranded = [request for request in requests if self._is_stranded(request)]
         if stranded:
             asyncio.get_running_loop().call_later(self._recovery_timeout, self._end_stranded, stranded)
@@ -124,22 +129,26 @@ class Rollout:
     # -- replacing ---------------------------------------------------------------------------------------------------
 
     async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
-        """Returns when all executors have the new weights. Raises RpcError; up to the moment in which all have loaded
-        them, the old ones stay in force then."""
+        """Replaces the weights of all executors, and returns when all of them have the new ones.
+
+        Raises:
+            RpcError: the old weights remain in force if not all executors had loaded the new ones.
+        """
         if not request.model:
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "model is empty; name the weights", [("model", "empty")])
         if request.version and not _VERSION.fullmatch(request.version):
-            what = "up to 64 letters, digits and ._:+- are possible"
+            what = "use up to 64 letters, digits and ._:+-"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"version: {what}", [("version", what)])
         if request.HasField("max_wait_seconds") and not request.max_wait_seconds >= 0:
-            what = f"max_wait_seconds is {request.max_wait_seconds}; it is 0 or more"
+            what = f"max_wait_seconds is {request.max_wait_seconds}; it must be 0 or more"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("max_wait_seconds", what)])
         if self._is_replacing:
             raise RpcError(
-                grpc.StatusCode.FAILED_PRECONDITION, "weights are being replaced already; try again when that is done"
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "weights are already being replaced; try again when that has finished",
             )
         self._is_replacing = True
-        # It goes on if the caller goes away.
+        # The replacement continues if the caller disconnects.
         replacing = asyncio.create_task(self._replace(request), name="replace weights")
         replacing.add_done_callback(_log_failure)
         return await asyncio.shield(replacing)
@@ -154,7 +163,7 @@ class Rollout:
             else:
                 self._plan.replace(loaded)
                 stats.WEIGHTS_REPLACED.inc()
-                logger.info("weights %s replace %s, executor by executor", loaded.version, previous)
+                logger.info("weights %s replace %s, one executor at a time", loaded.version, previous)
                 waits = request.HasField("max_wait_seconds")
                 self._deadline = time.monotonic() + request.max_wait_seconds if waits else None
                 self._start()
@@ -164,7 +173,7 @@ class Rollout:
             self._is_replacing = False
 
     async def _settled(self, weights: Weights) -> int:
-        """Returns how many executors there are once all of these have the weights that are in force."""
+        """Waits until all executors have the weights in force, and returns the number of executors."""
         while True:
             if self._rolling is not None:
                 await asyncio.shield(self._rolling)
@@ -173,7 +182,8 @@ class Rollout:
             elif not await self._has_moved(self._recovery_timeout):
                 raise RpcError(
                     grpc.StatusCode.UNAVAILABLE,
-                    f"weights {weights.version} are in force, but no executor is there; one that comes gets them",
+                    f"weights {weights.version} are in force, but no executor is available; one that connects "
+                    "receives them",
                 )
 
     def _is_in_force(self, weights: Weights) -> bool:
@@ -181,15 +191,15 @@ class Rollout:
         return target is not None and (weights.version, weights.digest) == (target.version, target.digest)
 
     async def _load(self, wanted: Weights) -> Weights:
-        """Has all executors load the weights. Who is away comes to them later."""
+        """Makes all executors load the weights. One that is away loads them when it connects."""
         drivers = self._staying()
-        were_there = [driver.has_executor for driver in drivers]
+        were_attached = [driver.has_executor for driver in drivers]
         answers = await asyncio.gather(*(driver.client.load(wanted) for driver in drivers), return_exceptions=True)
         loaded = {answer for answer in answers if isinstance(answer, Weights)}
         errors = [
             answer
-            for answer, was_there in zip(answers, were_there, strict=True)
-            if isinstance(answer, BaseException) and (was_there or not _is_away(answer))
+            for answer, was_attached in zip(answers, were_attached, strict=True)
+            if isinstance(answer, BaseException) and (was_attached or not _is_away(answer))
         ]
         if not errors and len(loaded) == 1:
             return loaded.pop()
@@ -198,25 +208,25 @@ class Rollout:
             raise _of_executor(errors[0]) if isinstance(errors[0], grpc.aio.AioRpcError) else errors[0]
         if loaded:
             found = ", ".join(sorted(weights.digest for weights in loaded))
-            what = f"executors find different weights at {wanted.model}: {found}; give all the same files"
+            what = f"executors found different weights at {wanted.model}: {found}; give all of them the same files"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("model", what)])
-        raise RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is there to load weights; try again later")
+        raise RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is available to load the weights; try again later")
 
     async def _drop(self) -> None:
         await asyncio.gather(*(driver.client.drop() for driver in self._staying()), return_exceptions=True)
 
-    # -- going over --------------------------------------------------------------------------------------------------
+    # -- switching ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._rolling is None:
             self._rolling = asyncio.create_task(self._roll(), name="weights")
 
     def _staying(self) -> list[ReplicaDriver]:
-        """Those whose executors have not left the list; the others go with the weights they have."""
+        """Returns the drivers of listed executors; an unlisted one keeps its weights until it is removed."""
         return [driver for driver in self._drivers.values() if not driver.is_unlisted]
 
     def _behind(self) -> ReplicaDriver | None:
-        """The next that is attached with other weights than it should have."""
+        """Returns the first driver with an attached executor that does not have the target weights."""
         target = self._plan.target
         return next(
             (d for d in self._staying() if (info := d.replica.info) is not None and info.weights != target),
@@ -226,47 +236,49 @@ class Rollout:
     async def _roll(self) -> None:
         try:
             while (driver := self._behind()) is not None:
-                await self._take_over(driver)
+                await self._switch(driver)
             in_use = {version_needed(request) for request in self._scheduler.requests()}
             in_use |= {replica.info.weights.version for replica in self._scheduler.replicas if replica.info}
             self._plan.forget_all_but(in_use)
         finally:
             self._rolling = None
 
-    async def _take_over(self, driver: ReplicaDriver) -> None:
-        """One at a time: the others take requests meanwhile."""
+    async def _switch(self, driver: ReplicaDriver) -> None:
+        """Drains one replica and restarts its stream with other weights; the other replicas take its requests."""
         replica = driver.replica
         old = replica.info.weights if replica.info is not None else None
         replica.drain()
         self._wake()
         while replica.info is not None and replica.info.weights == old:
             now = time.monotonic()
-            if may_go_over(replica, self._scheduler) and now >= self._expects_until:
+            if may_switch(replica, self._scheduler) and now >= self._expects_until:
                 driver.client.start_over("it gets other weights")
                 await self._until_other_weights(driver, old)
                 return
             if self._deadline is not None and now >= self._deadline:
-                self._end_users(replica)
+                self._end_requests_of(replica)
             times = (self._deadline, self._expects_until)
             await self._has_moved(min((at - now for at in times if at is not None and at > now), default=None))
 
     async def _until_other_weights(self, driver: ReplicaDriver, old: Weights | None) -> None:
-        """Or until that takes as long as a death: then the others need not wait for it."""
+        """Waits until the executor has other weights, but not longer than for one that is lost."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._recovery_timeout):
                 while ((info := driver.replica.info) is None or info.weights == old) and not driver.is_unlisted:
                     await self._has_moved(None)
 
-    def _end_users(self, replica: Replica) -> None:
-        """Ends all that need its weights."""
-        error = RpcError(grpc.StatusCode.ABORTED, "the weights were replaced, and max_wait_seconds was over")
+    def _end_requests_of(self, replica: Replica) -> None:
+        """Ends all requests that need the weights of a replica."""
+        error = RpcError(
+            grpc.StatusCode.ABORTED, "the weights were replaced and max_wait_seconds has passed; send the request again"
+        )
         version = replica.info.weights.version if replica.info else ""
         waiting = [request for request in self._scheduler.waiting if version_needed(request) == version]
         for request in [*replica.running, *waiting]:
             self._end(request, error)
 
     async def _has_moved(self, timeout: float | None) -> bool:
-        """Waits for a change; False: there was none in `timeout` seconds."""
+        """Waits for a change; returns False if there was none in `timeout` seconds."""
         self._moved.clear()
         try:
             await asyncio.wait_for(self._moved.wait(), timeout)
@@ -284,18 +296,20 @@ def _of_executor(error: grpc.aio.AioRpcError) -> RpcError:
         return RpcError.from_call(error)
     return RpcError(
         grpc.StatusCode.UNAVAILABLE,
-        f"an executor went away while it loaded the weights ({error.details()}); those of before stay, try again",
+        f"an executor was lost while it loaded the weights ({error.details()}); the old weights remain in force, "
+        "try again",
     )
 
 
 def _gone(version: str) -> RpcError:
     return RpcError(
         grpc.StatusCode.FAILED_PRECONDITION,
-        f"the request's first tokens are of weights {version}, which were replaced; send it again from its beginning",
+        f"the first tokens of the request were generated with weights {version}, which were replaced; send it again "
+        "from its start",
     )
 
 
 def _log_failure(replacing: asyncio.Task[ReplaceWeightsResponse]) -> None:
-    """There may be no caller any more to be told."""
+    """Logs why a replacement failed: its caller may be gone."""
     if not replacing.cancelled() and (error := replacing.exception()) is not None:
-        logger.warning("weights were not replaced: %s", error)
+        logger.warning("the weights were not replaced: %s", error)

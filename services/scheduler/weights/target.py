@@ -1,7 +1,7 @@
-"""Which weights each executor is to have: while they are replaced, some have the old ones and some the new.
+"""The plan of which weights each executor is to have; during a replacement some have the old ones, some the new ones.
 
-A request's tokens are all of one version. So an executor that is to have other weights lets its requests end first, and
-one that has the weights which a preempted or resumed request needs keeps them, or gets them back, until it has ended.
+All tokens of a request are of one version. So an executor finishes its requests before it switches to other weights,
+and while a preempted or resumed request needs old weights, one executor keeps them or gets them back.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from pagewire.services.scheduler.values.request import Request
 
 
 def version_needed(request: Request) -> str:
-    """Of the weights that alone may go on with a request; empty: any may."""
+    """Returns the version of the weights that a request needs to continue; empty: any version."""
     return request.weights_version if request.num_output_tokens else ""
 
 
@@ -21,8 +21,8 @@ def is_attached(version: str, replicas: Iterable[Replica]) -> bool:
     return any(replica.info is not None and replica.info.weights.version == version for replica in replicas)
 
 
-def may_go_over(replica: Replica, scheduler: Scheduler) -> bool:
-    """Whether a replica that drains may get other weights: nobody needs its own who could not have them elsewhere."""
+def may_switch(replica: Replica, scheduler: Scheduler) -> bool:
+    """Returns whether a draining replica may get other weights: no request needs those that it alone has."""
     if replica.info is None or not replica.is_drained:
         return False
     version = replica.info.weights.version
@@ -32,22 +32,22 @@ def may_go_over(replica: Replica, scheduler: Scheduler) -> bool:
 
 
 class WeightsPlan:
-    """The weights that all executors are to have in the end, and those that they had before."""
+    """The target weights of all executors, and the weights that they had before."""
 
     def __init__(self) -> None:
         self.target: Weights | None = None  # None: no executor has come yet
-        self._known: dict[str, Weights] = {}  # by version: what executors had, with which requests may have begun
+        self._known: dict[str, Weights] = {}  # by version, all that requests may have begun with
 
     @property
     def next_number(self) -> int:
         return 1 if self.target is None else self.target.number + 1
 
     def replace(self, weights: Weights) -> None:
-        """From now on all are to have these."""
+        """Makes these weights the target."""
         self.target = self._known[weights.version] = weights
 
     def note(self, weights: Weights, replicas: Iterable[Replica]) -> None:
-        """An executor comes with these. Those of a higher number were put in force by an earlier scheduler."""
+        """Takes in the weights of an executor that connects. A higher number comes from an earlier scheduler."""
         target = self.target
         is_first = all(replica.info is None for replica in replicas)
         if target is None or weights.number > target.number or (is_first and weights.number == target.number):
@@ -55,8 +55,8 @@ class WeightsPlan:
         self._known[weights.version] = weights
 
     def wanted(self, present: Weights, waiting: Iterable[Request], replicas: Iterable[Replica]) -> Weights:
-        """What an executor is to have that has `present` now: the target, unless it is needed for a waiting request
-        that no attached executor can go on with."""
+        """Returns the weights that an executor with `present` is to have: the target, unless it is needed for a
+        waiting request that no attached executor can continue."""
         assert self.target is not None
         needed = {version for request in waiting if (version := version_needed(request))}
         missing = {version for version in needed if not is_attached(version, replicas)}
@@ -66,6 +66,6 @@ class WeightsPlan:
         return known[0] if known else self.target
 
     def forget_all_but(self, versions: Iterable[str]) -> None:
-        """No request needs others any more."""
+        """Forgets the weights of all other versions, which no request needs any more."""
         kept = set(versions)
         self._known = {version: weights for version, weights in self._known.items() if version in kept}

@@ -99,7 +99,7 @@ async def test_pages_are_free_when_the_time_is_up(tmp_path: Path, rows_taken: in
         async with asyncio.timeout(5):
             error = await _error_of(outbox)
         assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert ("waited for its turn" if rows_taken else "output was generated") in error.message
+        assert ("waited for its first step" if rows_taken else "output was generated") in error.message
         assert line.engine.scheduler.num_waiting == 0
         assert line.engine.scheduler.num_running == rows_taken, "free at once, not with the next step"
         line.engine.scheduler.check_integrity()

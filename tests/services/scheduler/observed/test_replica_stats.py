@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.scheduler.observed.log_line import LoadLine, tell
+from pagewire.services.scheduler.observed.log_line import LoadLine, log_load
 from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.telemetry import metrics
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
@@ -91,8 +91,8 @@ async def test_the_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     line.add(prompt_of(1), max_tokens=20)
     line.schedule()
     with caplog.at_level(logging.INFO):
-        telling = asyncio.create_task(tell(line.scheduler, 0.01))
+        logging_task = asyncio.create_task(log_load(line.scheduler, 0.01))
         async with asyncio.timeout(10):
             while "executor-0: 1 running" not in caplog.text:  # noqa: ASYNC110 - a log
                 await asyncio.sleep(0.01)
-        telling.cancel()
+        logging_task.cancel()

@@ -22,9 +22,9 @@ def test_the_first_have_series_and_the_rest_one() -> None:
     for number in range(MAX_NAMED + 5):
         stats.on_end(f"t{number}", 10)
     stats.on_end("other", 1)
-    told = generated(stats)
-    assert len(told) == MAX_NAMED + 1
-    assert told["t0"] == 10 and told["other"] == 51
+    values = generated(stats)
+    assert len(values) == MAX_NAMED + 1
+    assert values["t0"] == 10 and values["other"] == 51
 
 
 def test_the_tenant_that_uses_most_takes_the_series_of_the_one_that_uses_least() -> None:
@@ -59,8 +59,8 @@ def test_requests_that_name_no_tenant_have_a_label() -> None:
     stats = TenantStats()
     stats.on_end("", 3)
     [family] = [one for one in stats.collect() if one.name == "pagewire:tenant_generation_tokens"]
-    told = {sample.labels["tenant"]: sample.value for sample in family.samples}
-    assert told == {"none": 3, "other": 0}
+    values = {sample.labels["tenant"]: sample.value for sample in family.samples}
+    assert values == {"none": 3, "other": 0}
     exposition = "\n".join(f'{one.name}{{tenant="{one.labels["tenant"]}"}} {one.value}' for one in family.samples)
     [seen] = of_tenant([ServiceMetrics(service="scheduler", exposition=exposition)], "")
     assert seen.exposition == 'pagewire:tenant_generation_tokens_total{tenant="none"} 3'

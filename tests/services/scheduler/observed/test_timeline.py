@@ -96,10 +96,10 @@ async def test_losses_and_preemptions_have_their_time(tmp_path: Path, exporter: 
             collected.add(await call.read())
         line.executor.fail_after(1)
         await collected.read_until_finished(call, 0, 1, 2)
-        told = await accounts(line, "r")
-    names = [phase.name for account in told for phase in account.phases]
+        found = await accounts(line, "r")
+    names = [phase.name for account in found for phase in account.phases]
     assert "preempted" in names and "recovery" in names
-    for account in told:
+    for account in found:
         assert_adds_up(account)
         assert sum(phase.num_tokens for phase in account.phases if phase.name == "decode") >= 24
         assert account.phases[-1].name == "decode"

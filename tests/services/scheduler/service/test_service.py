@@ -646,7 +646,7 @@ async def test_metrics_of_scheduler_and_executor(tmp_path: Path) -> None:
 
 
 async def test_prompts_read_whole_are_no_longer_than_a_step(tmp_path):
-    """Tokenizers are told so: they cut texts to what the model takes."""
+    """The limit is reported to tokenizers, which truncate texts to what the model takes."""
     executor = FakeExecutorServicer(whole_prompts=True)
     async with ServiceLine(tmp_path, executor, max_num_batched_tokens=100).running() as line:
         await line.wait_for_executor(present=True)

@@ -70,7 +70,7 @@ class Clients:
         return self.collected.weights_versions[number]
 
     def assert_whole(self, number: int, max_tokens: int) -> None:
-        """All of its tokens are of the version that it was told."""
+        """Checks that all of its tokens are of the version that was reported to it."""
         assert self.collected.token_ids[number] == output_of(number, max_tokens, self.version_of(number))
         assert self.collected.finish_reasons[number] == [LENGTH]
 
@@ -185,8 +185,8 @@ async def test_an_executor_that_dies_as_it_loads_weights_is_named_as_the_cause(t
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await replaced
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "an executor went away while it loaded the weights" in (caught.value.details() or "")
-    assert "those of before stay, try again" in (caught.value.details() or "")
+    assert "an executor was lost while it loaded the weights" in (caught.value.details() or "")
+    assert "the old weights remain in force, try again" in (caught.value.details() or "")
 
 
 async def test_executors_that_find_different_files_keep_what_they_have(tmp_path: Path) -> None:
@@ -429,5 +429,5 @@ async def test_those_of_several_schedulers_are_replaced_by_one_call(tmp_path: Pa
         second.executor.checkpoints = FILES
         assert (await replace(admin_pb2.ReplaceWeightsRequest(model="c"))).num_executors == 2
         neighbours.clear()
-        with pytest.raises(RpcError, match="no scheduler is there"):
+        with pytest.raises(RpcError, match="no scheduler is available"):
             await replace(admin_pb2.ReplaceWeightsRequest(model="a"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pagewire.services.scheduler.values.executor_info import Weights
 from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
-from pagewire.services.scheduler.weights.target import WeightsPlan, may_go_over
+from pagewire.services.scheduler.weights.target import WeightsPlan, may_switch
 from tests.fakes import FakeExecutor, expected_output
 from tests.services.scheduler.pure_line import PureLine
 from tests.sweep import examples
@@ -65,7 +65,7 @@ class Rollout:
         replica = self.line.scheduler.replicas[behind]
         assert replica.info is not None
         replica.drain()
-        if may_go_over(replica, self.line.scheduler):
+        if may_switch(replica, self.line.scheduler):
             present = replica.info.weights
             self.line.lose(behind)
             self.come(behind, present)
