@@ -21,8 +21,9 @@ from pagewire.gateway.core.middleware import MAX_BODY_BYTES, SHUTDOWN, GracefulS
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.files.files import FILES, Files
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.resumable import KEEPER
-from pagewire.gateway.generation.searches import SEARCHES, Searches
+from pagewire.gateway.generation.searches import Searches
 from pagewire.gateway.kept import Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
@@ -178,7 +179,7 @@ def _put(app: Starlette, parts: Parts) -> None:
     TOKENIZER.put(app, parts.tokenizer)
     SHUTDOWN.put(app, parts.shutdown)
     GENERATIONS.put(app, parts.generations)
-    SEARCHES.put(app, parts.searches)
+    LINES.put(app, parts.searches)
     KEEPER.put(app, parts.keeper)
     FILES.put(app, parts.files)
     BATCHES.put(app, parts.batches)

@@ -11,8 +11,8 @@ from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.head import head_of
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.resumable import KEEPER
-from pagewire.gateway.generation.searches import line_of
 from pagewire.gateway.generation.serving import GenerationResponse
 
 router = APIRouter(route_class=JsonRoute)
@@ -32,7 +32,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
     requests = chat_requests(body)
     return GenerationResponse(
-        line_of(request, requests),
+        LINES.of(request).line_of(requests),
         requests,
         answer,
         stream=bool(body.stream),

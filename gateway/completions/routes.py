@@ -12,8 +12,8 @@ from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.head import head_of
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.resumable import KEEPER
-from pagewire.gateway.generation.searches import line_of
 from pagewire.gateway.generation.serving import GenerationResponse
 
 router = APIRouter(route_class=JsonRoute)
@@ -32,7 +32,7 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     # Log probabilities of the prompt come with its text.
     echoes = await prompt_texts(TOKENIZER.of(request), body) if body.echo and body.logprobs is None else ()
     return GenerationResponse(
-        line_of(request, requests),
+        LINES.of(request).line_of(requests),
         requests,
         CompletionAnswer(body, head, echoes),
         stream=bool(body.stream),

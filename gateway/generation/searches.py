@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grpc
-from fastapi import Request
 
-from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reply import Line, PendingChoice, Reply
-from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
+from pagewire.gateway.generation.translate import is_search
 from pagewire.telemetry.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -24,20 +23,15 @@ from pagewire.wire.rpc import RpcError
 logger = logging.getLogger(__name__)
 
 
-def is_search(request: GenerateRequest) -> bool:
-    return request.best_of > 0 or request.HasField("beam_search")
-
-
-def line_of(request: Request, requests: Sequence[GenerateRequest]) -> Line:
-    """Returns what generates these requests: a search, or the link."""
-    return SEARCHES.of(request) if is_search(requests[0]) else TOKENIZER.of(request).link
-
-
 class Searches:
     """A `Line` for searches, as the link to the tokenizer service is for other requests."""
 
     def __init__(self, tokenizer: TokenizerClient) -> None:
         self._tokenizer = tokenizer
+
+    def line_of(self, requests: Sequence[GenerateRequest]) -> Line:
+        """Returns what generates these requests: a search, or the link."""
+        return self if is_search(requests[0]) else self._tokenizer.link
 
     def generate(
         self,
@@ -96,6 +90,3 @@ class Searches:
             return [response async for response in responses]
         finally:
             responses.cancel()
-
-
-SEARCHES = AppState[Searches]("searches")

@@ -5,7 +5,6 @@ import secrets
 from pagewire.config.sampling_params import BY_NAME, seed_of_choice
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.grammar import grammar_of
-from pagewire.gateway.generation.searches import is_search
 from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import BeamSearch, GenerateRequest
@@ -46,6 +45,11 @@ def generate_request(body: GenerationParameters, max_tokens: int | None, logprob
         search = BeamSearch(length_penalty=body.length_penalty, early_stopping=bool(body.early_stopping))
         request.beam_search.CopyFrom(search)
     return request
+
+
+def is_search(request: GenerateRequest) -> bool:
+    """Returns whether the tokenizer service searches for the outputs, all of them in one call."""
+    return request.best_of > 0 or request.HasField("beam_search")
 
 
 def choices_of(request: GenerateRequest, body: GenerationParameters) -> list[GenerateRequest]:
