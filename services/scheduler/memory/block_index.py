@@ -10,9 +10,9 @@ class BlockIndex(Protocol):
     def add(self, block_hash: bytes) -> None: ...
 
     def remove(self, block_hash: bytes) -> None:
-        """Does nothing if it is not there."""
+        """Does nothing for an unknown hash."""
 
     def remove_all(self, block_hashes: Iterable[bytes]) -> None: ...
 
     def hashes(self) -> set[bytes]:
-        """Returns all that are there, for checks; slow."""
+        """Returns all hashes, for checks; slow."""

@@ -87,7 +87,7 @@ class BlockPool:
         for block in self._blocks:
             self._free.append(block)
         self._by_hash: dict[bytes, Block] = {}
-        self.index: BlockIndex | None = None  # learns what can be found
+        self.index: BlockIndex | None = None  # kept up to date with the findable blocks
         self.num_cached_blocks = 0  # free, with contents that can be found
         self.num_shared_blocks = 0  # of several holders
 
@@ -118,7 +118,7 @@ class BlockPool:
         block.ref_count += 1
 
     def allocate(self) -> Block:
-        """Takes the least valuable free block; there must be one. Its cached contents are forgotten."""
+        """Takes the free block that is first to be reused, and evicts its contents; there must be a free block."""
         block = self._free.pop()
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
@@ -138,7 +138,7 @@ class BlockPool:
                 self.index.add(block_hash)
 
     def forget(self, block_hash: bytes) -> None:
-        """Makes contents impossible to find from now on; requests that hold them keep them."""
+        """Makes contents impossible to find; requests that hold the block keep it."""
         block = self._by_hash.pop(block_hash, None)
         if block is not None:
             block.block_hash = None

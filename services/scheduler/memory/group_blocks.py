@@ -1,4 +1,4 @@
-"""The blocks of one group of layers: a pool, and what requests hold of it and find in it."""
+"""The blocks of one group of layers: a pool, and the blocks that requests hold and find in it."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,8 +12,8 @@ WATERMARK = 0.01
 
 
 class GroupBlocks:
-    """One pool. With a window w, the token at position p reads those from p - w + 1 on: blocks wholly before them are
-    not kept for the request, and a prefix hit does without them."""
+    """The blocks of one group. With a window w, the token at position p reads the tokens from p - w + 1 on: earlier
+    blocks are not kept for the request, and a prefix hit does not need them."""
 
     def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
         self.pool = BlockPool(group.num_blocks)
@@ -27,7 +27,7 @@ class GroupBlocks:
         """Prepares the decision of a step."""
 
     def end_of(self, num_tokens: int) -> int:
-        """Returns how far a block table has to reach for so many tokens."""
+        """Returns the length of the block table of num_tokens tokens."""
         return -(-num_tokens // self.block_size)
 
     def first_needed(self, position: int) -> int:
@@ -47,7 +47,7 @@ class GroupBlocks:
             missing = next((i for i in places if self.find_block(hashes[i]) is None), None)
             if missing is None:
                 break
-            num_blocks = missing  # whatever lies behind it needs it
+            num_blocks = missing  # all longer hits need it
         return num_blocks
 
     def find(self, hashes: Sequence[bytes], num_blocks: int) -> HeldBlocks:
@@ -108,7 +108,7 @@ class GroupBlocks:
             held.first += count
 
     def release(self, blocks: list[Block]) -> None:
-        """Takes these blocks from a request; those further in front are kept longer."""
+        """Releases blocks of a request; those further in front are evicted later."""
         self.pool.release(blocks)
 
     def check_integrity(self, held: Iterable[Block]) -> None:

@@ -18,13 +18,14 @@ class IndexedGroup:
             self.share(index)
 
     def share(self, index: BlockIndex) -> None:
-        """Reports to the index from now on what can be found here, or will be when running requests are computed."""
+        """Keeps the index up to date with the blocks that can be found here, now or once running requests compute
+        them."""
         self._index = self._group.pool.index = index
         for block_hash in self._group.pool.hashes:
             index.add(block_hash)
 
     def leave(self, running: Iterable[Request]) -> None:
-        """Takes all contents out of the index, and those that running requests were to compute."""
+        """Removes all contents from the index, also those that running requests were to compute."""
         if self._index is not None:
             self._index.remove_all(list(self._group.pool.hashes))
             for request in running:
@@ -38,15 +39,15 @@ class IndexedGroup:
                 self._index.add(block_hash)
 
     def stop_expecting(self, request: Request) -> None:
-        """Takes out the contents of a request that were not computed."""
+        """Removes the contents of a request that were not computed."""
         if self._index is not None:
             for block_hash in self._group.keys(request.blocks.hashes):
                 if self._group.pool.find(block_hash) is None:
                     self._index.remove(block_hash)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raises AssertionError unless the index has what can be found here, and nothing else but what these requests
-        will compute."""
+        """Raises AssertionError unless the index has all contents that can be found here, and no others except those
+        that these requests will compute."""
         if self._index is None:
             return
         known, present = self._index.hashes(), set(self._group.pool.hashes)

@@ -68,7 +68,7 @@ class KVCacheManager:
 
     @property
     def groups(self) -> Sequence[GroupBlocks]:
-        """The groups, to look at."""
+        """The groups, read-only."""
         return self._groups
 
     def has_free_blocks(self, count: int) -> bool:
@@ -185,8 +185,9 @@ class KVCacheManager:
         return computed
 
     def admit(self, request: Request, computed: ComputedBlocks) -> None:
-        """Gives a request that holds nothing its first blocks, so that its prefill cannot run out of memory: those of
-        all its known tokens, in groups with windows those of a step's. `num_missing_blocks` must be 0 or less."""
+        """Gives a request that holds nothing its first blocks, so that its prefill cannot run out of memory: the
+        blocks of all its known tokens, or of one step in groups with windows. `num_missing_blocks` must be 0 or
+        less."""
         for group, held in zip(self._groups, computed.held, strict=True):
             group.admit(request.num_tokens, held)
         request.blocks.held = computed.held
@@ -237,24 +238,24 @@ class KVCacheManager:
         return min(reaches, default=_NO_LIMIT)
 
     def start_step(self, requests: Iterable[Request]) -> None:
-        """Prepares the decision of a step: takes blocks from running requests that lie before the windows of all tokens
-        to come. Steps in flight may still read them, but the next holder runs in a step that is decided later, and
-        steps execute in order."""
+        """Prepares the decision of a step: releases blocks of running requests before the windows of all later tokens.
+        Steps in flight may still read them, but the next holder runs in a step that is decided later,
+        and steps execute in order."""
         self._upcoming.start_step()
         if not self._windows:
             return
         for request in requests:
             if not request.is_accepted:
-                continue  # its blocks may yet have to be found
-            self.cache_blocks(request)  # results may have come since it ran
+                continue  # its blocks may have to be registered later
+            self.cache_blocks(request)  # results may have arrived since it ran
             for index, group in self._windows:
                 group.release_behind(request.blocks.held[index], request.num_certain_tokens)
         for _, group in self._windows:
             group.start_step()
 
     def free(self, request: Request) -> None:
-        """Takes all blocks from a request. Steps in flight may still write to them, but the next holder runs in a later
-        step, and steps execute in order."""
+        """Releases all blocks of a request. Steps in flight may still write to them, but the next holder runs in a
+        later step, and steps execute in order."""
         self.cache_blocks(request)
         for group, held in zip(self._groups, request.blocks.held, strict=True):
             group.release(held.blocks)
@@ -273,12 +274,12 @@ class KVCacheManager:
         return [sum(block.ref_count == 1 for block in held.blocks) for held in request.blocks.held]
 
     def share_index(self, index: BlockIndex) -> None:
-        """Reports to the index from now on which blocks can be found here, or will be."""
+        """Keeps the index up to date with the blocks that can be found here, now or soon."""
         if self.indexed is not None and self._enable_prefix_caching:
             self.indexed.share(index)
 
     def leave_index(self, running: Iterable[Request]) -> None:
-        """Takes all blocks out of the index, those included that running requests were to compute."""
+        """Removes all blocks from the index, also those that running requests were to compute."""
         if self.indexed is not None:
             self.indexed.leave(running)
 

@@ -1,10 +1,10 @@
-"""The blocks of a group of layers that have a state: one of constant size stands for all tokens so far.
+"""The blocks of a group of layers with a state, which has constant size and represents all tokens so far.
 
-A block is for `state_tokens` tokens and holds the state after the last of them that is computed. As long as a request
-is within these tokens, each of its steps replaces what the last one has left there. When it is past them, the block
-stays as it is and can be found by the hash of all tokens up to there: a prefix hit ends where such a block does.
+A block covers `state_tokens` tokens and holds the state after the last computed one. Within these tokens, each step of
+the request overwrites the state. Behind them, the block no longer changes and can be found by the hash of all tokens up
+to its end: a prefix hit ends at the end of such a block.
 
-A token reads the state after the token before it and nothing else. To `GroupBlocks` that is a window of two tokens.
+A token reads only the state after the previous token. To `GroupBlocks` that is a window of two tokens.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from pagewire.services.scheduler.values.executor_info import KVGroup
 
 
 class StateBlocks(GroupBlocks):
-    """Sizes and places that the caller gives or gets are counted in blocks of other groups, except in `HeldBlocks`."""
+    """State blocks of one group. Parameters and results count blocks of the other groups, except in `HeldBlocks`."""
 
     def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
         super().__init__(replace(group, window=2), group.state_tokens, max_num_batched_tokens)
         self._ratio = group.state_tokens // block_size
-        self._written: set[Block] = set()  # by the step that is being decided, or findable since the last one
+        self._written: set[Block] = set()  # by the present step, or findable since the last one
 
     def start_step(self) -> None:
         self._written.clear()
@@ -47,8 +47,7 @@ class StateBlocks(GroupBlocks):
         self._written.update(held.blocks[i - held.first] for i in range(start, end))
 
     def release(self, blocks: list[Block]) -> None:
-        """Releases blocks; the latest is kept longest: the next turn of a conversation goes on from it, without those
-        before."""
+        """Releases blocks. The latest is evicted last, because the next turn of a conversation needs only that one."""
         super().release(blocks[::-1])
 
     def _at_ends(self, hashes: Sequence[bytes]) -> Sequence[bytes]:

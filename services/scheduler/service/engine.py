@@ -236,7 +236,7 @@ class Engine:
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         info = info.within_steps_of(self._config.max_num_batched_tokens)
-        self._end_suspects(self.scheduler.on_successor(replica, info), Loss.EXIT, "its process ended by its own doing")
+        self._end_suspects(self.scheduler.on_successor(replica, info), Loss.EXIT, "its process failed")
         try:
             ended = self.scheduler.attach(replica, info)
         except NotInterchangeable as difference:

@@ -5,7 +5,7 @@ in flight then. A suspect runs in steps of its own, so if an executor is lost ag
 Halving the suspects instead would need one more failure for each halving, and every failure takes all KV with it.
 
 Where an executor vanishes without a message, it is unknown whether a step or a `kill -9` was the reason. The second
-time then says less: a suspect has a third try, unless the successor reports that the process ended by its own doing.
+time then says less: a suspect has a third try, unless the successor reports that the process failed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +74,7 @@ class Suspects:
     def _blame(self, lost: LostExecutor, requests: Sequence[Request]) -> Mapping[Request, int]:
         """Makes suspects of the live requests in flight. Returns the one that crashed an executor alone, if there is
         one, with all suspects that ask for just the same."""
-        if not lost.loss.may_be_a_requests_fault:
+        if not lost.loss.may_be_caused_by_request:
             return {}
         in_flight_ids = _in_flight_ids(lost)
         in_flight = [request for request in requests if request.request_id in in_flight_ids]

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """The KV cache of some of its layers."""
+    """The KV cache of a group of layers."""
 
     num_blocks: int
     window: int = 0  # tokens that a query sees, itself included; 0 = all
-    state_tokens: int = 0  # that a block is for, where blocks hold states; 0 = they hold something of every token
+    state_tokens: int = 0  # tokens per block, if blocks hold states; 0 = blocks hold the KV of each token
 
     @property
     def is_state(self) -> bool:
@@ -47,22 +47,22 @@ class ExecutorInfo:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_draft_tokens: int = 0  # per request and step
-    kind: int = 0  # ModelKind, what it is served for; 0 = text
+    kind: int = 0  # a ModelKind; 0 = text
     labels: tuple[str, ...] = ()  # of a classifier
     vector_size: int = 0
-    whole_prompts: bool = False  # each prompt in one step, from its first token on
+    whole_prompts: bool = False  # a prompt is computed in one step, without a prefix hit
     weights: Weights = Weights()
-    predecessor_failed: bool = False  # as far as is known
-    pipeline_stages: int = 1  # that its layers are divided into
-    num_ranks: int = 1  # processes that it consists of
-    decode_costs: tuple[tuple[int, float], ...] = ()  # tokens, rising -> seconds of a step without prompts; or unknown
-    draft_seconds: float = 0.0  # of its proposer, for each token of the longest draft
-    draft_bounds: tuple[tuple[int, int], ...] = ()  # of so many requests on that decode -> most drafts of each
+    predecessor_failed: bool = False  # False also if unknown
+    pipeline_stages: int = 1  # of its layers
+    num_ranks: int = 1  # processes
+    decode_costs: tuple[tuple[int, float], ...] = ()  # (tokens, seconds) of steps without prompts, tokens rising
+    draft_seconds: float = 0.0  # of its proposer, per token of the longest draft
+    draft_bounds: tuple[tuple[int, int], ...] = ()  # (decoding requests, most drafts of each from there on)
 
     @property
     def max_num_tokens(self) -> int:
-        """The longest request, prompt plus output, that the model takes and the KV cache can hold. (The executor has
-        made sure that windows and states fit.)"""
+        """The most tokens of a request, prompt plus output, that the model takes and the KV cache holds. (The executor
+        has made sure that windows and states fit.)"""
         capacities = [group.num_blocks * self.block_size for group in self.kv_groups if group.keeps_all]
         return min([self.max_model_len, *capacities])
 
@@ -72,20 +72,19 @@ class ExecutorInfo:
         return max((group.num_blocks for group in self.kv_groups), default=0)
 
     def max_prompt_tokens(self, yields_vector: bool) -> int:
-        """Returns the longest prompt. One that yields no vector leaves room for a token of output."""
+        """Returns the most tokens of a prompt, which leaves room for a token of output unless it yields a vector."""
         return self.max_num_tokens if yields_vector else self.max_num_tokens - 1
 
     def within_steps_of(self, max_num_batched_tokens: int | None) -> "ExecutorInfo":
-        """Returns the info for clients where steps have no more tokens: prompts that are read whole are no longer than
-        a step."""
+        """Returns the info with the scheduler's limit of tokens per step applied: where a prompt is computed in one
+        step, it is no longer than that."""
         if max_num_batched_tokens is None or not self.whole_prompts:
             return self
         return replace(self, max_model_len=min(self.max_model_len, max_num_batched_tokens))
 
     def is_interchangeable_with(self, other: "ExecutorInfo") -> bool:
-        """Returns whether a request that was taken here may go on there: model, limits and block size are the same. The
-        numbers of requests and tokens that each takes at once may differ, and so may the weights, if the one's are to
-        replace the other's."""
+        """Returns whether a request of this executor may continue on the other one: model, limits and block size are
+        equal. The numbers of rows and of tokens per step may differ, and so may the weights during a replacement."""
         if self.weights.number == other.weights.number and self.weights.version != other.weights.version:
             return False
         return _of_requests(self) == _of_requests(other)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pagewire.errors import InvalidRequest
 from pagewire.v1.common_pb2 import PromptImage
 
-# Bytes of images that may enter the executor with one step before no further request does: with the largest request on
-# top, a step still is a message that gRPC takes.
+# No further request enters with a step that has images of so many bytes: with the largest request on top, the step
+# still fits into a message of gRPC.
 MAX_STEP_IMAGE_BYTES = 16 * 1024 * 1024
 MAX_REQUEST_IMAGE_BYTES = 40 * 1024 * 1024
 
@@ -22,8 +22,8 @@ class PromptImages:
         self.num_bytes = sum(image.ByteSize() for image in images)
         if self.num_bytes > MAX_REQUEST_IMAGE_BYTES:
             raise InvalidRequest(
-                f"the images take {self.num_bytes} bytes as the model reads them; {MAX_REQUEST_IMAGE_BYTES} are "
-                "possible: send fewer or smaller ones",
+                f"the images take {self.num_bytes} bytes as input of the model, and {MAX_REQUEST_IMAGE_BYTES} are "
+                "possible; send fewer or smaller images",
                 "images",
             )
         last = 0
@@ -42,8 +42,8 @@ class PromptImages:
             last = end
 
     def keys(self, first: int, end: int) -> bytes:
-        """Returns what the KV of tokens first to end - 1 depends on beside the tokens: each image that has some of
-        them, and which of its tokens these are."""
+        """Returns what the KV of tokens first to end - 1 depends on beside their ids: the hash of each image that
+        overlaps them, and its offset from `first`."""
         return b"".join(
             image.hash + (image.offset - first).to_bytes(8, "little", signed=True)
             for image in self.images
@@ -51,8 +51,8 @@ class PromptImages:
         )
 
     def from_token(self, num_computed_tokens: int) -> list[PromptImage]:
-        """Returns the images for an executor that has the KV of the first tokens: of images before, only their
-        places."""
+        """Returns the images for an executor that has the KV of the first num_computed_tokens tokens: images among
+        these are without pixels."""
         return [
             image if num_computed_tokens < image.offset + image.num_tokens else _without_pixels(image)
             for image in self.images

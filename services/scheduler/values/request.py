@@ -115,9 +115,9 @@ class Request:
         yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
         texts, where in the prompt the second begins; 0: there is only one.
 
-        cache_salt, cache_owner: it shares blocks only with requests of the same.
+        cache_salt, cache_owner: it shares blocks only with requests that have the same.
 
-        weights_version: of the weights that made the tokens it brings along; empty: unknown.
+        weights_version: of the weights that generated its resumed tokens; empty: unknown.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
@@ -125,11 +125,11 @@ class Request:
         self.images = images
         self.blocks = RequestBlocks(root_hash(cache_salt, cache_owner))
         self.tenant = tenant
-        self.weights_version = weights_version  # of those that compute it, or last did
-        self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken it in
+        self.weights_version = weights_version  # of the executor that runs it, or last did
+        self.account = NO_ACCOUNT  # of its tenant, once the scheduler has taken the request in
         self.is_long = False  # much of its prompt was not found in the prefix cache
         self.sampling_params = sampling_params
-        # The executor sees to min_tokens and ignore_eos then: an end token that it samples is the end of the grammar.
+        # With a grammar, the executor applies min_tokens and ignore_eos: an end token that it samples ends the request.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
@@ -145,8 +145,8 @@ class Request:
         self.epoch = 0
         # Place in the queues, smaller first; given by the policy.
         self.order: tuple[int, int] = (0, 0)
-        self.is_accepted = True  # by the executor, which looks at images when a request enters
-        self.replica_id: int | None = None  # of the replica that runs it; None = it waits or has ended
+        self.is_accepted = True  # by the executor, which checks images when a request enters
+        self.replica_id: int | None = None  # of the replica that runs it; None if it waits or has ended
 
         # Resolved against an executor's model and capacity by `resolve`.
         self.max_num_tokens = 0
@@ -154,8 +154,8 @@ class Request:
 
     @property
     def num_certain_tokens(self) -> int:
-        """The number of tokens that are known and have KV when the steps in flight are done, whatever becomes of
-        drafts."""
+        """The number of tokens that are known and have KV when the steps in flight are done, whether or not
+        drafts are accepted."""
         return min(self.num_computed_tokens, len(self.token_ids))
 
     @property
@@ -224,7 +224,7 @@ class Request:
             The tokens up to the request's end, and why it ends with the last of them; None: it goes on.
         """
         self.num_output_placeholders -= most
-        self.num_computed_tokens -= most - len(token_ids)  # drafts that were refused
+        self.num_computed_tokens -= most - len(token_ids)  # rejected drafts
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             reason = self.find_end()

@@ -10,7 +10,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 
 class InvalidResult(Exception):
-    """Raised when the executor answered something that it was not asked."""
+    """Raised for a result that does not match its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class NewRequest:
 
     @classmethod
     def of(cls, request: Request) -> "NewRequest":
-        """One that has been admitted."""
+        """Returns the values that the executor needs of an admitted request."""
         return cls(
             request.request_id,
             list(request.token_ids),
@@ -59,10 +59,10 @@ class StepWork:
 
     num_decodes: int = 0  # tokens of requests that need one, drafts included
     num_prompt_tokens: int = 0
-    num_pairs: float = 0.0  # of prompt tokens with what they attend to, if all see all before them
+    num_pairs: float = 0.0  # of prompt tokens and the tokens they attend to, with full attention
 
     def add_prompt(self, start: int, num_tokens: int) -> None:
-        """Tokens of a prompt, the first of which is at position `start`."""
+        """Adds tokens of a prompt, from position `start` on."""
         self.num_prompt_tokens += num_tokens
         self.num_pairs += num_tokens * (start + num_tokens / 2)
 
@@ -90,7 +90,7 @@ class ScheduledStep:
     drafts_of: dict[int, int] = field(default_factory=dict)
     # Not sent. Requests that yield a vector, in batch order, with the epoch; they are answered after `sampled`.
     yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
-    # Not sent. What it computes.
+    # Not sent. The work of the step.
     work: StepWork = field(default_factory=StepWork)
 
     @property
@@ -114,7 +114,7 @@ class ScheduledStep:
         request_ids = [request.request_id for request in self.sampled]
         request_ids += [request.request_id for request, _ in self.yielding]
         if result.request_ids != request_ids:
-            raise InvalidResult(f"the executor answered step {self.step_id} for other requests than it was to sample")
+            raise InvalidResult(f"the executor answered step {self.step_id} for other requests than those of the step")
         num_tokens = result.num_tokens
         if len(num_tokens) != len(request_ids) or sum(num_tokens) != len(result.token_ids):
             raise InvalidResult(f"the columns of the answer to step {self.step_id} differ in length")
@@ -162,4 +162,4 @@ class StepClock:
 
     execute_seconds: float  # of the device; in a pipeline, of the slowest stage
     queue_seconds: float  # in the executor's queue
-    idle_seconds: float | None  # the device, or that of the first stage, waited for it; None for a stream's first
+    idle_seconds: float | None  # that the device, or that of the first stage, waited for it; None for the first step

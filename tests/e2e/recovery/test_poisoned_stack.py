@@ -19,7 +19,7 @@ FAULTS = {"device": 48001, "hang": 48002, "exit": 48003}
 REASONS = {
     "device": "(INTERNAL: fatal device error: RuntimeError: injected: the device is broken)",
     "hang": "(DEADLINE_EXCEEDED: no progress: the device has hung for more than 2 s",
-    "exit": "(its process ended by its own doing)",
+    "exit": "(its process failed)",
 }
 PROMPTS = ["The sea is", "Once upon a time there was", "In the year 1815", "A recipe for bread:"]
 

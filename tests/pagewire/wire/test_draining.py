@@ -19,10 +19,10 @@ WAITS = """
 import asyncio, sys
 from pagewire.wire import rpc
 async def main():
-    told = asyncio.create_task(rpc.wait_for_signal())
+    signalled = asyncio.create_task(rpc.wait_for_signal())
     await asyncio.sleep(0)
     print("waits", flush=True)
-    print(await told, flush=True)
+    print(await signalled, flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
 """

@@ -62,9 +62,9 @@ def test_the_one_key_is_taken_beside_those_of_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_lines_are_named_and_not_quoted(line: str, cause: str) -> None:
-    with pytest.raises(ValueError, match=cause) as told:
+    with pytest.raises(ValueError, match=cause) as caught:
         parse_keys(f"# a comment\n\n{line}")
-    assert "line " in str(told.value) and "my-secret-key" not in str(told.value)
+    assert "line " in str(caught.value) and "my-secret-key" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:

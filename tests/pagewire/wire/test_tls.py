@@ -169,8 +169,8 @@ async def test_clients_check_the_server(issued: Issued, stranger: Issued):
             with pytest.raises(RpcError) as caught:
                 await asked(f"grpcs://{address}", **files)
             assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-            told = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
-            assert "its CA is not trusted here" in told
+            reason = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
+            assert "its CA is not trusted here" in reason
 
 
 async def test_clients_find_their_files_in_the_environment(issued: Issued, monkeypatch: pytest.MonkeyPatch):
@@ -187,8 +187,8 @@ async def test_a_server_that_wants_certificates_takes_none_but_its_cas(issued: I
             with pytest.raises(RpcError) as caught:
                 await asked(address, ssl_ca_certs=str(issued.ca_certs), **files)
             assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-            told = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
-            assert "certificate" in told
+            reason = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
+            assert "certificate" in reason
 
 
 async def test_services_always_want_certificates_of_each_other(issued: Issued, stranger: Issued):
@@ -218,7 +218,7 @@ async def test_a_service_that_is_refused_says_why_once(
     ):
         await connected.channel_ready()
         channels = {refused: refusing, unanswered: plain, without_tls: refusing, connected: plain}
-        telling = [asyncio.create_task(log_refusals(*pair, 0.05)) for pair in channels.items()]
+        logging_tasks = [asyncio.create_task(log_refusals(*pair, 0.05)) for pair in channels.items()]
         async with asyncio.timeout(10):
             while len(caplog.messages) < 3:  # noqa: ASYNC110 - what is logged
                 await asyncio.sleep(0.01)
@@ -226,7 +226,7 @@ async def test_a_service_that_is_refused_says_why_once(
     assert caplog.text.count(f"no connection to {refusing}: it uses TLS and ends the connection") == 2
     assert caplog.text.count(f"no connection to {plain}: it does not use TLS") == 1
     async with asyncio.timeout(10):
-        await asyncio.gather(*telling)  # as the channels are closed
+        await asyncio.gather(*logging_tasks)  # as the channels are closed
 
 
 async def test_a_client_that_speaks_something_else_is_told(issued: Issued):
@@ -239,8 +239,8 @@ async def test_a_client_that_speaks_something_else_is_told(issued: Issued):
     async with serving(None) as address:
         with pytest.raises(RpcError) as caught:
             await asked(f"grpcs://{address}", ssl_ca_certs=str(issued.ca_certs))
-        told = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
-        assert f"grpcs://{address}: it does not use TLS" in told
+        reason = await asyncio.to_thread(unanswered, f"grpcs://{address}", caught.value.message)
+        assert f"grpcs://{address}: it does not use TLS" in reason
 
 
 async def test_the_health_command_shows_the_certificate_of_its_service(

@@ -53,19 +53,19 @@ class FakeApiServer:
             "addressType": "IPv4", "ports": ports, "endpoints": list(endpoints), **more,
             "metadata": {"name": name, "labels": labels, "resourceVersion": str(self._next_version())},
         }  # fmt: skip
-        self._tell(kind, self._slices[name])
+        self._send(kind, self._slices[name])
 
     def delete(self, name: str) -> None:
         gone = self._slices.pop(name)
         gone["metadata"]["resourceVersion"] = str(self._next_version())
-        self._tell("DELETED", gone)
+        self._send("DELETED", gone)
 
     def bookmark(self) -> None:
-        self._tell("BOOKMARK", {"metadata": {"resourceVersion": str(self._next_version())}})
+        self._send("BOOKMARK", {"metadata": {"resourceVersion": str(self._next_version())}})
 
     def fail_watches(self, code: int) -> None:
-        """Those that run end with this, told as an event."""
-        self._tell("ERROR", {"kind": "Status", "code": code, "message": "so it is"})
+        """Ends the present watches with this code, sent as an event."""
+        self._send("ERROR", {"kind": "Status", "code": code, "message": "so it is"})
 
     def forget(self) -> None:
         """What happened until now."""
@@ -76,7 +76,7 @@ class FakeApiServer:
         self.version += 1
         return self.version
 
-    def _tell(self, kind: str, one: dict[str, Any]) -> None:
+    def _send(self, kind: str, one: dict[str, Any]) -> None:
         self._latest = {"type": kind, "object": json.loads(json.dumps(one))}
         if kind != "ERROR":
             self._events.append(self._latest)

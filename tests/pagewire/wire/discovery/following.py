@@ -1,4 +1,4 @@
-"""Reads what a discovery says, as services do."""
+"""Reads the lists of a discovery, as services do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,18 +8,18 @@ from pagewire.wire.discovery import Discovery, Listed
 
 
 class Followed:
-    """The lists so far."""
+    """The lists that a discovery has yielded."""
 
     def __init__(self) -> None:
         self.lists: list[Sequence[Listed]] = []
 
     @property
     def addresses(self) -> list[str] | None:
-        """Of the last one; None: there was none yet."""
+        """The addresses of the last list; None before the first."""
         return [one.address for one in self.lists[-1]] if self.lists else None
 
     async def until(self, *addresses: str) -> None:
-        """Until the list is this."""
+        """Waits until the last list has these addresses."""
         async with asyncio.timeout(10):
             while self.addresses != list(addresses):  # noqa: ASYNC110 - the state of the other side
                 await asyncio.sleep(0.005)
@@ -27,15 +27,15 @@ class Followed:
 
 @asynccontextmanager
 async def followed(discovery: Discovery) -> AsyncIterator[Followed]:
-    told = Followed()
+    seen = Followed()
 
     async def follow() -> None:
         async for listed in discovery.lists():
-            told.lists.append(listed)
+            seen.lists.append(listed)
 
     task = asyncio.create_task(follow())
     try:
-        yield told
+        yield seen
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

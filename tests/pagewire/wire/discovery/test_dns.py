@@ -42,22 +42,22 @@ def found_by(resolver: Resolver, *addresses: str) -> Dns:
 
 async def test_each_address_of_a_name_is_a_service_as_they_come_and_go() -> None:
     resolver = Resolver(executor="10.0.0.1")
-    async with followed(found_by(resolver, "executor:50053")) as told:
-        await told.until("10.0.0.1:50053")
+    async with followed(found_by(resolver, "executor:50053")) as seen:
+        await seen.until("10.0.0.1:50053")
         resolver.hosts["executor"] = "10.0.0.2 10.0.0.1 fd00::7"
-        await told.until("10.0.0.1:50053", "10.0.0.2:50053", "[fd00::7]:50053")
+        await seen.until("10.0.0.1:50053", "10.0.0.2:50053", "[fd00::7]:50053")
         resolver.hosts["executor"] = "fd00::7 10.0.0.2"
-        await told.until("10.0.0.2:50053", "[fd00::7]:50053")
-        assert {one.host for one in told.lists[-1]} == {"executor"}, "whose certificate they show"
+        await seen.until("10.0.0.2:50053", "[fd00::7]:50053")
+        assert {one.host for one in seen.lists[-1]} == {"executor"}, "the name on their certificates"
 
 
 async def test_an_answer_in_another_order_is_no_other_list() -> None:
     resolver = Resolver(executor="10.0.0.1 10.0.0.2")
-    async with followed(found_by(resolver, "executor:50053")) as told:
-        await told.until("10.0.0.1:50053", "10.0.0.2:50053")
+    async with followed(found_by(resolver, "executor:50053")) as seen:
+        await seen.until("10.0.0.1:50053", "10.0.0.2:50053")
         resolver.hosts["executor"] = "10.0.0.2 10.0.0.1"
         await resolver.until_asked_again()
-        assert len(told.lists) == 1
+        assert len(seen.lists) == 1
 
 
 @pytest.mark.parametrize("answer", [None, ""])
@@ -65,35 +65,35 @@ async def test_what_was_known_last_stays_while_a_name_does_not_resolve(
     answer: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     resolver = Resolver(executor="10.0.0.1")
-    async with followed(found_by(resolver, "executor:50053")) as told:
-        await told.until("10.0.0.1:50053")
+    async with followed(found_by(resolver, "executor:50053")) as seen:
+        await seen.until("10.0.0.1:50053")
         if answer is None:
             del resolver.hosts["executor"]
         else:
             resolver.hosts["executor"] = answer
         await resolver.until_asked_again()
-        assert len(told.lists) == 1
+        assert len(seen.lists) == 1
         assert caplog.text.count("executor does not resolve") == 1, "said once"
         assert "stay in use" in caplog.text
         resolver.hosts["executor"] = "10.0.0.2"
-        await told.until("10.0.0.2:50053")
+        await seen.until("10.0.0.2:50053")
 
 
 async def test_a_name_that_does_not_resolve_or_takes_long_keeps_no_other_out(caplog: pytest.LogCaptureFixture) -> None:
     resolver = Resolver(good="10.0.0.1", slow="10.0.0.9")
     resolver.slow.add("slow")
-    async with followed(found_by(resolver, "bad:1", "slow:1", "good:1", "unix:/e.sock", "10.1.1.1:1")) as told:
-        await told.until("10.0.0.1:1", "unix:/e.sock", "10.1.1.1:1")
+    async with followed(found_by(resolver, "bad:1", "slow:1", "good:1", "unix:/e.sock", "10.1.1.1:1")) as seen:
+        await seen.until("10.0.0.1:1", "unix:/e.sock", "10.1.1.1:1")
         assert caplog.text.count("bad does not resolve") == 1
         resolver.hosts["bad"] = "10.0.0.3"
-        await told.until("10.0.0.3:1", "10.0.0.1:1", "unix:/e.sock", "10.1.1.1:1")
+        await seen.until("10.0.0.3:1", "10.0.0.1:1", "unix:/e.sock", "10.1.1.1:1")
 
 
 async def test_who_is_there_by_two_names_counts_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     resolver = Resolver(one="10.0.0.1", other="10.0.0.1 10.0.0.2")
-    async with followed(found_by(resolver, "one:1", "other:1")) as told:
-        await told.until("10.0.0.1:1", "10.0.0.2:1")
+    async with followed(found_by(resolver, "one:1", "other:1")) as seen:
+        await seen.until("10.0.0.1:1", "10.0.0.2:1")
         await resolver.until_asked_again()
         assert caplog.text.count("10.0.0.1:1 has two names") == 1
 

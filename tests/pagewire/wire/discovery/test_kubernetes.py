@@ -37,19 +37,19 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_ready_pods_are_listed_as_they_come_and_go(server: FakeApiServer) -> None:
     server.put("a", endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=False))
     server.put("other", endpoint("10.9.9.9"), service="tokenizer")
-    async with followed(found_by(server, "executor:50053")) as told:
-        await told.until("10.0.0.1:50053")
-        assert told.lists[-1][0].host == "executor.inference.svc"
+    async with followed(found_by(server, "executor:50053")) as seen:
+        await seen.until("10.0.0.1:50053")
+        assert seen.lists[-1][0].host == "executor.inference.svc"
         server.put("a", endpoint("10.0.0.1"), endpoint("10.0.0.2"))
-        await told.until("10.0.0.1:50053", "10.0.0.2:50053")
+        await seen.until("10.0.0.1:50053", "10.0.0.2:50053")
         server.put("b", endpoint("10.0.0.3", ready=None))
-        await told.until("10.0.0.1:50053", "10.0.0.2:50053", "10.0.0.3:50053")
+        await seen.until("10.0.0.1:50053", "10.0.0.2:50053", "10.0.0.3:50053")
         server.put("a", endpoint("10.0.0.1", ready=False, terminating=True), endpoint("10.0.0.2"))
-        await told.until("10.0.0.2:50053", "10.0.0.3:50053")
+        await seen.until("10.0.0.2:50053", "10.0.0.3:50053")
         server.delete("a")
-        await told.until("10.0.0.3:50053")
+        await seen.until("10.0.0.3:50053")
         server.put("b")
-        await told.until()
+        await seen.until()
         assert server.num_lists == 1, "the rest was watched"
 
 
@@ -63,37 +63,37 @@ async def test_services_are_named_or_chosen_by_labels(server: FakeApiServer) -> 
         ("executor.inference:7", "pool=y:8"): ["10.0.0.1:7", "10.0.0.3:8"],
         ("executor.inference.svc:grpc",): ["10.0.0.1:50053"],
     }.items():
-        async with followed(found_by(server, *addresses)) as told:
-            await told.until(*expected)
+        async with followed(found_by(server, *addresses)) as seen:
+            await seen.until(*expected)
 
 
 async def test_a_pod_with_two_addresses_is_one(server: FakeApiServer) -> None:
     server.put("a6", endpoint("fd00::1", pod="one"), endpoint("fd00::2", pod="two"), addressType="IPv6")
     server.put("a4", endpoint("10.0.0.1", pod="one"))
     server.put("names", endpoint("executor.example"), addressType="FQDN")
-    async with followed(found_by(server, "executor:7")) as told:
-        await told.until("10.0.0.1:7", "[fd00::2]:7")
+    async with followed(found_by(server, "executor:7")) as seen:
+        await seen.until("10.0.0.1:7", "[fd00::2]:7")
 
 
 async def test_bookmarks_and_renewed_watches_lose_nothing(server: FakeApiServer) -> None:
     server.put("a", endpoint("10.0.0.1"))
-    async with followed(found_by(server, "executor:7", watch_seconds=1)) as told:
-        await told.until("10.0.0.1:7")
+    async with followed(found_by(server, "executor:7", watch_seconds=1)) as seen:
+        await seen.until("10.0.0.1:7")
         server.put("x", endpoint("10.1.1.1"), service="other")
         server.bookmark()
         await asyncio.sleep(0.05)
         server.forget()
         await asyncio.sleep(1.2)
         server.put("b", endpoint("10.0.0.2"))
-        await told.until("10.0.0.1:7", "10.0.0.2:7")
+        await seen.until("10.0.0.1:7", "10.0.0.2:7")
         assert server.num_lists == 1, "the bookmark's version was not too old"
 
 
 @pytest.mark.parametrize("told_by", ["event", "status"])
 async def test_a_version_that_is_gone_has_all_listed_anew(server: FakeApiServer, told_by: str) -> None:
     server.put("a", endpoint("10.0.0.1"))
-    async with followed(found_by(server, "executor:7", watch_seconds=1)) as told:
-        await told.until("10.0.0.1:7")
+    async with followed(found_by(server, "executor:7", watch_seconds=1)) as seen:
+        await seen.until("10.0.0.1:7")
         await until(lambda: server.num_watching)
         if told_by == "event":
             server.fail_watches(410)
@@ -102,7 +102,7 @@ async def test_a_version_that_is_gone_has_all_listed_anew(server: FakeApiServer,
             server.forget()
         await until(lambda: server.num_lists >= 2)
         server.put("a", endpoint("10.0.0.2"))
-        await told.until("10.0.0.2:7")
+        await seen.until("10.0.0.2:7")
 
 
 async def test_what_was_known_stays_while_the_server_is_away(
@@ -110,38 +110,38 @@ async def test_what_was_known_stays_while_the_server_is_away(
 ) -> None:
     server.put("a", endpoint("10.0.0.1"))
     server.put("b", endpoint("10.0.0.2"))
-    async with followed(found_by(server, "executor:7")) as told:
-        await told.until("10.0.0.1:7", "10.0.0.2:7")
+    async with followed(found_by(server, "executor:7")) as seen:
+        await seen.until("10.0.0.1:7", "10.0.0.2:7")
         await server.stop()
         server.delete("b")
         server.forget()
         await until(lambda: "Kubernetes does not list" in caplog.text)
         await asyncio.sleep(0.2)
-        assert len(told.lists) == 1
+        assert len(seen.lists) == 1
         assert caplog.text.count("Kubernetes does not list") == 1, "said once"
         await server.start()
-        await told.until("10.0.0.1:7")
+        await seen.until("10.0.0.1:7")
 
 
 async def test_a_token_is_read_again_when_it_was_renewed(
     server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.put("a", endpoint("10.0.0.1"))
-    async with followed(found_by(server, "executor:7")) as told:
-        await told.until("10.0.0.1:7")
+    async with followed(found_by(server, "executor:7")) as seen:
+        await seen.until("10.0.0.1:7")
         await until(lambda: server.num_watching)
         server.tokens = {"a-newer-one"}
         server.fail_watches(500)
         await until(lambda: "500: so it is" in caplog.text)
         (server.account / "token").write_text("a-newer-one")
         server.put("a", endpoint("10.0.0.2"))
-        await told.until("10.0.0.2:7")
+        await seen.until("10.0.0.2:7")
 
 
 async def test_who_may_not_ask_is_told_what_it_takes(server: FakeApiServer, caplog: pytest.LogCaptureFixture) -> None:
-    async with followed(found_by(server, "executor.elsewhere:7")) as told:
+    async with followed(found_by(server, "executor.elsewhere:7")) as seen:
         await until(lambda: "a role that may list and watch endpointslices" in caplog.text)
-        assert told.addresses is None
+        assert seen.addresses is None
 
 
 @pytest.mark.parametrize("address", ["executor", "https://executor:7", "executor:", ":7"])

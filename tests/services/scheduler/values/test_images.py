@@ -110,7 +110,7 @@ def test_a_step_takes_no_more_images_than_a_message_does() -> None:
         ([image(1, 2, 0)], "tokens 2 to 2"),
         ([image(1, 2, 3), image(2, 4, 3)], r"images\[1\] is at tokens 4 to 7"),
         ([common_pb2.PromptImage(hash=b"short", offset=0, num_tokens=1)], "hash has 5 bytes; a sha256 has 32"),
-        ([image(1, 0, 3, MAX_REQUEST_IMAGE_BYTES)], "send fewer or smaller ones"),
+        ([image(1, 0, 3, MAX_REQUEST_IMAGE_BYTES)], "send fewer or smaller images"),
     ],
 )
 def test_images_that_do_not_fit_are_refused(images: list[common_pb2.PromptImage], message: str) -> None:
