@@ -31,7 +31,7 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
-    """all-MiniLM-L6-v2 of sentence-transformers: in the user's cache, downloaded once."""
+    """The path of sentence-transformers' all-MiniLM-L6-v2, downloaded once into the user's cache."""
     return resolve_model("all-minilm-l6-v2")
 
 

@@ -1,4 +1,4 @@
-"""What each service tells Prometheus before its first request."""
+"""The metrics of each service before its first request."""
 
 import subprocess
 import sys

@@ -34,7 +34,7 @@ def extend_history(history: int, token_id: int) -> int:
 
 
 def first_history(weights_version: str) -> int:
-    """Of no tokens yet, where weights of this version make them."""
+    """Returns the history of an empty sequence of the weights of this version."""
     history = EMPTY_HISTORY
     for byte in weights_version.encode():
         history = extend_history(history, byte)
@@ -58,7 +58,8 @@ def expected_output(
     min_tokens: int = 0,
     weights_version: str = "",
 ) -> list[int]:
-    """What generation through a FakeExecutor must give; end_token_ids are end-of-sequence and stop tokens together."""
+    """Returns the tokens that a FakeExecutor must generate; end_token_ids are end-of-sequence and stop tokens
+    together."""
     history = first_history(weights_version)
     for token_id in prompt_token_ids:
         history = extend_history(history, token_id)
@@ -73,7 +74,7 @@ def expected_output(
 
 
 class FakeExecutorDied(rpc.RpcError):
-    """It was given what kills it, and says so."""
+    """The executor received a request that kills it, and reports it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -83,7 +84,7 @@ class FakeExecutorDied(rpc.RpcError):
 
 @dataclass(slots=True)
 class FakeRow:
-    """What the executor keeps of one request."""
+    """The executor's state of one request."""
 
     token_ids: list[int]
     num_prompt_tokens: int
@@ -107,7 +108,7 @@ class FakeExecutor:
     KV is a dict (group, slot) -> fingerprint of the tokens up to and including the slot's; check_kv=False does without
     it, for speed. Of states it is (group, block) -> fingerprint of the tokens that the state is after.
 
-    Running a request whose prompt begins with deadly_token_id raises FakeExecutorDied, once it has deadly_from tokens
+    Running a request with deadly_token_id first in its prompt raises FakeExecutorDied, once it has deadly_from tokens
     of output; a new one that begins with refused_token_id is answered with an error. One that begins with nan_token_id
     has no numbers for its next token, once it has that many; what it writes to the KV cache is wrong.
     """
@@ -315,7 +316,7 @@ class FakeExecutor:
 
     def _step_states(self, step: Any, index: int, group: KVGroup) -> None:
         """Each request reads the state before its first token and writes to the blocks that its tokens are in. Requests
-        run side by side: nobody may read or write what another writes."""
+        run side by side: none may read or write a block that another one writes."""
         before, reads, writes = dict(self._kv), list[tuple[int, int]](), list[tuple[int, int]]()
         for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
             row = self.rows[request_id]
@@ -375,7 +376,7 @@ def _fake_logprobs(token_id: int, num_logprobs: int, vocab_size: int) -> common_
 
 
 def fake_prompt_logprobs(token_ids: Sequence[int], num_top: int, vocab_size: int) -> common_pb2.Logprobs:
-    """Of all tokens of a prompt but the first, as `_fake_logprobs`."""
+    """Returns `_fake_logprobs` of all tokens of a prompt but the first."""
     message = common_pb2.Logprobs(entries_per_token=1 + num_top)
     for token_id in token_ids[1:]:
         of_token = _fake_logprobs(token_id, num_top, vocab_size)

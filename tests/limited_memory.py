@@ -1,4 +1,4 @@
-"""What a test may allocate."""
+"""A limit on the memory that a test allocates."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     python -m tests.chaos.soak --minutes 30 --url http://127.0.0.1:8000   # a stack of this machine that runs
 
 Every half minute the clients pause until nothing runs, and each service is measured: resident memory (an executor's
-without the KV cache, whose pages the system gives when they are first written), descriptors, threads, asyncio tasks,
+without the KV cache: the system gives its pages when they are first written), descriptors, threads, asyncio tasks,
 and the free blocks of the KV cache.
 
 It fails if a request gets an answer that it does not deserve; if, in a pause, a block is not free; or if something

@@ -241,7 +241,7 @@ def test_registered_op_is_the_reference(name: str) -> None:
     torch.testing.assert_close(
         comparable(result, *actual_args),
         truths,
-        atol=5e-5 + 1e-6 * largest,  # of sums in another order, whose parts may cancel
+        atol=5e-5 + 1e-6 * largest,  # sums in another order, and their parts may cancel
         rtol=5e-5,
     )
 

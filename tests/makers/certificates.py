@@ -25,7 +25,7 @@ class Issued:
 
     @property
     def flags(self) -> dict[str, str]:
-        """Of a service, or a client."""
+        """The flags of a service or a client that shows this certificate."""
         return {
             "ssl_certfile": str(self.certfile),
             "ssl_keyfile": str(self.keyfile),
@@ -49,7 +49,7 @@ class Authority:
     def issue(
         self, name: str, names: str = "DNS:localhost,IP:127.0.0.1", *, days: int = 30, purposes: str = ""
     ) -> Issued:
-        """names: as subjectAltName has them. purposes: as extendedKeyUsage has them; "": all."""
+        """Issues a certificate. `names` is its subjectAltName, `purposes` its extendedKeyUsage ("" = all)."""
         certfile, keyfile = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         request, extensions = self._directory / f"{name}.csr", self._directory / f"{name}.ext"
         usage = f"\nextendedKeyUsage={purposes}" if purposes else ""

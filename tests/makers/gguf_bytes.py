@@ -46,7 +46,8 @@ def header(metadata: Mapping[str, Any], entries: Iterable[Entry]) -> bytes:
 
 
 def number_fields(data: bytes) -> list[tuple[int, int]]:
-    """(position, size) of every count, length, type, dimension, offset and number in the header of a sound file."""
+    """Returns (position, size) of every count, length, type, dimension, offset and number in the header of a sound
+    file."""
     return _Walk(data).fields
 
 

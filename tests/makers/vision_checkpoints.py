@@ -30,7 +30,7 @@ _TEMPLATE = (
 
 
 def save_vision_checkpoint(path: Path, family: str) -> Any:
-    """family: of IMAGE_TOKENS. Returns transformers' model."""
+    """Saves a tiny checkpoint of a family of IMAGE_TOKENS; returns transformers' model."""
     token = IMAGE_TOKENS[family]
     shown = f"<|vision_start|>{token}<|vision_end|>" if family == "qwen2_5_vl" else token
     added = [token, *_FRAMES, *_TILES]

@@ -1,4 +1,4 @@
-"""What an installation brings: one top-level name, and in it everything that the folders at the top hold."""
+"""The files of an installation: one top-level name, and in it everything that the folders at the top hold."""
 
 from pathlib import Path
 

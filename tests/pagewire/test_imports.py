@@ -1,4 +1,5 @@
-"""What each service may import: no line of its code names the rest, and it loads where the rest is missing."""
+"""The imports that each service may have: no line of its code names the rest, and it loads where the rest is
+missing."""
 
 import ast
 import subprocess
@@ -61,7 +62,7 @@ FENCES = {
     "kernels/triton": ["kernels.cpu"],
     "kernels/cpu": ["triton"],
 }
-# What runs in processes of its own, which import what their service does not; and the doctor, who asks the executor's
+# What runs in processes of its own, which import what their service does not; and the doctor, which asks the executor's
 # own arithmetic what fits, where that is installed.
 EXEMPT = {
     "services/tokenizer/images/image_processor.py": {"transformers", "numpy"},
@@ -116,7 +117,7 @@ def test_no_line_imports_across_the_fence(folder: str) -> None:
 
 
 def edges(folder: str) -> Iterator[tuple[Path, Path]]:
-    """(file, file that it imports), anywhere in it, within a folder."""
+    """Yields (file, file that it imports) for the imports anywhere in the files of a folder."""
     root = REPOSITORY / folder
     own = [path for path in root.rglob("*.py") if not (root / path.relative_to(root).parts[0]).is_symlink()]
     names = {path: ".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in own}

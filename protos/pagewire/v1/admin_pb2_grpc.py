@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """The same on every service, but for what is said otherwise.
+    """The same on every service, unless a comment says otherwise.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """The same on every service, but for what is said otherwise.
+    """The same on every service, unless a comment says otherwise.
     """
 
     def GetMetrics(self, request, context):
@@ -69,7 +69,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExplainRequest(self, request, context):
-        """Where the time of a request went that has ended lately, or goes so far, as this service and every service behind it
+        """How the time of a running or recently ended request was spent, as this service and every service behind it
         see it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -77,18 +77,18 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """How this service and every service behind it are, and what the engine is doing.
+        """The state of this service and of every service behind it, and the load of the engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReplaceWeights(self, request, context):
-        """Replaces the weights of all executors while requests go on: scheduler, and tokenizers by asking it; on ports for clients
-        with a key that may change the service. All executors load the new ones first. Then one after the other lets its running requests end, while the
-        others take new ones, and goes on with the new weights. Returns when all have them. INVALID_ARGUMENT,
-        RESOURCE_EXHAUSTED or UNAVAILABLE before that: the old ones stay in force everywhere. If the caller goes away, the
-        replacement goes on.
+        """Replaces the weights of all executors while requests go on: on the scheduler, and on tokenizers, which forward it;
+        on ports for clients with a key that may change the service. All executors load the new weights first. Then one
+        after the other lets its running requests end, while the others take new requests, and goes on with the new
+        weights. Returns when all have them. After INVALID_ARGUMENT, RESOURCE_EXHAUSTED or UNAVAILABLE, the old weights
+        stay in force everywhere. If the caller disconnects, the replacement goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +126,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """The same on every service, but for what is said otherwise.
+    """The same on every service, unless a comment says otherwise.
     """
 
     @staticmethod

@@ -74,7 +74,8 @@ class ExecutorServiceServicer:
     """
 
     def Describe(self, request, context):
-        """What was loaded and what fits. Answers only once weights are loaded and the KV cache is allocated.
+        """Returns the model that was loaded and the sizes that fit. Answers only once weights are loaded and the KV cache is
+        allocated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,47 +83,47 @@ class ExecutorServiceServicer:
 
     def Execute(self, request_iterator, context):
         """Executes steps strictly in order. The first message of a stream opens it: it has step_id 0 and a term, and so has
-        its answer, step_id 0. A stream that opens ends the previous one and starts with empty rows and an empty KV cache; it
-        is refused with FAILED_PRECONDITION while a scheduler of a higher term has the executor, or had it ten seconds ago.
-        Responses come in step order; two steps may be in flight, or one more than there are stages.
+        its answer, step_id 0. A stream that opens ends the previous one and starts with empty rows and an empty KV cache;
+        it is refused with FAILED_PRECONDITION while a scheduler of a higher term has the executor, or had it ten seconds
+        ago. Responses come in step order; two steps may be in flight, or one more than there are stages.
 
-        The reason in the ErrorInfo of a stream that fails says what may be the cause. A request of the steps in flight:
+        The reason in the ErrorInfo of a stream that fails names the possible cause. A request of the steps in flight:
         STEP_FAILED (UNKNOWN; the executor goes on, and takes a new stream), DEVICE_FAILED (INTERNAL) or NO_PROGRESS
         (DEADLINE_EXCEEDED; it ends). No request: SUPERSEDED (ABORTED; a new stream has the executor) or MODEL_BROKEN
-        (DATA_LOSS; the model yields no numbers, whatever the prompt; it ends).
+        (DATA_LOSS; the model yields no numbers for any prompt; it ends).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompileGrammar(self, request, context):
-        """Compiles a grammar, or finds it compiled, so that requests with it can enter at once. INVALID_ARGUMENT says what is
-        wrong with it, or that it takes too long; it is kept away from steps by asking first.
+        """Compiles a grammar, or finds it compiled, so that requests with it can enter at once. INVALID_ARGUMENT reports what
+        is wrong with it, or that it takes too long; compiled here first, it does not delay a step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadWeights(self, request, context):
-        """Reads other weights of the model beside those in force, while steps go on; what was read before and not installed
-        is dropped. INVALID_ARGUMENT says why they cannot take the place of those in force, RESOURCE_EXHAUSTED that there is
-        no memory for both: nothing has changed then.
+        """Reads other weights of the model beside those in force, while steps go on; weights read before and not installed
+        are dropped. INVALID_ARGUMENT reports why they cannot replace those in force, RESOURCE_EXHAUSTED that there is
+        no memory for both; in both cases nothing has changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InstallWeights(self, request, context):
-        """Puts what was loaded in the place of the weights in force, between two steps. Ends the stream of steps, if there is
-        one: what is in rows and KV cache is of the old weights. FAILED_PRECONDITION: others were loaded, or none, or the
-        executor is a later scheduler's.
+        """Replaces the weights in force by the loaded ones, between two steps. Ends the stream of steps, if there is one: the
+        contents of rows and KV cache belong to the old weights. FAILED_PRECONDITION: others were loaded, or none, or a
+        later scheduler has the executor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropWeights(self, request, context):
-        """Forgets weights that were loaded and not installed.
+        """Drops weights that were loaded and not installed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

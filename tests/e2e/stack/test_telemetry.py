@@ -113,7 +113,7 @@ async def test_where_a_requests_time_went(line: Line) -> None:
         answer = (await http.post("/v1/completions", json=body, headers={"X-Request-Id": "ask-me"})).json()
         response = await http.get(f"/v1/requests/{answer['id']}/explain")
         text = (await http.get("/v1/requests/ask-me/explain", headers={"accept": "text/plain"})).text
-        unknown = await http.get("/v1/requests/nobody/explain")
+        unknown = await http.get("/v1/requests/unknown/explain")
     told = response.json()
     assert [one["id"] for one in told["outputs"]] == ["ask-me-0", "ask-me-1"]
     for output in told["outputs"]:

@@ -59,7 +59,7 @@ def test_fp8_weights_are_packed_as_groups(
 @pytest.mark.parametrize("num_inputs", [288, 1100])
 def test_tables_of_numbers_in_every_form(bf16_form: int, dtype: torch.dtype, kind: str, num_inputs: int) -> None:
     """Several tiles of outputs are multiplied together, and the last one is not full; inputs of more
-    than one stage, whose ends are not those of groups."""
+    than one stage, and stages do not end with groups."""
     torch.manual_seed(0)
     num_outputs, before = 1041, torch.get_num_threads()
     if kind in ("nf4", "groups of 96"):

@@ -1,4 +1,4 @@
-"""What flags say of speculative decoding."""
+"""The flags of speculative decoding."""
 
 import json
 

@@ -9,7 +9,7 @@ from pagewire.config import ServeConfig
 
 
 def parse(*argv: str, config_class: type = ServeConfig, environ: dict[str, str] | None = None, **kwargs: Any) -> Any:
-    """kwargs: more of `flags.parse`."""
+    """Returns the parsed configuration; kwargs go to `flags.parse`."""
     without = config.SET_BY_STACK if config_class is ServeConfig else ()
     return flags.parse(
         config_class,
@@ -20,7 +20,7 @@ def parse(*argv: str, config_class: type = ServeConfig, environ: dict[str, str] 
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **kwargs: Any) -> str:
-    """What is said; it is one line, and where to read more."""
+    """Returns the error of a refused command line: one line, which names where to read more."""
     with pytest.raises(SystemExit) as exit_:
         parse(*argv, **kwargs)
     assert exit_.value.code == 2

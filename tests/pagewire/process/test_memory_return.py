@@ -1,4 +1,4 @@
-"""When the memory of large requests is given back."""
+"""The memory of large requests is returned to the system."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""How many cores and how much memory a process may use, read from files as the kernel writes them."""
+"""The cores and the memory that a process may use, read from files as the kernel writes them."""
 
 import ctypes
 import os

@@ -29,7 +29,7 @@ class Stack:
         self.process: subprocess.Popen[bytes]
 
     def start(self, options: Mapping[str, float] | None = None, **behaviours: str) -> "Stack":
-        """options: of the Supervisor."""
+        """Starts a stack; `options` go to the Supervisor."""
         items = [f"{name}={behaviour.replace('_', '-')}" for name, behaviour in behaviours.items()]
         with (self.directory / "output").open("wb") as output:
             self.process = subprocess.Popen(
@@ -93,7 +93,7 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
     assert len(stack.pids("scheduler")) == 1
     assert "executor ended (killed by SIGKILL); restarting it in 0.2 s" in stack.output
     told = [event[2:] for event in stack.events if event[:2] == ["after", "executor"]]
-    assert told == [["0", "False"], ["-9", "False"], ["-9", "False"]], "SIGKILL is somebody else's doing"
+    assert told == [["0", "False"], ["-9", "False"], ["-9", "False"]], "SIGKILL comes from outside"
     assert "restarting it in 0.4 s" in stack.output
     stack.process.terminate()
     assert stack.process.wait(60) == 0
@@ -101,7 +101,7 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
 
 async def test_what_cannot_be_said_of_services_that_are_ready_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def announce() -> None:
-        raise BrokenPipeError("nobody reads the banner")
+        raise BrokenPipeError("the banner has no reader")
 
     supervisor = Supervisor([], shutdown_timeout=1, takes_signals=False)
     running = asyncio.create_task(supervisor.run(announce))
@@ -111,7 +111,7 @@ async def test_what_cannot_be_said_of_services_that_are_ready_is_logged(caplog: 
     supervisor.stop()
     assert await running == 0
     (record,) = caplog.records
-    assert "all services are ready" in caplog.text and "nobody reads the banner" in caplog.text
+    assert "all services are ready" in caplog.text and "the banner has no reader" in caplog.text
     assert record.levelname == "ERROR"
 
 

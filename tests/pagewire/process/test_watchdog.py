@@ -1,4 +1,4 @@
-"""Who hangs is ended, and nobody else."""
+"""The watchdog ends a process that hangs, and no other."""
 
 import subprocess
 import sys

@@ -16,7 +16,7 @@ from tests.e2e.line import free_port
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    """What a service would log."""
+    """Yields the lines that a service would log."""
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -79,6 +79,6 @@ def test_real_exporters_say_why_once(exporter: type[SpanExporter], lines: list[s
     [line] = lines
     assert endpoint in line and "Failed to export" in line
     spans.give_up()
-    assert spans.export([]) == SpanExportResult.FAILURE, "at the end nobody waits for it"
+    assert spans.export([]) == SpanExportResult.FAILURE, "the end of the service does not wait for it"
     spans.shutdown()
     assert lines == [line]

@@ -1,4 +1,4 @@
-"""When metrics are sent by OTLP."""
+"""The times at which metrics are sent by OTLP."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What happened lately."""
+"""Statistics of the most recent events."""
 
 from pagewire.telemetry.recent import LATENCY_S, MAX_LATENCIES, RATE_S, Latencies, Rate
 

@@ -1,4 +1,4 @@
-"""As much of the Hub's protocol as it takes to download a repository: what `HF_ENDPOINT` may point at."""
+"""A server for `HF_ENDPOINT` with as much of the Hub's protocol as the download of a repository needs."""
 
 import hashlib
 import json

@@ -26,7 +26,7 @@ main(sys.argv[1:])
 
 
 def pasted(text: str) -> str:
-    """As terminals send what is pasted, where the program has asked for that."""
+    """Returns the bytes that a terminal sends for pasted text to a program that enabled bracketed paste."""
     return f"\x1b[200~{text.replace(chr(10), chr(13))}\x1b[201~"
 
 
@@ -94,7 +94,7 @@ class TerminalSession:
         try:
             piece = os.read(self._ours, 65536)
         except OSError as error:
-            if error.errno != errno.EIO:  # nobody has the terminal open any more
+            if error.errno != errno.EIO:  # no process has the terminal open any more
                 raise
             piece = b""
         self._bytes += piece

@@ -1,4 +1,4 @@
-"""What benchmarks tell of drafts: of a server's metrics, and of several servers in turns."""
+"""The report of benchmarks on drafts: from a server's metrics, and from several servers in turns."""
 
 import json
 from pathlib import Path

@@ -46,7 +46,7 @@ class Server(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.ListModelsResponse(models=[model])
 
     def messages(self) -> list[tuple[str, str]]:
-        """Of the last request."""
+        """Returns (role, content) of the messages of the last request."""
         return [(message.role, message.content) for message in self.requests[-1].chat.messages]
 
 
@@ -84,7 +84,7 @@ def chatting(service: Service, *flags: str, **environ: str) -> Iterator[Terminal
 
 
 def say(terminal: TerminalSession, typed: str) -> None:
-    """And see the answer, to the line below it."""
+    """Types a line and waits for the answer and the line below it."""
     terminal.type(typed)
     terminal.expect(r"\d tokens?, .*first after \d.*\n.*> ")
 

@@ -85,7 +85,7 @@ def test_a_url_of_a_running_stack_is_its_grpc_port() -> None:
 
 
 def test_a_stack_with_tls_is_reached_at_its_socket() -> None:
-    """Its own user needs no certificates; who says grpcs:// gets that."""
+    """The stack's own user needs no certificates; an address with grpcs:// is used as it is."""
     config = ServeConfig(served_model_name="m", port=9000, grpc_port=9001, ssl_certfile="c.pem")
     with running.announced(config, shared=True, local="unix:/t.sock"):
         assert [stack.rest for stack in running.running_stacks()] == ["https://127.0.0.1:9000"]

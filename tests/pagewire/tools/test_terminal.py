@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: the commands of a conversation, lines, and which stacks run."""
+"""The terminal as a user sees it: the commands of a conversation, lines, and which stacks run."""
 
 import json
 import os

@@ -147,7 +147,7 @@ class CountingService(inference_link_pb2_grpc.InferenceLinkServiceServicer):
 
 @asynccontextmanager
 async def serving(directory: Path, service: CountingService, name: str = "s") -> AsyncIterator[None]:
-    """name: of its socket."""
+    """Serves at a socket of this name."""
     server = rpc.Server([f"unix:{directory}/{name}.sock"])
     server.add(service, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, SERVICE)
     await server.start()
@@ -212,7 +212,7 @@ class CountingLink(ResubmittingLink[CountedRequest, ConnectRequest, ConnectRespo
 async def linked(
     directory: Path, recovery_timeout: float = 20.0, discovery: Discovery | None = None
 ) -> AsyncIterator[CountingLink]:
-    """discovery: of the services; without one, there is one that is served as `serving` does."""
+    """Links to the services that `discovery` finds; without one, to the service of `serving`."""
     link = CountingLink(discovery or Static([f"unix:{directory}/s.sock"]), recovery_timeout)
     task = asyncio.create_task(link.run())
     try:

@@ -30,7 +30,7 @@ async def main(num_calls: int, address: str) -> None:
 
 
 def num_wakes() -> int:
-    """Of the threads that gRPC names after its event engine."""
+    """Returns how often the threads that gRPC names after its event engine woke."""
     tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text().startswith("event_e")]
     assert tasks, "gRPC names its threads otherwise: this counts nothing"
     lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]

@@ -34,7 +34,7 @@ class Line:
 
     @asynccontextmanager
     async def running(self, *numbers: int, recovery_timeout: float = 20.0) -> AsyncIterator[CountingLink]:
-        """numbers: of those that are started at first; without any, all."""
+        """Starts the services with these numbers, or all, and links to them."""
         for number in numbers or range(len(self.services)):
             await self.start(number)
         try:

@@ -1,4 +1,4 @@
-"""What a service tells of itself when the one behind it does not answer."""
+"""The reports of a service when the service behind it does not answer."""
 
 import socket
 from pathlib import Path
@@ -14,7 +14,7 @@ async def test_metrics_come_in_time_when_the_service_behind_hangs(tmp_path: Path
     """Else one stopped executor would take the metrics of the scheduler along, which say that it has stopped."""
     with socket.socket(socket.AF_UNIX) as hanging:
         hanging.bind(f"{tmp_path}/executor")
-        hanging.listen()  # and nobody accepts
+        hanging.listen()  # but never accepts
         async with rpc.channel(f"unix:{tmp_path}/executor") as behind:
             neighbour = Neighbour("executor", "e", behind)
             server = grpc.aio.server()

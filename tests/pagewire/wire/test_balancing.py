@@ -1,4 +1,4 @@
-"""Which of several peers takes a request."""
+"""The choice of a peer for a request."""
 
 import random
 from collections import Counter

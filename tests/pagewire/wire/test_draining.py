@@ -1,4 +1,4 @@
-"""How services end: by which signal, in which order."""
+"""The end of services: by which signal, in which order."""
 
 import asyncio
 import signal

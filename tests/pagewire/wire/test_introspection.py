@@ -32,7 +32,7 @@ async def test_health_lists_every_service(channel):
 
 
 async def reflected(channel: grpc.aio.Channel, version: str, **asked: str) -> reflection_pb2.ServerReflectionResponse:
-    """v1 has the messages of v1alpha."""
+    """The messages of v1 are those of v1alpha."""
     call = channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,

@@ -29,7 +29,7 @@ def impatient() -> Iterator[None]:
         yield
 
 
-# Who gets what.
+# Which peer gets which request.
 
 
 async def test_requests_are_divided_evenly(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ async def test_those_of_a_conversation_are_at_one_service_up_to_its_share(tmp_pa
         assert max(line.num_live) <= 1.25 * 33 / 2
 
 
-# Who breaks.
+# Which peer breaks.
 
 
 async def test_what_a_service_had_that_dies_goes_on_at_another_at_once(tmp_path: Path) -> None:

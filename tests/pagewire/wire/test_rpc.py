@@ -1,4 +1,4 @@
-"""What every service takes for granted: handlers that clean up, tasks that end."""
+"""The guarantees that every service relies on: handlers clean up, tasks end."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from pagewire.wire.admin import Neighbour, replace_behind
 
 
 class _Endless(executor_pb2_grpc.ExecutorServiceServicer):
-    """Answers a step without end; large answers, so that the transport is full when nobody reads."""
+    """Answers a step without end; large answers, so that the transport fills up when the client does not read."""
 
     def __init__(self, *, size: int) -> None:
         self._result = executor_pb2.StepResult(token_ids=[1 << 20] * size)

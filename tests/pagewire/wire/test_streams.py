@@ -118,7 +118,7 @@ async def test_what_is_aborted_while_the_service_is_away_does_not_come_back(tmp_
 
 
 async def test_nothing_is_sent_before_the_greeting(tmp_path: Path) -> None:
-    """So that what was sent was let in, and a service that only accepts connections has let in nothing."""
+    """A request counts as sent only to a service that answers; a service that only accepts connections does not."""
     service = CountingService()
     service.may_greet.clear()
     async with linked(tmp_path) as link:
@@ -192,7 +192,7 @@ async def test_a_service_that_does_not_come_is_given_up_until_it_comes(tmp_path:
 
 
 async def test_streams_that_break_again_and_again_do_not_prolong_recovery(tmp_path: Path) -> None:
-    """A request that kills whoever gets it must not come back for ever; one that has output each time may."""
+    """A request that kills every service it reaches is not resent for ever; one that has output each time may be."""
     service = CountingService(breaks=[2] * 100_000)  # after the greeting and the first message
     async with serving(tmp_path, service), linked(tmp_path, recovery_timeout=0.3) as link:
         await eventually(lambda: link.is_up)
@@ -226,7 +226,7 @@ async def test_a_request_may_wait_for_its_turn_however_long_once_the_stream_is_u
 
 
 async def test_a_stream_that_lasted_begins_recovery_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for requests that wait for their turn and had no output in the meantime."""
+    """The same holds for requests that wait for their turn and had no output in the meantime."""
     monkeypatch.setattr(resubmitting_link, "SETTLED_S", 0.1)
     service = CountingService()
     service.running.clear()
@@ -355,7 +355,7 @@ async def test_who_vanishes_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 async def test_a_stream_that_is_cut_ends_so_whatever_its_reader_says_of_it() -> None:
-    """gRPC's reader raises an error of its own where a server has stopped."""
+    """The reader of gRPC raises an error of its own where a server has stopped."""
     may_greet = asyncio.Event()
     may_greet.set()
 

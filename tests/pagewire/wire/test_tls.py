@@ -1,4 +1,4 @@
-"""Certificates: which files do, when they are read again, and who is let in to what gRPC serves with them."""
+"""Certificates: which files do, when they are read again, and which clients a gRPC server with them accepts."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ def issued(ca: Authority) -> Issued:
 
 @pytest.fixture(scope="module")
 def stranger(directory: Path) -> Issued:
-    """Of another CA."""
+    """A certificate of another CA."""
     return Authority(directory, "other-ca").issue("stranger")
 
 
@@ -55,14 +55,14 @@ def copy(issued: Issued, directory: Path) -> Issued:
 
 
 def renew(files: Issued, by: Issued) -> None:
-    """As tools that renew certificates do: what is there is replaced at once, file by file."""
+    """Replaces each file at once, as tools that renew certificates do."""
     for old, new in ((files.keyfile, by.keyfile), (files.certfile, by.certfile), (files.ca_certs, by.ca_certs)):
         copied = Path(shutil.copy(new, old.with_suffix(".new")))
         copied.replace(old)
 
 
 class _Models(inference_pb2_grpc.InferenceServiceServicer):
-    """Names as the model whose certificate the client has shown."""
+    """Returns the common name of the client's certificate as the name of the model."""
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
@@ -92,13 +92,13 @@ def of_service(issued: Issued, *links: str, cert_reqs: int = 0) -> ServiceTls:
 
 
 async def asked(address: str, **files: str) -> str:
-    """Whom the server takes the client for."""
+    """Returns the common name by which the server knows the client."""
     async with Client(address, **files) as client:
         return (await client.models())[0].id
 
 
 async def serial(address: str) -> str:
-    """Of the certificate that is shown."""
+    """Returns the serial number of the certificate that the server shows."""
     host, _, port = address.rpartition(":")
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
 
@@ -159,7 +159,7 @@ def test_links_without_cas_are_plain_and_the_log_says_so(issued: Issued, caplog:
     assert "no TLS at tokenizer:50051: TLS between services also needs --ssl-ca-certs" in caplog.text
 
 
-# Who is let in.
+# Which clients are accepted.
 
 
 async def test_clients_check_the_server(issued: Issued, stranger: Issued):
@@ -206,7 +206,7 @@ async def test_services_always_want_certificates_of_each_other(issued: Issued, s
 async def test_a_service_that_is_refused_says_why_once(
     issued: Issued, stranger: Issued, caplog: pytest.LogCaptureFixture
 ):
-    """Its calls wait for a connection, and would for ever."""
+    """The calls of such a service wait for a connection, and would for ever."""
     files = Files(certfile=str(stranger.certfile), keyfile=str(stranger.keyfile), ca_certs=str(issued.ca_certs))
     async with (
         serving(of_service(issued, "localhost:1").of_services()) as refusing,
@@ -265,7 +265,7 @@ def _always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_always_checked")
 async def test_certificates_are_read_again(tmp_path: Path, ca: Authority, issued: Issued, stranger: Issued, caplog):
-    """Those of the server and of whom it takes; connections of before go on."""
+    """Both the server's certificate and the CAs of its clients are read again; open connections go on."""
     files = copy(issued, tmp_path)
     credentials = of_service(files, cert_reqs=2).of_clients()
     async with serving(credentials) as address, Client(address, **issued.flags) as before:
@@ -304,7 +304,7 @@ async def test_files_that_do_not_do_change_nothing_and_the_log_says_so_once(
 
 @pytest.mark.usefixtures("_always_checked")
 async def test_the_next_call_shows_the_certificate_of_then(tmp_path: Path, ca: Authority, issued: Issued):
-    """What is under way on the connection of before goes on."""
+    """Calls under way on the old connection go on."""
     files = copy(issued, tmp_path)
     async with serving(of_service(issued, "localhost:1").of_services()) as address:
         certificates = Certificates(files.files, is_client=True)

@@ -72,7 +72,8 @@ class Qwen25VLModel(VisionLanguageModel):
         self._axis = axis_of_pair.repeat(2).to(placement.device)
 
     def image_positions(self, images: Sequence[Image]) -> tuple[np.ndarray, int]:
-        """(int64 [3, n]: time, height and width of all tokens up to the last image's last, delta of those behind)"""
+        """Returns int64 [3, n], the time, height and width of all tokens up to the last one of an image, and the delta
+        of the tokens behind it."""
         pieces, position, num_tokens = [np.empty((3, 0), dtype=np.int64)], 0, 0
         for image in images:
             num_text = image.offset - num_tokens

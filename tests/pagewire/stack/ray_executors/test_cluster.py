@@ -70,7 +70,7 @@ def executor_at(address: str) -> psutil.Process:
         line = process.info["cmdline"] or []
         if FAKE_RANK in line and any(part.endswith(address) for part in line):
             return process
-    raise AssertionError(f"nobody listens on {address}")
+    raise AssertionError(f"no process listens on {address}")
 
 
 @contextmanager

@@ -40,7 +40,8 @@ TOPOLOGY = {
 
 
 class RecordedHost(Host):
-    """files: by path. commands: output by the words of the command. cpus, quota, descriptors: of its processes."""
+    """A recorded machine: `files` by path, outputs of `commands` by their words, and the cpus, quota and descriptors of
+    a process."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the doctor says of a running stack."""
+"""The doctor's findings on a running stack."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What the doctor says of machines whose files were recorded."""
+"""The doctor's findings on recorded machines."""
 
 import dataclasses
 import itertools
@@ -79,7 +79,7 @@ def test_each_fault_is_found_and_alone(tmp_path, check, level, files, said) -> N
 
 
 def test_intels_powersave_is_no_fault(tmp_path) -> None:
-    """In its active mode the driver raises the clock by itself."""
+    """The intel_pstate driver in its active mode raises the clock by itself."""
     files = good(**{
         f"{_CPU}/cpu0/cpufreq/scaling_governor": "powersave",
         f"{_CPU}/cpu0/cpufreq/scaling_driver": "intel_pstate",
@@ -120,7 +120,7 @@ def test_each_fault_of_a_gpu_is_found(tmp_path, check, level, change, said) -> N
 
 
 def test_gpus_of_two_sockets(tmp_path) -> None:
-    """Their nodes are found by their bus addresses."""
+    """The doctor finds the NUMA nodes of GPUs by their bus addresses."""
     files = good(**{"/sys/bus/pci/devices/0000:17:00.0/numa_node": "1"})
     host = RecordedHost(tmp_path, files, commands=smi({}, {"pci.bus_id": "00000000:98:00.0"}, topology="PCIe"))
     found = {f.check: f for f in check_gpus(host, DoctorConfig(tensor_parallel_size=2, port=0, grpc_port=0))}
@@ -134,7 +134,7 @@ def test_gpus_of_two_sockets(tmp_path) -> None:
 
 
 def test_a_driver_with_older_names_of_fields(tmp_path) -> None:
-    """It answers nothing at all to a query with a field that it does not know."""
+    """An older driver returns no answer at all to a query with a field that it does not know."""
     (query, topology) = smi({}).values()
     commands = {"clocks_throttle_reasons.hw_slowdown": query, "topo -m": topology}
     host = RecordedHost(tmp_path, good(), commands=commands)

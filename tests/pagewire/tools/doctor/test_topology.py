@@ -1,4 +1,4 @@
-"""What the doctor says of machines with two NUMA nodes, GPUs at one of them, and flags that bind."""
+"""The doctor's findings on machines with two NUMA nodes, GPUs at one of them, and flags that bind."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `pagewire tune` makes of measurements; the server is a formula."""
+"""The conclusions of `pagewire tune` from measurements; the server is a formula."""
 
 import asyncio
 import contextlib
@@ -117,7 +117,7 @@ def test_a_goal_does_not_take_all_from_another() -> None:
 
 
 def test_chance_that_does_not_come_again_is_no_gain() -> None:
-    """What is found is measured once more."""
+    """The best trial is measured once more."""
     values = iter([100.0, 100.0, 150.0, 100.0, 150.0, 100.0, 100.0, 100.0, 100.0])
 
     def measure(changes: Mapping[str, Any]) -> Figures:
@@ -230,7 +230,7 @@ def test_the_command_writes_a_file_that_serve_takes(tmp_path, monkeypatch, capsy
 
 
 class Stack:
-    """In place of a stack of one's own: a server that is there."""
+    """A server that runs already, in place of a stack started for the trial."""
 
     def __init__(self, rest: str) -> None:
         self.rest, self.pid = rest, os.getpid()

@@ -1,4 +1,4 @@
-"""As much of Kubernetes' API server as lists and watches EndpointSlices, over HTTPS."""
+"""A server with as much of Kubernetes' API as lists and watches EndpointSlices, over HTTPS."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ class FakeApiServer:
         self._send("ERROR", {"kind": "Status", "code": code, "message": "so it is"})
 
     def forget(self) -> None:
-        """What happened until now."""
+        """Drops the events until now."""
         self._events.clear()
         self._oldest = self.version
 
@@ -86,7 +86,7 @@ class FakeApiServer:
     # -- the server --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """At the same port as before."""
+        """Serves, at the previous port if there was one."""
         self._server = await asyncio.start_server(self._serve, "localhost", self.port, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -160,7 +160,7 @@ class FakeApiServer:
 
 
 def endpoint(address: str, *, ready: bool | None = True, terminating: bool = False, pod: str = "") -> dict[str, Any]:
-    """ready: None: it is not said. pod: its uid."""
+    """Returns an endpoint of an EndpointSlice; `ready` None leaves the condition out, `pod` is the pod's uid."""
     conditions = {"terminating": terminating} | ({} if ready is None else {"ready": ready})
     return {"addresses": [address], "conditions": conditions, "targetRef": {"kind": "Pod", "uid": pod or address}}
 

@@ -1,4 +1,4 @@
-"""Which weights an embedding takes: rows must be what the model looks up."""
+"""The weights that an embedding takes: rows must be those that the model looks up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagewire.services.executor.layers.weight_format import Part, TensorSpec
 
 
 class AnyFormat:
-    """Of a weight that a test makes itself."""
+    """The format of a weight that a test makes itself."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         raise NotImplementedError
@@ -66,7 +66,7 @@ def fp8() -> Fp8Weight:
 
 
 def test_rows_of_an_fp8_weight(embedding: Embedding) -> None:
-    """On a CPU; it has groups there."""
+    """Rows on a CPU, where an fp8 weight has groups."""
     weight, token_ids = fp8(), torch.tensor([0, 47, 5, 5])
     embedding.install([pack(weight)])
     torch.testing.assert_close(embedding(token_ids), weight.dequantize()[token_ids])

@@ -19,7 +19,7 @@ def matrix(part: PackedWeight) -> Tensor:
 
 
 def dense_tensors(model: DecoderModel) -> dict[str, Tensor]:
-    """Of a model without quantized weights: all tensors by the checkpoint's names."""
+    """Returns all tensors of a model without quantized weights, by the checkpoint's names."""
     tensors = model.vectors()
     for module in model.modules():
         rows = torch.cat([matrix(part) for part in module.parts])
@@ -29,6 +29,6 @@ def dense_tensors(model: DecoderModel) -> dict[str, Tensor]:
 
 
 def padding_bytes(model: DecoderModel) -> int:
-    """What layouts take beyond the numbers."""
+    """Returns the bytes that layouts take beyond the numbers."""
     parts = [part for module in model.modules() for part in module.parts]
     return sum(part.nbytes - part.shape[0] * part.shape[1] * 2 for part in parts if isinstance(part, PackedDense))

@@ -1,4 +1,4 @@
-"""What a model is said to take before it is loaded is what it takes."""
+"""The predicted footprint of a model is the memory that it takes."""
 
 import dataclasses
 

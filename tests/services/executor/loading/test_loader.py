@@ -120,7 +120,7 @@ def test_stop_tokens(
 
 
 def test_legacy_rope_keys(tmp_path: Path) -> None:
-    """Before transformers 5, rope_theta stood beside rope_scaling and its type was called `type`."""
+    """Configs from before transformers 5: rope_theta stood beside rope_scaling and its type was called `type`."""
     parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
     expected = save_tiny(tmp_path, "Llama", rope_parameters=parameters)
     edit_config(tmp_path, rope_parameters=..., rope_theta=500.0, rope_scaling={"type": "linear", "factor": 4.0})

@@ -281,7 +281,7 @@ FORMS = [f"grouped {bits}" for bits in BITS] + ["ordered 4", "int8", "fp8", "fp8
 
 
 class AnyFormat:
-    """Of weights that a test makes itself."""
+    """The format of weights that a test makes itself."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         raise NotImplementedError

@@ -59,7 +59,7 @@ VALUES = st.one_of(
 
 @cache
 def example(name: str) -> dict[str, Any]:
-    """With few layers, as all are made."""
+    """Returns an example config with few layers."""
     keys = example_config(ARCHITECTURES[name])
     parts = [keys, keys["text_config"]] if "text_config" in keys else [keys]
     for part in parts:

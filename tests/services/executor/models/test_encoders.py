@@ -78,7 +78,7 @@ def texts_and_pairs(has_pairs: bool) -> tuple[list[list[int]], list[int]]:
 
 
 def inputs(text: list[int], second_text_start: int) -> dict[str, Tensor]:
-    """transformers' arguments."""
+    """Returns the arguments of transformers' model."""
     given = {"input_ids": torch.tensor([text])}
     if second_text_start:
         given["token_type_ids"] = (torch.arange(len(text)) >= second_text_start).long()[None]
@@ -96,7 +96,7 @@ def test_hidden_states(tmp_path: Path, family: str, task: str) -> None:
     hidden, _ = run(load(tmp_path), texts, starts)
     for text, start, ours in zip(texts, starts, hidden.split([len(text) for text in texts]), strict=True):
         states = expected(**inputs(text, start), output_hidden_states=True).hidden_states[-1][0]
-        if family == "ModernBert":  # whose hidden states are without the last norm
+        if family == "ModernBert":  # its hidden states are without the last norm
             states = expected.base_model(**inputs(text, start)).last_hidden_state[0]
         assert states.std() > 0.1, "the tiny model must tell tokens apart"
         torch.testing.assert_close(ours, states, atol=1e-4, rtol=1e-4)

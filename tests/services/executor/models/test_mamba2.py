@@ -58,8 +58,8 @@ def test_logits(tmp_path: Path, case: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("in_fp32", [True, False])
 def test_the_stream_is_in_fp32_if_the_config_says_so(tmp_path: Path, in_fp32: bool) -> None:
-    """In bf16 we are as far from the exact logits as transformers in bf16. What layers add is little beside the
-    embeddings, so the other stream would be more than one and a half times, or less than two thirds, as far."""
+    """Compares in bf16: we are as far from the exact logits as transformers in bf16. What layers add is little beside
+    the embeddings, so the other stream would be more than one and a half times, or less than two thirds, as far."""
     sizes = SIZES | {"initializer_range": 0.05, "num_hidden_layers": 16}
     exact = save_tiny(tmp_path, "Mamba2", **sizes, residual_in_fp32=in_fp32)
     exact.state_dict()["backbone.embeddings.weight"].mul_(100)
@@ -144,7 +144,7 @@ def test_a_request_goes_on_from_the_state_of_another(model: Model) -> None:
 
 
 def quantized(path: Path, **sizes: Any) -> PreTrainedModel:
-    """bitsandbytes needs no packing: int8 by rows, as LLM.int8() stores it."""
+    """Saves a model quantized to int8 by rows, as LLM.int8() of bitsandbytes stores it."""
     from safetensors.torch import load_file, save_file
 
     model = save_tiny(path, "Mamba2", **(SIZES | sizes))
@@ -207,7 +207,7 @@ def test_drafted_tokens_are_refused(model: Model) -> None:
 
 
 def test_what_is_only_wanted_where_possible_is_left_out(reference: tuple[Path, PreTrainedModel]) -> None:
-    """As of --profile cost."""
+    """Options of --profile cost are wanted only where possible."""
     assert start(reference[0], spec_method="auto", kv_cache_dtype="smallest")[1].max_draft_tokens == 0
 
 

@@ -1,4 +1,4 @@
-"""Steps with prompts by graphs, of models whose layers differ from Llama's. The stand-in for graphs is that of
+"""Steps with prompts by graphs, of models with layers that differ from Llama's. The stand-in for graphs is that of
 `test_cuda_graphs`."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_toy(directory: Path, kinds: Sequence[str] = KINDS, *, kv_scales: bool = False, **keys: Any) -> ToyModel:
-    """keys: of config.json."""
+    """Loads a toy model; `keys` are further ones of its config.json."""
     write_toy(directory, kinds, **keys)
     model = load_model(directory, dtype="float32", device=CPU, load_format="dummy", kv_scales=kv_scales)
     assert isinstance(model, ToyModel)
@@ -160,7 +160,7 @@ def test_its_checkpoint_is_read_checked_and_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kinds", [KINDS, ("free", "free")])
 def test_the_executor_starts_with_it(tmp_path: Path, kinds: Sequence[str]) -> None:
-    """Without attention nothing is kept of a token, and every row may be of full length."""
+    """A model without attention keeps nothing of a token, and every row may be of full length."""
     config = ExecutorConfig(
         model="toy", device="cpu", dtype="float32", load_format="dummy", num_threads=1, max_num_seqs=4
     )

@@ -96,7 +96,8 @@ def save_tiny_vision(path: Path, config: Any) -> PreTrainedModel:
 
 
 def tensors(config: Any, seed: int, size: Sequence[int] = (4, 6)) -> dict[str, np.ndarray]:
-    """Of one random image, as the model's processor makes them. size: patches, height and width, of Qwen's."""
+    """Returns the tensors of one random image as the model's processor makes them; `size` is (height, width) in
+    patches, for Qwen's models."""
     rng = np.random.default_rng(seed)
     if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         num_patches, pixels = size[0] * size[1], 3 * 2 * config.vision_config.patch_size**2
@@ -131,7 +132,7 @@ class ImagePrompt:
                 self.token_ids += part
 
     def inputs(self, model: Any) -> dict[str, torch.Tensor]:
-        """What transformers' model takes."""
+        """Returns the inputs of transformers' model."""
         inputs: dict[str, torch.Tensor] = {}
         for name in self.images[0].tensors if self.images else ():
             axis = 1 if self.images[0].tensors[name].ndim == 5 else 0
@@ -145,7 +146,7 @@ class ImagePrompt:
 
     @torch.inference_mode()
     def expected(self, model: Any, num_tokens: int) -> list[int]:
-        """What transformers generates greedily."""
+        """Returns the tokens that transformers generates greedily."""
         output = model.generate(
             max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **self.inputs(model)
         )
@@ -153,6 +154,6 @@ class ImagePrompt:
 
     @torch.inference_mode()
     def expected_logprobs(self, model: Any) -> torch.Tensor:
-        """transformers' log probabilities of its tokens from the second on, placeholders included."""
+        """Returns transformers' log probabilities of its tokens from the second on, placeholders included."""
         logprobs = model(**self.inputs(model)).logits[0, :-1].log_softmax(-1)
         return logprobs.gather(1, torch.tensor(self.token_ids[1:])[:, None])[:, 0]

@@ -147,7 +147,7 @@ class ToyModel(OwnModel):
 
 
 def without_cache(mixer: Mamba2Mixer, hidden: Tensor) -> Tensor:
-    """Of one sequence, with a state of its own."""
+    """Runs the mixer over one sequence, with a state of its own."""
     num_tokens, kept = len(hidden), mixer.state_space.states
     fresh = mixer.state_space.states = States(0, STATE)
     fresh.bind(torch.full((1, STATE.spec.size), torch.nan), 0, num_tokens)

@@ -41,7 +41,7 @@ def random_blocks(type_: Type, num_rows: int, blocks_per_row: int, rng: np.rando
 
 
 def random_weight(type_: Type, num_rows: int, num_inputs: int, std: float, rng: np.random.Generator) -> np.ndarray:
-    """As random_blocks (or F16, BF16), with scales that give weights of this standard deviation, about."""
+    """Returns random blocks (or F16, BF16) with scales that give weights of about this standard deviation."""
     if not HALVES.get(type_):
         return gguf.quantize(rng.normal(0, std, (num_rows, num_inputs)).astype(np.float32), type_)
     block_codes, block_bytes = gguf.GGML_QUANT_SIZES[type_]

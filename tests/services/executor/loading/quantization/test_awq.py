@@ -122,7 +122,8 @@ def test_gemv_fast(num_inputs: int, group_size: int) -> None:
 
 
 def pack_gemv_fast(codes: Tensor) -> Tensor:
-    """Of 64 inputs of four rows, nibbles are numbered row first; within 32 inputs, k is number `place(k)`."""
+    """Packs codes for GEMV: of 64 inputs of four rows, nibbles are numbered row first; within 32 inputs, k is number
+    `place(k)`."""
     num_outputs, num_inputs = codes.shape
 
     def place(k: int) -> int:

@@ -1,4 +1,4 @@
-"""bitsandbytes checkpoints against a decoder written element by element.
+"""Checkpoints of bitsandbytes against a decoder written element by element.
 
 The reader was also compared once with bitsandbytes 0.50: of `quantize_4bit` (nf4 and fp4, with and without nested
 scales, blocks of 64, 128 and 256) and `int8_vectorwise_quant` it reads what the library's own reference dequantizes.

@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints against decoders written element by element from the format's definition.
+"""Checkpoints of compressed-tensors against decoders written element by element from the format's definition.
 
 The reader was also compared once with compressed-tensors 0.20 itself: what its `PackedQuantizationCompressor` and
 `NaiveQuantizationCompressor` compress is read as the same weights that these decompress, and formats of modules are

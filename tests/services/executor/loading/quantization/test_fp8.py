@@ -104,7 +104,7 @@ def test_model_of_blocks(tmp_path: Path) -> None:
 
 
 def test_model_that_transformers_dequantizes(tmp_path: Path) -> None:
-    """As it does where a device does not multiply fp8; it wants whole blocks."""
+    """The form that transformers dequantizes where a device does not multiply fp8: whole blocks only."""
     sizes: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 256, "num_hidden_layers": 1}
     config = BLOCKS | {"modules_to_not_convert": ["lm_head"]}
     save_quantized(tmp_path, config, lambda _, weight: pack("weight_scale_inv", BLOCK_SCALES, weight), **sizes)

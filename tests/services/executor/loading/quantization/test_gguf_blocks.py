@@ -92,7 +92,7 @@ def test_an_exponent_that_is_no_number_is_refused() -> None:
 
 @pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
 def test_random_weights(type_: Type) -> None:
-    """They have the form of read ones, so that dummy weights run the same kernels."""
+    """Random weights have the form of read ones, so that dummy weights run the same kernels."""
     format_ = GgufFormat(type_)
     weight = format_.random(32, 512, torch.Generator().manual_seed(0))
     block_codes, _ = gguf.GGML_QUANT_SIZES[type_]

@@ -42,7 +42,7 @@ def format_of(**changes: Any) -> WeightFormat:
 
 
 def decode(tensors: dict[str, Tensor], bits: int, group_size: int, first_zero: int) -> Tensor:
-    """first_zero: what a stored zero point of 0 means."""
+    """Decodes element by element; `first_zero` is the zero point that a stored 0 means."""
     words, zeros, scales = tensors["qweight"].tolist(), tensors["qzeros"].tolist(), tensors["scales"].float()
     per_word, num_outputs = 32 // bits, len(words[0])
     num_inputs = len(words) * per_word
@@ -158,7 +158,8 @@ def pack(weight: Tensor, bits: int, group_size: int, order: Tensor | None = None
 
 
 def test_model(tmp_path: Path) -> None:
-    """act-order in one layer, 8 bits and a single group in another, a dense module, and biases of zeros."""
+    """A model with act-order in one layer, 8 bits and a single group in another, a dense module, and biases of
+    zeros."""
 
     def packer(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         if name.endswith("layers.1.self_attn.o_proj"):

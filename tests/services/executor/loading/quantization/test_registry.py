@@ -98,7 +98,7 @@ VALUES = st.one_of(
 
 
 def paths_of(value: Any) -> list[list[Any]]:
-    """Of everything within, as keys to go down by."""
+    """Returns the path of everything within, each a list of keys to go down by."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path for key, inner in items for path in ([key], *([key, *deeper] for deeper in paths_of(inner)))]
 

@@ -1,4 +1,4 @@
-"""Projections whose rows a quantized checkpoint has in another order than the model."""
+"""Projections with rows in another order in a quantized checkpoint than in the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.services.executor.models.test_models import load
 
 
 def weights(num_outputs: int) -> list[QuantizedWeight]:
-    """One of each form whose outputs are free to move."""
+    """Returns a weight of each form with outputs that are free to move."""
     codes = torch.randint(0, 16, (num_outputs, 64)).byte()
     zeros = torch.randint(0, 16, (num_outputs, 2)).byte()
     return [

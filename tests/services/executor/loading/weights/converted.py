@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from tests.services.executor.loading.weights.test_gguf import interleave
 
-LLAMA_ROTARY = ("granite", "mistral3", "smollm3")  # whose converter is that of Llama
-FUSED = ("falcon", "gptneox")  # whose queries, keys and values are put apart
+LLAMA_ROTARY = ("granite", "mistral3", "smollm3")  # converted as Llama
+FUSED = ("falcon", "gptneox")  # queries, keys and values are put apart
 
 
 def write(
@@ -25,7 +25,8 @@ def write(
     types: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     **metadata: Any,
 ) -> Path:
-    """metadata: by key without the architecture's name, with __ for a dot; None leaves a key out.
+    """Writes a GGUF file of a model. `metadata` is by key without the architecture's name, with __ for a dot; None
+    leaves a key out.
 
     tensors: replaces, adds or (None) removes tensors by their GGUF name. types: of those that are
     given as blocks.

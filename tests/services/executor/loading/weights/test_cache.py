@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Checkpoints whose weights were read."""
+    """The checkpoints that weights were read from."""
     read, paths = Filler.read, []
 
     def noted(self: Filler, path: Path, weights: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_damaged_entry_is_replaced(model: Path, tmp_path: Path, share: float, 
 def test_the_log_says_what_is_wrong_with_an_entry(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, with file, cause and what comes of it."""
+    """The log names the file, the cause and the consequence, once."""
     load(model, tmp_path / "cache")
     (entry,) = entries(tmp_path / "cache")
     entry.write_bytes(entry.read_bytes().replace(b"PackedGrouped", b"PackedGrouper", 1))

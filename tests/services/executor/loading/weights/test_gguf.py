@@ -153,7 +153,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def test_gemma2(tmp_path: Path) -> None:
-    """Its window and caps are metadata."""
+    """The window and caps of Gemma 2 are metadata."""
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 10.0}
     expected = tiny_model("Gemma2", head_dim=32, query_pre_attn_scalar=32, sliding_window=5, **caps)
     extra = {f"gemma2.{name}": cap for name, cap in caps.items()} | {"gemma2.attention.sliding_window": 5}

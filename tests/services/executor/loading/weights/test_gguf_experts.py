@@ -207,7 +207,7 @@ def test_deepseek_before_projections_were_split(tmp_path: Path) -> None:
 
 
 def test_split_projections_in_blocks(tmp_path: Path) -> None:
-    """They are dequantized, through the cache of packed weights as well, and change their type alone."""
+    """Split projections are dequantized, through the cache of packed weights as well, and change their type alone."""
     expected = deepseek("DeepseekV3", V3 | {"kv_lora_rank": 32})
     keys = LATENT_KEYS | V3_KEYS | {"attention__kv_lora_rank": 32, "attention__key_length": 40}
     tensors: dict[str, np.ndarray | None] = {}

@@ -128,7 +128,7 @@ def test_forms_of_one_architecture(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize(("arch", "family"), [("phi2", "Phi"), ("chatglm", "Glm")])
 def test_queries_keys_and_values_in_one_tensor(tmp_path: Path, arch: str, family: str) -> None:
-    """As the converter left them where the original model has them so."""
+    """The converter leaves them in one tensor where the original model has them so."""
     expected = tiny_model(family, head_dim=16)
     state = {name: value.numpy() for name, value in expected.state_dict().items()}
     tensors: dict[str, np.ndarray | None] = {}

@@ -1,4 +1,4 @@
-"""GGUF models whose weights stay as the file has them: the logits of the same model dequantized."""
+"""GGUF models with weights left as the file has them: the logits of the same model dequantized."""
 
 from __future__ import annotations
 

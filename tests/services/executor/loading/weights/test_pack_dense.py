@@ -38,7 +38,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch, path: Path) -> DecoderModel:
 
 @torch.inference_mode()
 def logits(model: DecoderModel) -> Tensor:
-    """Of a prompt, then of a token more."""
+    """Returns the logits of a prompt, then of one more token."""
     batch = PagedBatch(model, num_requests=1, max_len=16)
     return torch.cat([batch.step({0: TOKENS})[0], batch.step({0: [7]})[0]]).float()
 
@@ -93,7 +93,7 @@ def test_only_cpus_pack() -> None:
 
 
 def test_one_module_at_most_is_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And it only if it has to be padded: the others are packed where they are."""
+    """A module is there twice only if it has to be padded: the others are packed in place."""
     save_tiny(tmp_path, "Llama", hidden_size=64, num_attention_heads=4)
     model = unpacked(monkeypatch, tmp_path)
     before = [part.tensor for module in model.modules() for part in module.parts if isinstance(part, Dense)][1:]

@@ -1,4 +1,4 @@
-"""Weights through staging buffers, with a device whose copies are as late as they may be."""
+"""Weights through staging buffers, with a device that copies as late as it may."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUM_THREADS, NUM_BUFFERS, BUFFER_BYTES = 2, 3, 1000
 
 
 class LateTransfer:
-    """Copies when somebody waits for it, and no earlier: a buffer that is filled too early shows in the weights."""
+    """Copies when a caller waits for it, and no earlier: a buffer that is filled too early shows in the weights."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, Tensor] | None = None
@@ -100,7 +100,7 @@ def test_a_damaged_tensor_ends_loading(tmp_path: Path) -> None:
 
 
 def test_readers_wait_for_a_buffer() -> None:
-    """No more pieces are held in host memory than there are buffers, whoever reads."""
+    """No more pieces are held in host memory than there are buffers, whichever thread reads."""
     staging = Staging([(torch.empty(8, dtype=torch.uint8), LateTransfer())])
     targets, reading, most = torch.zeros(6, 8, dtype=torch.uint8), 0, 0
 

@@ -67,7 +67,7 @@ def test_gemma3(tmp_path: Path) -> None:
 
 
 def test_gemma3_with_the_keys_of_earlier_files(tmp_path: Path) -> None:
-    """As published: no layer_types, two bases side by side, and scaling for the global one."""
+    """The keys of published files: no layer_types, two bases side by side, and scaling for the global one."""
     expected = save_tiny(tmp_path, "Gemma3Text", **GEMMA3)
     raw = json.loads((tmp_path / "config.json").read_text())
     for key in ("layer_types", "rope_parameters"):

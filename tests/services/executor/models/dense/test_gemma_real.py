@@ -103,7 +103,7 @@ def greedy(model: Gemma3Model, prompts: list[list[int]], num_tokens: int) -> lis
 
 
 def check_greedy_text(file: Path, expected: Gemma3ForCausalLM, texts: list[str], num_tokens: int) -> None:
-    """What transformers finds likeliest after each token is the next one: then its greedy text is the same."""
+    """Checks that transformers finds the next token likeliest after each token: then its greedy text is the same."""
     tokenizer = load_tokenizer(file)
     model = load_model(file, dtype="float32", device=CPU, max_model_len=256)
     assert isinstance(model, Gemma3Model)

@@ -34,7 +34,8 @@ def test_logits(tmp_path: Path, overrides: dict[str, Any]) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(("served", "length"), [(32, 29), (128, 60)])
 def test_the_served_length_decides_on_short_or_long_factors(tmp_path: Path, served: int, length: int) -> None:
-    """As transformers decides by the length of a sequence: one that is short where long ones are served is long."""
+    """The served length decides, where transformers decides by the length of a sequence: one that is short where long
+    ones are served is long."""
     expected = save_tiny(tmp_path, "Phi3", **LONGROPE)
     model = load(tmp_path, max_model_len=served)
     assert model.config.max_supported_len == 128

@@ -99,7 +99,7 @@ def test_a_correction_bias_chooses_but_does_not_weigh(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [2, 3])
 @torch.inference_mode()
 def test_routers_compute_in_fp32(tmp_path: Path, version: int) -> None:
-    """In a model in bf16, too: rounded logits would choose other experts."""
+    """Routers do so in a bf16 model, too: rounded logits would choose other experts."""
     keys = {"n_group": 1, "topk_group": 1, "num_hidden_layers": 1, "first_k_dense_replace": 0}
     expected = save_tiny(tmp_path, f"DeepseekV{version}", **(LATENT | keys)).bfloat16()
     expected.save_pretrained(tmp_path)
@@ -114,7 +114,7 @@ def test_routers_compute_in_fp32(tmp_path: Path, version: int) -> None:
 
 @pytest.mark.parametrize("quantization", [None, "none"])
 def test_a_quantized_router(tmp_path: Path, quantization: str | None) -> None:
-    """Checkpoints whose config excepts no module have such."""
+    """Checkpoints have such routers if their config excepts no module."""
     expected = save_tiny(tmp_path, "DeepseekV2", **LATENT)
     tensors, parameters = load_file(tmp_path / "model.safetensors"), dict(expected.named_parameters())
     for name in [name for name in tensors if name.endswith("mlp.gate.weight")]:
@@ -131,7 +131,8 @@ def test_a_quantized_router(tmp_path: Path, quantization: str | None) -> None:
 
 
 def test_fp8_blocks(tmp_path: Path) -> None:
-    """As DeepSeek publishes V3: scales per block of 128 x 128, and a layer for several tokens at once at the end."""
+    """The form in which DeepSeek publishes V3: scales per block of 128 x 128, and a layer for several tokens at once at
+    the end."""
     sizes = {"hidden_size": 128, "kv_lora_rank": 136, "moe_intermediate_size": 128, "n_group": 1, "topk_group": 1}
     expected = save_tiny(tmp_path, "DeepseekV3", **(LATENT | sizes))
     tensors, parameters = load_file(tmp_path / "model.safetensors"), dict(expected.named_parameters())

@@ -51,7 +51,7 @@ def test_experts_are_those_of_transformers(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen2 moe"])
 def test_all_experts_in_one_tensor(tmp_path: Path, case: str) -> None:
-    """As transformers has them in memory."""
+    """The form in which transformers has experts in memory."""
     family, overrides = OWN[case]
     expected = save_tiny(tmp_path, family, **overrides)
     expected.save_pretrained(tmp_path, save_original_format=False)
@@ -81,7 +81,8 @@ ROUTERS = {
 
 
 def write_experts(path: Path, model: PreTrainedModel, arch: str, types: Mapping[str, Type]) -> None:
-    """types: of expert projections (ffn_gate, ffn_up, ffn_down), to which the model's weights are set; else fp32."""
+    """Writes a GGUF file and sets the model's weights to its values. `types` are those of expert projections (ffn_gate,
+    ffn_up, ffn_down); others are fp32."""
     config, rng = model.config, np.random.default_rng(0)
     tensors: dict[str, np.ndarray | None] = {}
     stored: dict[str, Type] = {}

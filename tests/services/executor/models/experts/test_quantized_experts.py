@@ -38,7 +38,7 @@ from tests.services.executor.models.tiny import CPU, assert_same_logits, load, s
 # What stores the weight of an expert's projection: (tensors by suffix, the weight that they stand for)
 Packer = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
 
-# Without the router: to who quantizes it is no linear layer.
+# Without the router: quantizers do not take it for a linear layer.
 config_of = partial(test_compressed_tensors.config_of, ignore=["lm_head", "re:.*self_attn.*"])
 
 
@@ -103,7 +103,7 @@ SIZES: dict[str, Any] = {"hidden_size": 128, "moe_intermediate_size": 128, "num_
 
 
 def save_quantized(path: Path, config: Mapping[str, Any], packer: Packer, **sizes: int) -> PreTrainedModel:
-    """Saves a tiny Qwen3-MoE whose experts are quantized; returns it with the weights that were stored."""
+    """Saves a tiny Qwen3-MoE with quantized experts; returns it with the weights that were stored."""
     save_tiny(path, "Qwen3Moe", **(SIZES | sizes), num_hidden_layers=1, head_dim=16)
     tensors = load_file(path / "model.safetensors")
     dense, stored = dict(tensors), dict(tensors)
@@ -126,7 +126,7 @@ def experts_forms(model: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantized_experts(tmp_path: Path, name: str) -> None:
-    """From the checkpoint and from the weights cache; dequantized; and random ones of the same form."""
+    """Experts from the checkpoint, from the weights cache, dequantized, and random ones of the same form."""
     config, packer, held = FORMATS[name]
     expected = save_quantized(tmp_path, config, packer)
     model = load(tmp_path, weights_cache=str(tmp_path / "cache"))
@@ -168,7 +168,7 @@ def test_gguf(tmp_path: Path, types: tuple[Type, Type]) -> None:
 
 @pytest.mark.parametrize("num_orders", [1, 2], ids=["of all", "of their own"])
 def test_act_order_is_refused(tmp_path: Path, num_orders: int) -> None:
-    """Whether experts share an order or, as calibration makes it, do not."""
+    """Act-order is refused both with one order for all experts and with one for each, as calibration makes it."""
     generator = torch.Generator().manual_seed(0)
     orders = itertools.cycle([torch.randperm(128, generator=generator) for _ in range(num_orders)])
     expected = save_quantized(tmp_path, test_gptq.CONFIG, lambda weight: test_gptq.pack(weight, 4, 32, next(orders)))
