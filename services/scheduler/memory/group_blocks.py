@@ -36,8 +36,8 @@ class GroupBlocks:
         return max(0, position - self.window + 1) // self.block_size if self.window else 0
 
     def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
-        """Returns the largest number of blocks, up to `most`, after which a request could go on with what is in the
-        pool."""
+        """Returns the largest number of blocks, up to `most`, after which a request can continue with the contents of
+        the pool."""
         if not self.window:
             return next((i for i in range(most) if self.find_block(hashes[i]) is None), most)
         num_blocks = most
@@ -82,7 +82,7 @@ class GroupBlocks:
         return num_needed + (self._watermark if keep_free else 0) - self.pool.num_free_blocks
 
     def admit(self, num_tokens: int, hit: HeldBlocks) -> None:
-        """Takes the hit and the blocks behind it for a request of num_tokens tokens; see `KVCacheManager.admit`."""
+        """Reserves the hit and the blocks after it for a request of num_tokens tokens; see `KVCacheManager.admit`."""
         for block in hit.blocks:
             self.pool.acquire(block)
         self.extend(hit, self._end_of_admission(num_tokens, hit) - hit.end)

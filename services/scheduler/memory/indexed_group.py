@@ -53,7 +53,7 @@ class IndexedGroup:
         known, present = self._index.hashes(), set(self._group.pool.hashes)
         assert present <= known, "the index lacks a block"
         expected = {block_hash for request in running for block_hash in self._group.keys(request.blocks.hashes)}
-        assert known <= present | expected, "the index has a block that is gone"
+        assert known <= present | expected, "the index has an evicted block"
 
     def keys(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Returns the hashes of a request that are in the index, if there is one."""
@@ -72,7 +72,7 @@ class IndexedGroup:
         return -(-num_tokens // self._group.block_size) - num_cached // self._group.block_size
 
     def is_held(self, block_hash: bytes) -> bool:
-        """Returns whether running requests hold a block with these contents, or are to compute it."""
+        """Returns whether running requests hold a block with these contents or will compute it."""
         block = self._group.pool.find(block_hash)
         return block is None or block.ref_count > 0
 

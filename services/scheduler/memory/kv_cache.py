@@ -1,7 +1,7 @@
 """KV memory of requests: block tables over the pools of all groups of layers, and prefix hits.
 
-A group has a pool and block tables of its own, and keeps what its `KVGroup` says: the blocks of all tokens, those that
-a window still sees, or the latest state. A request has room for a token if every group has.
+A group has a pool and block tables of its own, and keeps the blocks that its `KVGroup` defines: the blocks of all
+tokens, those that a window still sees, or the latest state. A request has room for a token if every group has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ class KVCacheManager:
             block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
         )
         self.indexed = IndexedGroup(self._groups, index if self._enable_prefix_caching else None) if groups else None
-        self._refused: Request | None = None  # by find_room, when so many blocks were free
+        self._refused: Request | None = None  # the last request without room, and the free blocks then
         self._num_free_at_refusal: list[int] = []
 
     @property
@@ -72,22 +72,22 @@ class KVCacheManager:
         return self._groups
 
     def has_free_blocks(self, count: int) -> bool:
-        """Returns whether every group has as many free blocks."""
+        """Returns whether every group has `count` free blocks."""
         return all(group.pool.num_free_blocks >= count for group in self._groups)
 
     # -- prefix hits -------------------------------------------------------------------------------------------------
 
     def get_computed_blocks(self, request: Request) -> ComputedBlocks:
-        """Returns the longest prefix of the request that all groups can go on from, at most all tokens but the last:
-        that one must be computed to sample the next. Returns none of a request that wants log probabilities of all of
-        its prompt."""
+        """Returns the longest prefix of the request that all groups can continue, at most all tokens but the last:
+        that one must be computed to sample the next. Returns an empty hit for a request that wants log probabilities of
+        all of its prompt."""
         if not self._enable_prefix_caching:
             return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
         hashes = self._hashes(request, num_blocks)
         if request.wants_prompt_logprobs:
             return self._computed(hashes, 0)
-        # A group that keeps all tokens can go on from any shorter prefix; then windows and states have to agree on one.
+        # A group that keeps all tokens can continue any shorter prefix; windows and states must agree on one of them.
         for group in self._groups:
             if not group.window:
                 num_blocks = group.longest_hit(hashes, num_blocks)
@@ -144,13 +144,12 @@ class KVCacheManager:
         return self.indexed.keys(self._hashes(request, num_blocks)[:num_blocks])
 
     def keeps_waiting(self, request: Request) -> bool:
-        """Returns whether the blocks that a waiting request waits for are still to come, since `awaits` was last true;
+        """Returns whether the blocks that a request awaits since `awaits` returned True are still being computed; does
         no look-up."""
         return self._upcoming.keeps_waiting(request)
 
     def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
-        """Returns whether a waiting request is to go on waiting, because a running one computes the block behind its
-        hit."""
+        """Returns whether a request should keep waiting, because a running one computes the block after its hit."""
         if request.wants_prompt_logprobs:
             return False
         return self._upcoming.is_awaited_by(request, computed.num_tokens // self.block_size)
@@ -166,9 +165,9 @@ class KVCacheManager:
         ]
 
     def find_room(self, request: Request, others_run: bool) -> ComputedBlocks | None:
-        """Returns the prefix hit to `admit` a waiting request with, or None if blocks lack.
+        """Returns the prefix hit to `admit` a waiting request with, or None if there are too few blocks.
 
-        While others run, a refused request is refused again until a block comes free, so that a long prompt is not
+        While others run, a refused request is refused again until a block is freed, so that a long prompt is not
         looked up in every step.
         """
         num_free = [group.pool.num_free_blocks for group in self._groups]

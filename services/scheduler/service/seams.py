@@ -90,7 +90,7 @@ class WeightsInForce(Protocol):
         """Replaces the weights of all executors; raises RpcError."""
 
     def notify(self) -> None:
-        """Takes in that a request ended, or an executor came or went."""
+        """Takes in that a request ended, or an executor joined or left."""
 
     def on_attached(self) -> None: ...
 

@@ -21,7 +21,7 @@ def root_hash(cache_salt: str, owner: str = "") -> bytes:
     it."""
     # A block's hash is of 32 bytes that are a hash, and more: none of these bytes can be found to begin with this text.
     if owner:
-        of_owner = hashlib.sha256(owner.encode()).digest()  # of one length: no salt goes on with the name
+        of_owner = hashlib.sha256(owner.encode()).digest()  # of constant length: no salt can continue the name
         return hashlib.sha256(b"pagewire cache owner: " + of_owner + cache_salt.encode()).digest()
     return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
 

@@ -69,11 +69,11 @@ class RequestBlocks:
         self.hashes: list[bytes] = []
         self.hashed_for = ""  # the version of the weights that they are for
         self.other_hashes: dict[str, list[bytes]] = {}  # for other weights by version, while these are replaced
-        self.awaited: tuple[RequestBlocks, int] | None = None  # the blocks that it waits to find, and how many of them
+        self.awaited: tuple[RequestBlocks, int] | None = None  # the blocks of a request that it waits for, and how many
         self.drop()
 
     def drop(self) -> None:
-        """Holds no blocks from now on."""
+        """Forgets all held blocks."""
         self.held: tuple[HeldBlocks, ...] = ()  # by group
         self.num_slots = 0  # tokens that the block tables of all groups have room for
         self.num_cached = 0  # those in front, which can be found
@@ -85,5 +85,5 @@ class RequestBlocks:
         self.other_hashes.clear()
 
     def await_none(self) -> None:
-        """Waits for no block of another request any more."""
+        """Stops waiting for blocks of another request."""
         self.awaited = None

@@ -178,8 +178,8 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True if the executor is to report log probabilities of its prompt, so that all of it has to be computed. They
-        come with the first token."""
+        """True if the executor must report log probabilities of the prompt with the first token, so that the whole
+        prompt is computed."""
         if self.yields_vector or self.num_output_tokens:
             return False
         return self.sampling_params.HasField("prompt_logprobs")
@@ -221,7 +221,7 @@ class Request:
         """Takes in the tokens of a step that could have brought `most`.
 
         Returns:
-            The tokens up to the request's end, and why it ends with the last of them; None: it goes on.
+            The tokens up to the request's end, and why it ends with the last of them; None if it continues.
         """
         self.num_output_placeholders -= most
         self.num_computed_tokens -= most - len(token_ids)  # rejected drafts
@@ -233,7 +233,7 @@ class Request:
         return token_ids, None
 
     def find_end(self) -> FinishReason | None:
-        """Returns why the request ends with its last known token, or None if it goes on."""
+        """Returns why the request ends with its last known token, or None if it continues."""
         num_output_tokens = self.num_output_tokens
         # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
         if num_output_tokens > self.sampling_params.min_tokens or self.has_grammar:

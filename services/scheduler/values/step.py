@@ -107,8 +107,8 @@ class ScheduledStep:
         return [by_id.get(request_id, 0) for request_id in self.request_ids]
 
     def check(self, result: "StepResult") -> None:
-        """Raises InvalidResult unless the result is this step's, with no more tokens for any request than were asked
-        for."""
+        """Raises InvalidResult unless the result belongs to this step, with at most the scheduled tokens of each
+        request."""
         if result.step_id != self.step_id:
             raise InvalidResult(f"the executor answered step {result.step_id} instead of step {self.step_id}")
         request_ids = [request.request_id for request in self.sampled]
@@ -151,8 +151,7 @@ class StepResult:
     num_drafted: list[int] = field(default_factory=list)  # [s + v], tokens that were checked of each; empty: none
 
     def drafted(self, index: int) -> int:
-        """Returns how many tokens were drafted for the request of this index: fewer than were asked for, if not
-        found."""
+        """Returns how many tokens were drafted for the request of this index; may be fewer than scheduled."""
         return self.num_drafted[index] if self.num_drafted else 0
 
 

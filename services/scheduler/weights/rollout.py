@@ -76,7 +76,7 @@ class Rollout:
         return self._rolling is not None
 
     def notify(self) -> None:
-        """Takes in that a request ended, or an executor came or went."""
+        """Takes in that a request ended, or an executor joined or left."""
         self._moved.set()
 
     def on_client_lost(self) -> None:

@@ -35,7 +35,7 @@ class WeightsPlan:
     """The target weights of all executors, and the weights that they had before."""
 
     def __init__(self) -> None:
-        self.target: Weights | None = None  # None: no executor has come yet
+        self.target: Weights | None = None  # None: no executor has connected yet
         self._known: dict[str, Weights] = {}  # by version, all that requests may have begun with
 
     @property

@@ -42,7 +42,7 @@ class ServiceLine:
         return self.executors[0]
 
     async def start_executor(self, executor: FakeExecutorServicer | None = None, index: int = 0) -> None:
-        """Starts an executor, or another one in its place."""
+        """Starts an executor, or replaces it by another one."""
         self.executors[index] = executor or self.executors[index]
         address = self.executor_addresses[index]
         self._executor_servers[index] = await serve_fake_executor(address, self.executors[index])
@@ -59,7 +59,7 @@ class ServiceLine:
 
     @contextlib.asynccontextmanager
     async def running(self, *, with_executor: bool = True) -> AsyncIterator["ServiceLine"]:
-        """Starts the line. with_executor: and the executors."""
+        """Starts the line. with_executor: starts the executors, too."""
         if with_executor:
             for index in range(len(self.executors)):
                 await self.start_executor(index=index)
@@ -143,7 +143,7 @@ def generate_request(*args: Any, **kwargs: Any) -> scheduler_pb2.SchedulerServic
 
 
 class Collected:
-    """The responses of a Connect stream, request by request."""
+    """The responses of a Connect stream, by request."""
 
     def __init__(self) -> None:
         self.hellos: list[common_pb2.ModelInfo] = []

@@ -1,4 +1,4 @@
-"""Requests with a grammar before a fake executor: it compiles first, and no other request waits for its answer."""
+"""Requests with a grammar on a fake executor, which compiles it first; other requests do not wait for that."""
 
 import asyncio
 from pathlib import Path

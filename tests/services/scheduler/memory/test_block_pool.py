@@ -1,4 +1,4 @@
-"""Blocks: which are evicted first, which can be found again, and what the integrity check notices."""
+"""Blocks: the order of eviction, the cached blocks, and the integrity check."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Groups of states: where prefixes end, which blocks are read, and how few a request holds."""
+"""Groups of states: the ends of prefix hits, the blocks that are read, and the few blocks that a request holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROMPT = [7 * i % VOCAB_SIZE for i in range(30)]
 
 
 def make_line(num_blocks: int = 0, *, num_states: int = 20, enable_prefix_caching: bool = True) -> PureLine:
-    """Blocks of states are for 8 tokens, the others for 4; num_blocks: of these."""
+    """Returns a line with state blocks of 8 tokens and other blocks of 4. num_blocks: of the other blocks."""
     executor = FakeExecutor(
         num_blocks=num_blocks, states={8: num_states}, block_size=4, max_num_batched_tokens=64, vocab_size=VOCAB_SIZE
     )
@@ -51,7 +51,7 @@ def test_beside_attention_a_prefix_ends_where_both_can_go_on() -> None:
 
 
 def test_an_equal_prompt_waits_a_step_for_the_state_of_the_first() -> None:
-    """A request cannot go on from a state that the same step writes."""
+    """A request cannot continue a state that the same step writes."""
     line = make_line()
     for _ in range(2):
         line.add(PROMPT[:20], max_tokens=3)

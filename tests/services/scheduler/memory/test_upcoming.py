@@ -1,4 +1,4 @@
-"""Requests with a common prompt that arrive together: one computes it, the others wait for what they can find."""
+"""Requests with a common prompt that arrive together: one computes it, and the others wait for its blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMON = [5 * i % VOCAB_SIZE for i in range(40)]
 
 
 def make_line(num_blocks: int = 64, *, num_replicas: int = 1, num_rows: int = 8, **config: Any) -> PureLine:
-    """Blocks are for 4 tokens; of a long prompt, a step computes 8."""
+    """Returns a line with blocks of 4 tokens, where a step computes 8 tokens of a long prompt."""
     executors = [
         FakeExecutor(num_blocks=num_blocks, block_size=4, max_num_seqs=num_rows, max_num_batched_tokens=64)
         for _ in range(num_replicas)
@@ -70,7 +70,7 @@ def test_who_shares_less_than_a_block_does_not_wait_and_overtakes() -> None:
 
 
 def test_no_request_waits_beyond_what_is_shared() -> None:
-    """The second has 17 tokens of the first: found are 16, in the step that computes them."""
+    """The second request shares 17 tokens with the first: it finds 16, in the step that computes them."""
     line = make_line()
     add(line, 1)
     add(line, 700, common=17)

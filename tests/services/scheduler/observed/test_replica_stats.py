@@ -1,4 +1,4 @@
-"""The numbers of each replica that operators see: metrics, load, status, a line in the log."""
+"""The numbers of each replica for operators: metrics, load, status, the log line."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Executors that join and leave while requests run: each that comes is used, and none that goes costs a token."""
+"""Executors that join and leave while requests run: each that joins is used, and one that leaves loses no token."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.services.scheduler.service_line import ServiceLine
 
 
 def line_of(directory: Path, num: int, *first: int, step_seconds: float = 0.005, **config: Any) -> ServiceLine:
-    """Yields a line of so many executors, of which those with these numbers are listed at first."""
+    """Returns a line of `num` executors; `first` are the indices of those that are listed at first."""
     line = ServiceLine(directory, *executors(num, step_seconds=step_seconds), **config)
     line.discovery = FakeDiscovery(*(line.executor_addresses[index] for index in first))
     return line
@@ -178,8 +178,8 @@ async def test_an_executor_with_two_addresses_is_used_once(tmp_path: Path, caplo
         await collected.read_until_finished(call, *range(1, 7))
         assert_complete(collected, 6, 100)
         assert [len(one.new_requests) for one in line.executors] == [3, 3]
-        assert caplog.text.count("it is already used at") == 1, "said once"
+        assert caplog.text.count("it is already used at") == 1, "logged once"
         line.discovery.publish(f"unix:{link}", line.executor_addresses[1])
         await until(lambda: len(line.engine.scheduler.replicas) == 2)
         await line.wait_for_executors(2)
-        assert await generate(line, 7) == output_of(7, 10), "by its other address now"
+        assert await generate(line, 7) == output_of(7, 10), "now by its other address"

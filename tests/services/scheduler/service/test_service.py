@@ -100,7 +100,7 @@ async def test_stop_token_is_reported_and_logprobs_come_along(tmp_path: Path) ->
 
 
 async def test_prompt_logprobs_come_once_and_with_the_first_token(tmp_path: Path) -> None:
-    """A prompt that is cached is computed all the same; others find its blocks."""
+    """A cached prompt is computed nevertheless; other requests find its blocks."""
     async with make_line(tmp_path).running() as line:
         await collect(line, generate_request(prompt_of(1), max_tokens=1))
         first, *others = await collect(line, generate_request(prompt_of(1), max_tokens=5, prompt_logprobs=2))
@@ -117,7 +117,7 @@ async def test_prompt_logprobs_come_once_and_with_the_first_token(tmp_path: Path
 
 
 async def test_prompt_logprobs_come_once_whichever_executor_dies(tmp_path: Path) -> None:
-    """Aborts in mid-prompt, and behind the first token."""
+    """Requests are aborted within the prompt, and after the first token."""
     executor = FakeExecutorServicer(lambda: FakeExecutor(max_num_batched_tokens=8), step_seconds=0.002)
     async with ServiceLine(tmp_path, executor).running() as line:
         line.executor.fail_after(3)
@@ -350,7 +350,7 @@ async def test_log_probabilities_count_as_unread(tmp_path: Path) -> None:
 
 
 async def test_what_a_stream_does_not_take_is_bounded_for_all_its_requests(tmp_path: Path, monkeypatch) -> None:
-    """The request that adds to it then is ended; others of other streams go on."""
+    """The request that exceeds the limit ends; requests of other streams continue."""
     monkeypatch.setattr("pagewire.services.scheduler.service.delivery.MAX_UNREAD_OF_STREAM", 60)
     async with make_line(tmp_path).running() as line:
         stalled, other = new_outbox(), new_outbox()
@@ -391,7 +391,7 @@ async def test_abort_by_external_id(tmp_path: Path) -> None:
 
 
 async def test_an_end_from_outside_takes_no_token_away(tmp_path: Path) -> None:
-    """Ends all requests whenever a result has arrived and was not delivered: what is counted was delivered."""
+    """All requests end while a result is undelivered: all counted tokens are delivered nevertheless."""
     async with make_line(tmp_path, step_seconds=0.002).running() as line:
         update = line.engine.scheduler.update
         num_left = 0
@@ -440,7 +440,7 @@ async def test_get_load(tmp_path: Path) -> None:
 
 
 async def test_who_arrives_during_a_long_step_is_in_the_next_one(tmp_path: Path) -> None:
-    """The second of two steps in flight is decided when the first is about to end."""
+    """The second of two steps in flight is decided shortly before the first one ends."""
     async with make_line(tmp_path, step_seconds=0.1, pipeline_depth=2).running() as line:
         running = line.stub.Generate(generate_request(prompt_of(0), max_tokens=500))
         for _ in range(5):
@@ -491,7 +491,7 @@ async def test_a_full_queue_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("pipeline_depth", "step_seconds"), [(1, 0.005), (2, 0.005), (2, 0.05)])
 async def test_nothing_is_lost_when_the_executor_dies(tmp_path: Path, pipeline_depth: int, step_seconds: float) -> None:
-    """The longest steps are such that the next one is held back."""
+    """Steps are so long that the next one is held back."""
     line = make_line(tmp_path, step_seconds=step_seconds, pipeline_depth=pipeline_depth)
     async with line.running():
         call = line.link.Connect()

@@ -1,4 +1,4 @@
-"""Images of prompts, as the scheduler sees them: what they change about blocks, steps and limits."""
+"""Images of prompts: their effect on blocks, steps and limits."""
 
 import pytest
 from hypothesis import given
@@ -75,7 +75,7 @@ def test_pixels_of_what_is_computed_do_not_travel() -> None:
 
 
 def test_who_is_refused_leaves_nothing_that_others_find() -> None:
-    """Others enter with the same prompt while the first is in flight; its window's blocks are not taken meanwhile."""
+    """Others enter with the same prompt while the first is in flight; the blocks of its window are not released."""
     for refused_token_id in (None, 7):
         executor = FakeExecutor(
             windows={8: 64}, block_size=4, max_num_batched_tokens=8, refused_token_id=refused_token_id

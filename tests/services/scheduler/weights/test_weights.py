@@ -1,4 +1,4 @@
-"""Weights are replaced while requests run: the weights that each gets, and executors that die meanwhile."""
+"""Weights are replaced while requests run: the weights of each request, and executors that crash during it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -37,12 +37,12 @@ def executor(*, step_seconds: float = 0.002) -> FakeExecutorServicer:
 
 @pytest.fixture(autouse=True)
 def _tokenizers_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request has to be waited for."""
+    """Makes a rollout that does not wait for resubmitted requests."""
     monkeypatch.setattr(rollout, "RESUBMITTED_S", 0.0)
 
 
 class Clients:
-    """Requests on one stream, and what has come of them."""
+    """Requests on one stream, and their outputs."""
 
     def __init__(self, line: ServiceLine) -> None:
         self.call = line.link.Connect()
@@ -119,7 +119,7 @@ async def test_running_requests_end_on_the_old_weights_and_later_ones_get_the_ne
 
 
 async def test_a_stream_of_requests_loses_none(tmp_path: Path) -> None:
-    """Two executors get other weights one after the other: the other one takes requests meanwhile."""
+    """Two executors switch one after the other, and the other one takes requests at that time."""
     async with ServiceLine(tmp_path, executor(), executor()).running() as line:
         await line.wait_for_executors(2)
         clients = Clients(line)
@@ -308,7 +308,7 @@ async def test_an_executor_that_dies_as_it_goes_over_comes_back_to_the_new_weigh
 
 
 async def test_who_ran_on_an_executor_that_died_goes_on_with_its_weights(tmp_path: Path) -> None:
-    """The successor starts with others than the request's, and than it is to have in the end."""
+    """The successor starts with weights that are neither those of the request nor the target."""
     async with ServiceLine(tmp_path, executor()).running() as line:
         await line.wait_for_executors(1)
         await replacing(line, "b")
@@ -329,7 +329,7 @@ async def test_who_ran_on_an_executor_that_died_goes_on_with_its_weights(tmp_pat
 async def test_a_new_scheduler_learns_of_the_weights_and_ends_what_was_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of two executors has gone over when the scheduler dies; the other one's request is not lost."""
+    """One of two executors has switched when the scheduler crashes; the request of the other one is not lost."""
     first = ServiceLine(tmp_path, executor(), executor(), name="s1")
     async with first.running():
         await first.wait_for_executors(2)
@@ -411,7 +411,7 @@ async def test_status_reports_the_weights_of_each_executor(tmp_path: Path) -> No
 
 
 async def test_those_of_several_schedulers_are_replaced_by_one_call(tmp_path: Path) -> None:
-    """Submits requests as a tokenizer service does, which has several."""
+    """Replaces weights as a tokenizer service with several schedulers does."""
     (tmp_path / "1").mkdir()
     (tmp_path / "2").mkdir()
     first, second = (ServiceLine(tmp_path / name, executor()) for name in ("1", "2"))

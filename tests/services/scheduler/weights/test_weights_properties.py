@@ -1,4 +1,4 @@
-"""Whenever weights are replaced, whatever dies: each request has the tokens of one version, and all of them."""
+"""Replacements of weights and crashes at any time: each request gets all its tokens, of one version."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ def weights(number: int) -> Weights:
 
 @dataclass
 class Rollout:
-    """The decisions of `rollout.py`, without anything that takes time."""
+    """The decisions of `rollout.py`, without waiting."""
 
     line: PureLine
     plan: WeightsPlan = field(default_factory=WeightsPlan)
@@ -56,7 +56,7 @@ class Rollout:
             self.come(index, weights(0))
 
     def turn(self, index: int) -> None:
-        """A step of a replica is decided, or a result comes in; and the next replica drains, or goes over."""
+        """A step of a replica is decided, or a result arrives; and the next replica drains, or switches."""
         if self.line.schedule(index) is None and self.line.num_in_flight(index):
             self.line.receive(index)
         behind = self._behind()
