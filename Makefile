@@ -67,7 +67,7 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pagewire.gateway.api_table > docs/api.md
 	$(BIN)/python -m pagewire.services.executor.models.registry.table docs/models.json > docs/models.md
-	$(BIN)/python -m pagewire.flags.from_vllm > docs/from-vllm.md
+	$(BIN)/python -m pagewire.flags.vllm_flags_page > docs/from-vllm.md
 
 options: $(READY)
 	$(BIN)/python -m pagewire.config.sampling_code > pagewire/wire/sampling_options.py

@@ -21,7 +21,7 @@ from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.observed.stats import Stats
 from pagewire.services.scheduler.service import convert
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep
 

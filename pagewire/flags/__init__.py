@@ -1,9 +1,8 @@
 """Command-line flags, YAML file, environment and profile of a configuration dataclass, all derived from its fields.
 
 Precedence: flag, then environment (`PAGEWIRE_MAX_NUM_SEQS`), then the file given by `--config`, then `--profile`, then
-the default. `pagewire.config.legacy` has answers to flags of vLLM that Pagewire lacks. An error ends the process with
-exit code 2 and names the source, the value and what was expected.
-"""
+the default. `pagewire.config.vllm_flags` has answers to flags of vLLM that Pagewire lacks. An error ends the process
+with exit code 2 and names the source, the value and what was expected."""
 
 import dataclasses
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pagewire.config import ServeConfig, ServiceConfig, legacy
+from pagewire.config import ServeConfig, ServiceConfig, vllm_flags
 from pagewire.config.profiles import PROFILES
 from pagewire.config.speculation import SpeculationConfig
 from pagewire.errors import StartupError
@@ -187,7 +186,7 @@ def of_keywords(fields: _Fields, keywords: Mapping[str, Any]) -> tuple[dict[str,
 
 def is_of_vllm(name: str) -> bool:
     """Returns whether a name is that of a flag of vLLM with an answer, or "profile"."""
-    return name == "profile" or name.replace("_", "-") in legacy.FLAGS
+    return name == "profile" or name.replace("_", "-") in vllm_flags.FLAGS
 
 
 def to_argv(config: Any) -> list[str]:

@@ -1,11 +1,11 @@
-"""Settings of all sources as settings of fields; acts on the tables of `pagewire.config.legacy`."""
+"""Settings of all sources as settings of fields; acts on the tables of `pagewire.config.vllm_flags`."""
 
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagewire.config import json_object, legacy
+from pagewire.config import json_object, vllm_flags
 from pagewire.flags.given import Given
 from pagewire.flags.names import flag_name
 from pagewire.flags.values import UsageError, json_value, parse_switch
@@ -31,10 +31,10 @@ class Answers:
             return self._of_value(given)
         if given.name == "profile":
             return [given]
-        return self._of_flag(given, legacy.FLAGS[given.name.replace("_", "-")])
+        return self._of_flag(given, vllm_flags.FLAGS[given.name.replace("_", "-")])
 
     def _of_value(self, given: Given) -> list[Given]:
-        value = legacy.VALUES.get(given.name, {}).get(str(given.text))
+        value = vllm_flags.VALUES.get(given.name, {}).get(str(given.text))
         if value is None:
             return [given]
         if value.refused:
@@ -43,19 +43,19 @@ class Answers:
             self._say(f"{given.source} {given.text}: " + ("" if value.means else "ignored: ") + value.why)
         return [] if value.means is None else [dataclasses.replace(given, text=value.means)]
 
-    def _of_flag(self, given: Given, entry: legacy.Legacy) -> list[Given]:
+    def _of_flag(self, given: Given, entry: vllm_flags.VllmFlag) -> list[Given]:
         is_off = entry.takes == "switch" and not parse_switch(given.text, given.source)
-        if entry.verdict == legacy.REFUSED:
+        if entry.verdict == vllm_flags.REFUSED:
             if is_off or str(given.text) in entry.harmless:
                 self._say(f"{given.source}{'' if is_off else f' {given.text}'}: has no effect")
                 return []
             raise UsageError(f"{given.source} is not supported: {entry.why}")
-        if entry.verdict == legacy.IGNORED:
+        if entry.verdict == vllm_flags.IGNORED:
             self._say(f"{given.source}: ignored: {entry.why}")
             return []
         return self._of_renamed(given, entry)
 
-    def _of_renamed(self, given: Given, entry: legacy.Legacy) -> list[Given]:
+    def _of_renamed(self, given: Given, entry: vllm_flags.VllmFlag) -> list[Given]:
         text = str(parse_switch(given.text, given.source)) if entry.takes == "switch" else str(given.text)
         if entry.values and text not in entry.values:
             raise UsageError(f"{given.source}: expected one of {', '.join(entry.values)}, got {text!r}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pagewire.config import legacy
+from pagewire.config import vllm_flags
 from pagewire.flags.given import Given
 from pagewire.flags.names import base_type, did_you_mean, flag_name, is_list
 from pagewire.flags.values import UsageError
@@ -38,7 +38,7 @@ def options_of(
     """
     options: dict[str, Option] = {}
     if not flags_only:
-        for entry in legacy.FLAGS.values():
+        for entry in vllm_flags.FLAGS.values():
             option = Option(entry.name.replace("-", "_"), entry.takes)
             options |= dict.fromkeys((f"--{entry.name}", *entry.short), option)
         options |= {"--config": Option("config"), "--profile": Option("profile")}

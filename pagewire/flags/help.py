@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagewire.config import legacy
+from pagewire.config import vllm_flags
 from pagewire.config.profiles import PROFILES
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.names import ENVIRONMENT_PREFIX, base_type, flag_name, is_list
@@ -73,7 +73,7 @@ def text(
         _add_flag(parser, fields[name])
         effect = phrase(name, None, None)
         return parser.format_help().partition("options:\n")[2] + (f"\n  {effect}\n" if effect else "")
-    if not flags_only and (entry := legacy.FLAGS.get(name.replace("_", "-"))) is not None:
+    if not flags_only and (entry := vllm_flags.FLAGS.get(name.replace("_", "-"))) is not None:
         return f"--{entry.name} (vLLM's): {entry.verdict} {flag_name(entry.to) if entry.to else ''}".rstrip() + (
             f": {entry.why}\n" if entry.why else "\n"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pagewire.config import ServeConfig, legacy
+from pagewire.config import ServeConfig, vllm_flags
 from pagewire.flags.given import Given
 from pagewire.flags.names import ENVIRONMENT_PREFIX, did_you_mean, fields_of, flag_name, nearest
 from pagewire.flags.values import UsageError
@@ -25,7 +25,7 @@ def from_file(fields: Mapping[str, dataclasses.Field[Any]], path: Path) -> list[
     for key, value in content.items():
         flag = str(key).replace("_", "-")
         name = flag.replace("-", "_")
-        if name not in fields and name != "profile" and flag not in legacy.FLAGS:
+        if name not in fields and name != "profile" and flag not in vllm_flags.FLAGS:
             known = [flag_name(field)[2:] for field in fields]
             raise UsageError(f"{path}: unknown key {key}" + did_you_mean(flag, known))
         if value is not None:

@@ -22,7 +22,7 @@ from pagewire.services.scheduler.costs.prefill_budget import NO_LIMIT, PrefillTa
 from pagewire.services.scheduler.memory.block_index import BlockIndex
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import Request, RequestStatus
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepResult
 

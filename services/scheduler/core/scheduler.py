@@ -23,7 +23,7 @@ from pagewire.services.scheduler.core.waiting import WaitingQueue
 from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 

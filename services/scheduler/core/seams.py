@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pagewire.services.scheduler.values.account import NO_ACCOUNT, Account
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 

@@ -36,7 +36,7 @@ from pagewire.services.scheduler.service.seams import (
 )
 from pagewire.services.scheduler.service.tracking import Tracking
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.spans import Span

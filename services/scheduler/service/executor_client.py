@@ -9,7 +9,7 @@ import grpc
 
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import executor_pb2, executor_pb2_grpc

@@ -12,7 +12,7 @@ from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.executor_client import ExecutorClient
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
 

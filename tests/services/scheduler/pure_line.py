@@ -13,8 +13,8 @@ from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.placement.fleet import Fleet
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
-from pagewire.services.scheduler.values.loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.services.scheduler.values.tenant import Tenant

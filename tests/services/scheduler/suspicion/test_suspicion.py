@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.suspicion.suspects import MAX_LOSSES, MAX_SILENT_LOSSES
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason
 from tests.fakes import FakeExecutor, FakeExecutorDied, expected_output
 from tests.services.scheduler.pure_line import PureLine

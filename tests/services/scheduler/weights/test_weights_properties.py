@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.values.executor_info import Weights
-from pagewire.services.scheduler.values.loss import Loss
+from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.weights.target import WeightsPlan, may_switch
 from tests.fakes import FakeExecutor, expected_output

@@ -1,6 +1,6 @@
 """Flags of vLLM that are ignored: without them, clients get the same answers. A row: the flags, and the reason."""
 
-from pagewire.config.legacy.entries import IGNORED, Legacy
+from pagewire.config.vllm_flags.entries import IGNORED, VllmFlag
 
 _IMAGE_CACHE = "embeddings of images are kept for the next prompt with the same image: --mm-encoder-cache-bytes"
 NODES = (
@@ -234,11 +234,11 @@ _TABLE = (
 )
 
 
-def _entry(flag: str, why: str) -> Legacy:
+def _entry(flag: str, why: str) -> VllmFlag:
     spelled, *short = flag.split(",")
     name, has_value, words = spelled.partition("=")
     takes = "words" if words else "value" if has_value else "switch"
-    return Legacy(name, IGNORED, why, takes=takes, short=tuple(short))
+    return VllmFlag(name, IGNORED, why, takes=takes, short=tuple(short))
 
 
 FLAGS = [_entry(flag, why) for flags, why in _TABLE for flag in flags.split()]

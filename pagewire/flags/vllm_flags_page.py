@@ -1,14 +1,14 @@
-"""Makes docs/from-vllm.md: `python -m pagewire.flags.from_vllm > docs/from-vllm.md`."""
+"""Makes docs/from-vllm.md: `python -m pagewire.flags.vllm_flags_page > docs/from-vllm.md`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from pagewire.config import legacy
+from pagewire.config import vllm_flags
 from pagewire.flags.names import flag_name
 
 _HEAD = """\
 # Coming from vLLM
 
-<!-- Made by `python -m pagewire.flags.from_vllm`. -->
+<!-- Made by `python -m pagewire.flags.vllm_flags_page`. -->
 
 Pagewire takes a command line or a YAML file of `vllm serve` as it is: write `pagewire serve` instead of `vllm serve` or
 `python -m vllm.entrypoints.openai.api_server`, and `pagewire.LLM(...)` instead of `vllm.LLM(...)`. Flags with the same
@@ -30,12 +30,12 @@ pagewire serve: error: --worker-cls is not supported: code from outside is not l
 
 def page() -> str:
     """Returns the page in Markdown."""
-    return "\n".join([_HEAD, *_renamed(), *_answered("Ignored", legacy.IGNORED), *_refused(), *_values()])
+    return "\n".join([_HEAD, *_renamed(), *_answered("Ignored", vllm_flags.IGNORED), *_refused(), *_values()])
 
 
 def _renamed() -> Iterator[str]:
     yield from ("## Renamed", "", "| vLLM | Pagewire |", "|---|---|")
-    for entry in _entries(legacy.BECOMES):
+    for entry in _entries(vllm_flags.BECOMES):
         why = f" ({entry.why})" if entry.why else ""
         if not entry.values:
             yield f"| `--{entry.name}` | `{flag_name(entry.to)}`{why} |"
@@ -69,12 +69,12 @@ def _listed(values: Sequence[str]) -> str:
 
 
 def _refused() -> Iterator[str]:
-    yield from _answered("Refused", legacy.REFUSED)
+    yield from _answered("Refused", vllm_flags.REFUSED)
 
 
 def _values() -> Iterator[str]:
     yield from ("## Values", "", "Values of flags that both have.", "", "| vLLM | Pagewire |", "|---|---|")
-    for name, values in legacy.VALUES.items():
+    for name, values in vllm_flags.VALUES.items():
         by_meaning: dict[str, list[str]] = {}
         for spelled, value in values.items():
             by_meaning.setdefault(_meaning(value), []).append(f"`{spelled}`")
@@ -82,15 +82,15 @@ def _values() -> Iterator[str]:
             yield f"| `{flag_name(name)}` {', '.join(spellings)} | {_cell(meaning)} |"
 
 
-def _meaning(value: legacy.Value) -> str:
+def _meaning(value: vllm_flags.Value) -> str:
     if value.refused:
         return f"refused: {value.why}"
     means = f"`{value.means}`" if value.means else "as if the flag were not given"
     return f"{means}: {value.why}" if value.why else means
 
 
-def _entries(verdict: str) -> Iterable[legacy.Legacy]:
-    return (entry for entry in legacy.FLAGS.values() if entry.verdict == verdict)
+def _entries(verdict: str) -> Iterable[vllm_flags.VllmFlag]:
+    return (entry for entry in vllm_flags.FLAGS.values() if entry.verdict == verdict)
 
 
 def _cell(text: str) -> str:

@@ -1,7 +1,7 @@
 """Flags of vLLM that are refused: without them, something else would be served than the user asked for."""
 
-from pagewire.config.legacy.entries import REFUSED, Legacy
-from pagewire.config.legacy.ignored import NODES, REPLICAS
+from pagewire.config.vllm_flags.entries import REFUSED, VllmFlag
+from pagewire.config.vllm_flags.ignored import NODES, REPLICAS
 
 _CODE = "code from outside is not loaded"
 _LORA = "LoRA adapters are not served; merge the adapter into the weights of the model"
@@ -11,9 +11,9 @@ _DISAGGREGATED = "an executor computes both prompts and decodes; keys and values
 
 def _refused(
     why: str, *names: str, harmless: tuple[str, ...] = (), takes: str = "value", short: tuple[str, ...] = ()
-) -> list[Legacy]:
+) -> list[VllmFlag]:
     """Returns the entries of flags with the same reason."""
-    return [Legacy(name, REFUSED, why, harmless=harmless, takes=takes, short=short) for name in names]
+    return [VllmFlag(name, REFUSED, why, harmless=harmless, takes=takes, short=short) for name in names]
 
 
 FLAGS = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pagewire import config, flags
-from pagewire.config import ExecutorConfig, ServeConfig, legacy
-from pagewire.flags import from_vllm
+from pagewire.config import ExecutorConfig, ServeConfig, vllm_flags
+from pagewire.flags import vllm_flags_page
 from tests.pagewire.flags import vllm_tutorials
 from tests.pagewire.flags.parsing import parse, refusal
 
@@ -226,20 +226,20 @@ def test_a_service_takes_what_is_its_own_and_is_told_of_the_rest(capsys: pytest.
 
 
 def test_the_page_for_users_of_vllm_is_what_is_done() -> None:
-    assert (REPOSITORY / "docs/from-vllm.md").read_text() == from_vllm.page() + "\n", (
-        "run: python -m pagewire.flags.from_vllm > docs/from-vllm.md"
+    assert (REPOSITORY / "docs/from-vllm.md").read_text() == vllm_flags_page.page() + "\n", (
+        "run: python -m pagewire.flags.vllm_flags_page > docs/from-vllm.md"
     )
 
 
 def test_answers_point_to_flags_that_there_are() -> None:
     known = set(FIELDS) | {"rank", "leader", "executor_discovery", "profile"}
-    texts = [entry.why for entry in legacy.FLAGS.values()]
-    texts += [value.why for values in legacy.VALUES.values() for value in values.values()]
+    texts = [entry.why for entry in vllm_flags.FLAGS.values()]
+    texts += [value.why for values in vllm_flags.VALUES.values() for value in values.values()]
     for text in texts:
         for flag in re.findall(r"--([a-z][a-z-]+)", text):
             assert flag.replace("-", "_") in known, text
-    for entry in legacy.FLAGS.values():
+    for entry in vllm_flags.FLAGS.values():
         assert entry.name.replace("-", "_") not in FIELDS, f"{entry.name} is a flag: no answer is needed"
         for name in [entry.to, *(name for values in entry.values.values() for name in values)]:
             assert name == "" or name in known
-    assert legacy.VALUES.keys() <= FIELDS.keys()
+    assert vllm_flags.VALUES.keys() <= FIELDS.keys()

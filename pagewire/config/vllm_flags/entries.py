@@ -9,7 +9,7 @@ REFUSED = "refused"  # without it, something else would be served than the user 
 
 
 @dataclass(frozen=True)
-class Legacy:
+class VllmFlag:
     """A flag that vLLM has or had, and that Pagewire lacks or calls by another name."""
 
     name: str  # without its dashes

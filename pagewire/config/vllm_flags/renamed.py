@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pagewire.config.legacy.entries import BECOMES, Legacy
+from pagewire.config.vllm_flags.entries import BECOMES, VllmFlag
 
 
 def _becomes(
@@ -16,8 +16,8 @@ def _becomes(
     convert: Callable[[str], str] | None = None,
     takes: str = "value",
     short: tuple[str, ...] = (),
-) -> Legacy:
-    return Legacy(name, BECOMES, why, to, values or {}, convert, takes=takes, short=short)
+) -> VllmFlag:
+    return VllmFlag(name, BECOMES, why, to, values or {}, convert, takes=takes, short=short)
 
 
 def _rope(text: str) -> str:
