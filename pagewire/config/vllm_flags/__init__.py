@@ -11,4 +11,4 @@ from pagewire.config.vllm_flags.values import VALUES, Value
 
 FLAGS: dict[str, VllmFlag] = {entry.name: entry for part in (renamed, ignored, refused) for entry in part.FLAGS}
 
-__all__ = ["BECOMES", "FLAGS", "IGNORED", "REFUSED", "VALUES", "VllmFlag", "Value"]
+__all__ = ["BECOMES", "FLAGS", "IGNORED", "REFUSED", "VALUES", "Value", "VllmFlag"]
