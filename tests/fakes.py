@@ -543,7 +543,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 self._steps_until_failure -= 1
                 if self._steps_until_failure < 0:
                     self._steps_until_failure = None
-                    raise rpc.RpcError(grpc.StatusCode.UNAVAILABLE, "the fake executor was told to fail")
+                    raise rpc.RpcError(grpc.StatusCode.UNAVAILABLE, "the fake executor is set to fail")
             self.new_requests.extend(step.new_requests)
             result = self.executor.execute(step)
             self.num_steps += 1

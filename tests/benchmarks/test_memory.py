@@ -68,7 +68,7 @@ def test_gauges_are_found_by_name() -> None:
             memory.gauges(url, ("a", "c"))
 
 
-def test_the_load_and_the_stack_are_told_by_flags() -> None:
+def test_the_load_and_the_stack_are_set_by_flags() -> None:
     argv = ["--prompts", "5,6", "--pid", "3", "--streams", "0", "--quantization", "none"]
     config = flags.parse(memory.MemoryConfig, argv, prog="", description="")
     assert (config.prompts, config.pid, config.streams, config.quantization) == ((5, 6), 3, 0, "none")

@@ -34,7 +34,7 @@ def whole(value: Any) -> Any:
     return [whole(one) for one in value] if isinstance(value, list) else value
 
 
-class Told:
+class Received:
     """Returns what the events of a stream say together."""
 
     def __init__(self) -> None:

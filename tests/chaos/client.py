@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.chaos.answers import Told, whole
+from tests.chaos.answers import Received, whole
 from tests.chaos.faults.catalogue import Request
 
 # Statuses of what passes, after which a kept request is made again.
@@ -60,7 +60,7 @@ class Client:
         self._headers = {} if key is None else {"Idempotency-Key": key}
         self._timeout = httpx.Timeout(patience or 120.0)
         self._on_event = on_event
-        self._told = Told()
+        self._received = Received()
         self._last_number = -1
         self._last_event = 0.0
 
@@ -70,7 +70,7 @@ class Client:
             self.answer.value = await self._batch()
         elif self._request.is_stream:
             await self._patiently(self._stream)
-            self.answer.value = self._told.value
+            self.answer.value = self._received.value
         else:
             value = await self._patiently(self._post)
             if self._request.body.get("background"):
@@ -160,7 +160,7 @@ class Client:
                 _check(response.status_code, (await response.aread()).decode(errors="replace"))
             async for event in _events(response):
                 await self._read(event)
-        if not self._told.has_ended:
+        if not self._received.has_ended:
             raise Trouble("the stream ended in the middle", may_pass=True)
 
     async def _read(self, event: dict[str, str]) -> None:
@@ -168,11 +168,11 @@ class Client:
             self._check_number(event)
         data = event.get("data", "")
         if data == "[DONE]":
-            self._told.has_ended = True
+            self._received.has_ended = True
         elif data:
-            self._told.add(json.loads(data))
-        if (error := self._told.error) is not None:
-            self._told.error = None
+            self._received.add(json.loads(data))
+        if (error := self._received.error) is not None:
+            self._received.error = None
             raise Trouble(f"in the stream: {error}", may_pass=bool(_PASSING_ERROR.search(error)))
         if self._key is not None and "id" in event:
             self._headers["Last-Event-ID"] = event["id"]

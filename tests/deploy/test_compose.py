@@ -164,7 +164,7 @@ def test_replicas_and_limits_are_variables():
     assert configuration("gateway").tokenizer_discovery == configuration("scheduler").executor_discovery == "dns"
 
 
-def test_each_service_is_told_where_its_neighbour_listens():
+def test_each_service_has_the_address_of_its_neighbour():
     listens = {name: configuration(name).listen for name in LINE[1:]}
     assert all(listen.startswith("0.0.0.0:") for listen in listens.values())
     assert configuration("gateway").tokenizer_address == listens["tokenizer"].replace("0.0.0.0", "tokenizer")

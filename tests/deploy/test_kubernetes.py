@@ -107,7 +107,7 @@ def test_the_schema_of_values_is_that_of_the_flags() -> None:
         "executor.replica=2",
     ],
 )
-def test_values_that_would_reach_nobody_are_refused(value: str) -> None:
+def test_values_without_effect_are_refused(value: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as error:
         manifests.template(f"--set={value}")
     assert f"Additional property {value.partition('=')[0].rpartition('.')[2]} is not allowed" in error.value.stderr

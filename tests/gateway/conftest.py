@@ -88,11 +88,11 @@ async def running_gateway(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     leave = leave or asyncio.Event()
 
-    async def told() -> bool:
+    async def signalled() -> bool:
         await leave.wait()
         return drains
 
-    task = asyncio.create_task(main.serve(config, sock, told(), limits))
+    task = asyncio.create_task(main.serve(config, sock, signalled(), limits))
     base_url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         async with httpx.AsyncClient(base_url=base_url, timeout=20) as client:
@@ -116,7 +116,7 @@ async def ai(client: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
         yield official
 
 
-# Instead of the fake: a real tokenizer service, for a model that says what it is told to, in the marks of Qwen3.
+# Instead of the fake: a real tokenizer service, for a model that generates what a test sets, in the marks of Qwen3.
 
 
 @pytest.fixture(scope="module")

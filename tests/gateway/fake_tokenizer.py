@@ -74,17 +74,17 @@ def token_logprob(char: str, num_top: int, text_offset: int = 0) -> TokenLogprob
 
 def prompt_logprobs(prompt: Sequence[int], num_top: int) -> inference_pb2.PromptLogprobs:
     """Each token is the third most probable, the alternatives are "a", "b", ..."""
-    told = inference_pb2.PromptLogprobs(
+    reported = inference_pb2.PromptLogprobs(
         first_token=chr(prompt[0]), text="".join(map(chr, prompt)), text_offsets=range(len(prompt))
     )
-    told.logprobs.entries_per_token = 1 + num_top
+    reported.logprobs.entries_per_token = 1 + num_top
     for token_id in prompt[1:]:
         entries = [token_id, *map(ord, ALPHABET[:num_top])]
-        told.tokens.extend(map(chr, entries))
-        told.logprobs.token_ids.extend(entries)
-        told.logprobs.logprobs.extend([-2.5, *(-1.0 - i for i in range(num_top))])
-        told.logprobs.ranks.append(3)
-    return told
+        reported.tokens.extend(map(chr, entries))
+        reported.logprobs.token_ids.extend(entries)
+        reported.logprobs.logprobs.extend([-2.5, *(-1.0 - i for i in range(num_top))])
+        reported.logprobs.ranks.append(3)
+    return reported
 
 
 @dataclass
@@ -98,10 +98,10 @@ class Live:
     stop: str
     num_resumed: int = 0
     num_done: int = 0
-    told_prompt: bool = False
+    reported_prompt: bool = False
 
     def num_emitted(self, num_tokens: int) -> int:
-        """Characters told after so many tokens: the text of each third token is held back until the next."""
+        """Characters sent after so many tokens: the text of each third token is held back until the next."""
         held = 1 if num_tokens % 3 == 0 and 0 < num_tokens < len(self.text) else 0
         return min(num_tokens - held, self.num_visible)
 
@@ -122,12 +122,12 @@ class Live:
         if self.request.sampling_params.HasField("logprobs"):
             num_top = self.request.sampling_params.logprobs
             response.logprobs.extend(token_logprob(c, num_top, before + i) for i, c in enumerate(new))
-        if not self.told_prompt:
+        if not self.reported_prompt:
             response.prompt_token_ids.extend(self.prompt)
             params = self.request.sampling_params
             if params.HasField("prompt_logprobs") and not self.num_resumed:
                 response.prompt_logprobs.CopyFrom(prompt_logprobs(self.prompt, params.prompt_logprobs))
-            self.told_prompt = True
+            self.reported_prompt = True
         if self.num_done == len(self.text):
             response.finish_reason = common_pb2.FINISH_REASON_LENGTH
             if self.stop:
@@ -159,8 +159,8 @@ def in_columns(responses: Sequence[NumberedResponse]) -> ConnectResponse:
     message = ConnectResponse()
     for numbered in responses:
         response = numbered.response
-        told = response.reasoning or response.tool_calls or response.logprobs or response.prompt_token_ids
-        if numbered.HasField("error") or response.finish_reason or told:
+        reported = response.reasoning or response.tool_calls or response.logprobs or response.prompt_token_ids
+        if numbered.HasField("error") or response.finish_reason or reported:
             message.responses.append(numbered)
             continue
         message.numbers.append(numbered.number)
@@ -286,7 +286,7 @@ class FakeTokenizer(
         stop_at, stop = min(hits, default=(len(text), ""))
         live = Live(request, prompt, text[: stop_at + len(stop)], stop_at, stop, len(resume_token_ids))
         if resume_token_ids:
-            # Only a request that can be told apart from a fresh one may be resumed.
+            # Only a request that differs from a fresh one may be resumed.
             has_images = any(part.HasField("image") for message in request.chat.messages for part in message.parts)
             assert request.WhichOneof("prompt") == ("chat" if has_images else "token_ids")
             live.num_done = len(resume_token_ids)

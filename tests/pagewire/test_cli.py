@@ -104,7 +104,7 @@ def test_serve_refuses_a_port_in_use(smollm2_gguf: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr and "--port" in result.stderr
 
 
-def test_a_public_port_in_use_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_a_public_port_in_use_is_reported_without_a_traceback(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = pagewire_command("scheduler", f"--listen=unix:{tmp_path}/s", f"--public-listen={address}")

@@ -331,7 +331,7 @@ def test_a_file_that_is_quantized_already_is_said_to_be(smollm2_gguf: Path, capl
 
 
 @pytest.mark.parametrize(
-    ("options", "after", "told"),
+    ("options", "after", "named"),
     [
         ({"method": "rtn"}, 13.6, ["rises by 36%", "--method awq or gptq", "--group-size 32", "--bits 8"]),
         ({"method": "rtn", "bits": 8, "group_size": 32}, 12.0, ["rises by 20%", "--method awq"]),
@@ -339,10 +339,10 @@ def test_a_file_that_is_quantized_already_is_said_to_be(smollm2_gguf: Path, capl
         ({"method": "rtn"}, 10.9, None),
     ],
 )
-def test_a_costly_result_names_what_loses_less(options: dict[str, Any], after: float, told: list[str] | None) -> None:
+def test_a_costly_result_names_what_loses_less(options: dict[str, Any], after: float, named: list[str] | None) -> None:
     warning = command.costly(QuantizeConfig(model="m", **options), 10.0, after)
-    assert (warning is None) == (told is None)
-    assert all(part in str(warning) for part in told or ())
+    assert (warning is None) == (named is None)
+    assert all(part in str(warning) for part in named or ())
 
 
 @pytest.mark.slow

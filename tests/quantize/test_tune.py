@@ -216,7 +216,7 @@ def test_each_sequence_is_seen_before_any_is_seen_again() -> None:
     assert sorted(next(batches(3, 8)).tolist()) == [0, 1, 2]
 
 
-def test_memory_decides_unless_told(
+def test_memory_decides_without_an_option(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_model(tmp_path / "model")

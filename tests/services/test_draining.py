@@ -21,8 +21,8 @@ async def test_of_a_scheduler(tmp_path: Path) -> None:
         call = line.link.Connect()
         hello = (await read(call)).hello
         line.engine.draining.begin()
-        told = await read(call)
-        assert told.draining and told.hello == hello
+        reply = await read(call)
+        assert reply.draining and reply.hello == hello
         submission = token_submission(1, prompt_of(1), max_tokens=5)
         await call.write(SchedulerLinkServiceConnectRequest(requests=[submission]))
         tokens: list[int] = []

@@ -132,9 +132,9 @@ class ChaosLine:
     async def _ask(self, message: dict[str, Any], **answer: object) -> None:
         assert self._fork_server is not None and self._fork_server.stdin is not None
         self._fork_server.stdin.write(json.dumps(message).encode() + b"\n")
-        await self._told(**answer)
+        await self._received(**answer)
 
-    async def _told(self, **answer: object) -> dict[str, Any]:
+    async def _received(self, **answer: object) -> dict[str, Any]:
         def found() -> dict[str, Any] | None:
             return next((event for event in self._events if answer.items() <= event.items()), None)
 
@@ -245,7 +245,7 @@ class ChaosLine:
                 stderr=log,
             )
         self._tasks.append(asyncio.create_task(self._listen()))
-        self.has_disk = (await self._told(ready=True))["disk"]
+        self.has_disk = (await self._received(ready=True))["disk"]
         for service in reversed(self.services):
             await self.start(service)
         await self.wait_settled(START_TIMEOUT_S)

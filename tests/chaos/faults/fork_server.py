@@ -35,7 +35,7 @@ class ForkServer:
         self._selector.register(0, selectors.EVENT_READ)
 
     def run(self) -> None:
-        self._tell(ready=True, disk=self._mount())
+        self._send(ready=True, disk=self._mount())
         unread = b""
         while True:
             for key, _ in self._selector.select():
@@ -51,22 +51,22 @@ class ForkServer:
     def _handle(self, message: dict[str, Any]) -> None:
         if "fill" in message:
             self._fill(message["fill"])
-            self._tell(filled=message["fill"])
+            self._send(filled=message["fill"])
             return
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             _become(parent, message["argv"], message["log"])
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (message["start"], pid))
-        self._tell(started=message["start"], pid=pid)
+        self._send(started=message["start"], pid=pid)
 
     def _on_end(self, descriptor: int, name: str, pid: int) -> None:
         self._selector.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
-        self._tell(ended=name, pid=pid, status=os.waitstatus_to_exitcode(status))
+        self._send(ended=name, pid=pid, status=os.waitstatus_to_exitcode(status))
 
-    def _tell(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         print(json.dumps(message), flush=True)
 
     def _mount(self) -> bool:

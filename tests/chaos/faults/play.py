@@ -1,4 +1,4 @@
-"""Plays schedules over a line and compares what clients are told with what they are told undisturbed."""
+"""Plays schedules over a line and compares what clients receive with what they receive undisturbed."""
 
 from __future__ import annotations
 

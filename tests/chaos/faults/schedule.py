@@ -44,7 +44,7 @@ class Ask:
 
     name: str  # in the catalogue
     is_kept: bool  # its client comes again after any failure, with an Idempotency-Key if it generates
-    leaves_at: int | None = None  # its client goes away after so many events and is not heard of again
+    leaves_at: int | None = None  # its client disconnects after so many events and does not return
 
 
 @dataclass(frozen=True)

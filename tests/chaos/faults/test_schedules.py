@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.answers import Told, difference
+from tests.chaos.answers import Received, difference
 from tests.chaos.faults.catalogue import ALL
 from tests.chaos.faults.chaos_line import fake_line, running
 from tests.chaos.faults.play import Player
@@ -31,22 +31,22 @@ def test_schedules_have_all_there_is() -> None:
     assert any(fault.kind == "kill" and len(fault.targets) > 1 for fault in faults)
 
 
-def test_who_may_lose_a_gateway_comes_again() -> None:
+def test_a_client_that_may_lose_a_gateway_retries() -> None:
     for schedule in (draw(seed, SETTING) for seed in range(300)):
         hits = any({"gateway", "sister"} & {*fault.targets} for fault in schedule.faults)
         assert not hits or all(ask.is_kept for ask in schedule.asks if ask.leaves_at is None)
 
 
 def test_answers_are_equal_in_whatever_pieces_they_come() -> None:
-    def told(*pieces: str) -> Told:
-        told = Told()
+    def received(*pieces: str) -> Received:
+        received = Received()
         for piece in pieces:
-            told.add({"id": str(pieces), "choices": [{"index": 0, "delta": {"content": piece}}]})
-        return told
+            received.add({"id": str(pieces), "choices": [{"index": 0, "delta": {"content": piece}}]})
+        return received
 
-    assert difference(told("a", "bc").value, told("ab", "c").value) is None
-    assert difference(told("a", "b", "b", "c").value, told("ab", "c").value) is not None
-    assert difference(told("a", "c").value, told("ab", "c").value) is not None
+    assert difference(received("a", "bc").value, received("ab", "c").value) is None
+    assert difference(received("a", "b", "b", "c").value, received("ab", "c").value) is not None
+    assert difference(received("a", "c").value, received("ab", "c").value) is not None
 
 
 async def test_streams_survive_some_schedules(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ async def _call(
             if await call.read() is grpc.aio.EOF:
                 break
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-        pass  # it has ended: its status tells how
+        pass  # it has ended: its status has the cause
     if not call.done():
         call.cancel()
         return None

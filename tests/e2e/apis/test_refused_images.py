@@ -43,8 +43,8 @@ async def test_a_bad_image_ends_its_own_request_alone(tmp_path: Path, caplog: py
 
     def request(number: int, token_ids: list[int], sent: common_pb2.PromptImage) -> TokenSubmission:
         params = common_pb2.SamplingParams(temperature=0, ignore_eos=True, max_tokens=NUM_TOKENS)
-        told = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, sampling_params=params)
-        return TokenSubmission(request_id=number, request=told, images=[sent])
+        request = scheduler_pb2.TokenRequest(prompt_token_ids=token_ids, sampling_params=params)
+        return TokenSubmission(request_id=number, request=request, images=[sent])
 
     address, collected = f"unix:{tmp_path}/e.sock", Collected()
     async with serving(address, lambda: (runner, info)), scheduler(tmp_path, "s", address) as stub:

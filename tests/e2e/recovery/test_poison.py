@@ -163,7 +163,7 @@ async def test_metrics_count_by_cause(model: DecoderModel, tmp_path: Path) -> No
     assert counter._value.get() == before + 1
 
 
-def test_faults_are_told_by_token_id() -> None:
+def test_faults_are_chosen_by_token_id() -> None:
     assert parse_faults("7:raise, 9:hang@3") == {7: Fault(Kind.RAISE), 9: Fault(Kind.HANG, 3)}
     for wrong in ("", "7", "x:raise", "7:explode", "7:nan@x"):
         with pytest.raises(StartupError, match="--fault-injection"):

@@ -20,7 +20,7 @@ RESTRICTED = {"bad_words": ["the", "and", "of"], "truncate_prompt_tokens": 12, "
 STEP = {"type": "object", "properties": {"step": {"type": "string", "maxLength": 40}, "n": {"type": "integer"}}}
 STEPS = {"type": "array", "items": STEP | {"required": ["step", "n"]}, "minItems": 40}
 STRUCTURED = {"structured_outputs": {"json": STEPS}}
-# What another eighth is told of.
+# Further fields of another eighth of the requests.
 SCORED = {"echo": True, "logprobs": 1}
 
 
@@ -188,7 +188,7 @@ async def test_a_call_that_must_be_survives_the_death_of_all_three(line: Line) -
 
 async def test_requests_are_judged_by_the_executor_that_runs_them(line: Line) -> None:
     """Judges requests by the next executor, not by the last one, which had less room: a request may have all of the
-    next one's, and a prompt that only the next one can take is told to come again."""
+    next one's, and a prompt that only the next one can take is to be sent again."""
     flags = line.flags["executor"]
     line.restart("executor", *flags, "--num-gpu-blocks-override", "4")
     await line.wait_ready()

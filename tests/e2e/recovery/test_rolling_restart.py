@@ -1,4 +1,4 @@
-"""Every service is told to end and replaced, one after the other, while clients stream: none of them sees an error."""
+"""Every service is stopped and replaced, one after the other, while clients stream: none of them sees an error."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.e2e.replicated_line import SERVICES, ReplicatedLine, running
 
 NUM_STREAMS = 8
 MAX_TOKENS = 60
-PATIENCE_S = 60.0  # of a successor, for what it runs when it is told to end
+PATIENCE_S = 60.0  # of a successor, for what it runs when it is stopped
 
 
 class Clients:
@@ -53,11 +53,11 @@ class Clients:
 
     async def stream(self, number: int) -> str:
         body = {"prompt": f"{number} little", "max_tokens": MAX_TOKENS, "seed": number, "ignore_eos": True}
-        text, heard = "", time.monotonic()
+        text, last_seen = "", time.monotonic()
         async with self._http.stream("POST", f"{self._url()}/v1/completions", json=body | {"stream": True}) as response:
             assert response.status_code == 200, await response.aread()
             async for event in response.aiter_lines():
-                self.longest_pause, heard = max(self.longest_pause, time.monotonic() - heard), time.monotonic()
+                self.longest_pause, last_seen = max(self.longest_pause, time.monotonic() - last_seen), time.monotonic()
                 if event == "data: [DONE]":
                     return text
                 if event:
@@ -106,7 +106,7 @@ class Replaced:
 
     line: ReplicatedLine
     undisturbed: list[set[str]]
-    told: list[set[str]]  # while they were
+    reported: list[set[str]]  # while they were
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +140,10 @@ async def replace_all(line: ReplicatedLine) -> Replaced:
 
 
 def test_no_client_sees_that_every_service_is_replaced(replaced: Replaced) -> None:
-    assert replaced.told == replaced.undisturbed
+    assert replaced.reported == replaced.undisturbed
 
 
-async def test_streams_end_though_all_services_are_told_to(replaced: Replaced) -> None:
+async def test_streams_end_though_all_services_are_stopped(replaced: Replaced) -> None:
     """Stops a service as the shutdown of a machine does."""
     line = replaced.line
     await line.wait_idle()  # those before have been given up

@@ -129,7 +129,7 @@ def expected(model: ToyModel, token_ids: list[int]) -> list[int]:
     return token_ids[-10:]
 
 
-def test_windows_free_blocks_and_nobody_reads_what_is_gone(model: ToyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_free_blocks_that_are_not_read_again(model: ToyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of up to 70 tokens over six blocks of four for the window, which alone would hold 24."""
     monkeypatch.setattr(kv_cache, "_useful_blocks", lambda window, limits: 6)
     runner = assemble(model, LIMITS, 40, CPU)

@@ -169,8 +169,8 @@ async def test_a_poisonous_request_ends_alone(model: Path, expected: list[int], 
             await direct(executor, 5, request_id=8)
         assert await direct(executor, 20) == expected[:20], "after a step that broke the protocol"
         async with rpc.channel(executor.address) as channel:
-            told = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
-        ranks = told.services[0].executor.ranks
+            reported = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
+        ranks = reported.services[0].executor.ranks
         assert [rank.state for rank in ranks] == [admin_pb2.RankState.RANK_STATE_READY] * 2
         assert all(rank.wait_seconds > 0 for rank in ranks) and f"process {executor.follower} " in ranks[1].process
         assert not executor.endings

@@ -65,17 +65,17 @@ async def until_running(line: SeveralLine, count: int) -> tuple[int, int]:
             await asyncio.sleep(0.02)
 
 
-async def test_texts_are_the_same_whoever_dies(several: SeveralLine) -> None:
+async def test_texts_are_the_same_whichever_process_dies(several: SeveralLine) -> None:
     """Deaths come from a seed; each is followed by a successor while the next one may die."""
     prompts = [f"{number} little" for number in range(NUM_STREAMS)]
     async with ready(several) as http:
         undisturbed = await asyncio.gather(*(complete(http, prompt) for prompt in prompts))
-        told: list[list[str]] = [[] for _ in prompts]
+        reported: list[list[str]] = [[] for _ in prompts]
         stops = asyncio.Event()
 
         async def repeat(number: int) -> None:
             while not stops.is_set():
-                told[number].append(await complete(http, prompts[number]))
+                reported[number].append(await complete(http, prompts[number]))
 
         async with asyncio.TaskGroup() as clients:
             for number in range(NUM_STREAMS):
@@ -88,14 +88,14 @@ async def test_texts_are_the_same_whoever_dies(several: SeveralLine) -> None:
                 several.start(service)
                 await several.wait_ready(service)
             stops.set()
-        assert [set(texts) for texts in told] == [{text} for text in undisturbed]
-        assert min(map(len, told)) >= 2
+        assert [set(texts) for texts in reported] == [{text} for text in undisturbed]
+        assert min(map(len, reported)) >= 2
 
 
 async def test_streams_go_on_when_a_tokenizer_or_a_scheduler_dies(several: SeveralLine) -> None:
     async with ready(several) as http:
         for service in ("tokenizer", "scheduler2"):
-            longest, heard, ended = 0.0, dict.fromkeys(range(8), time.monotonic()), set()
+            longest, last_seen, ended = 0.0, dict.fromkeys(range(8), time.monotonic()), set()
             body = {"prompt": "The sea", "max_tokens": 150, "seed": 1, "ignore_eos": True, "stream": True, "n": 8}
             async with http.stream("POST", "/v1/completions", json=body) as response:
                 num_events = 0
@@ -107,7 +107,7 @@ async def test_streams_go_on_when_a_tokenizer_or_a_scheduler_dies(several: Sever
                         several.kill(service)
                     (choice,) = json.loads(line.removeprefix("data: "))["choices"]
                     index, now = choice["index"], time.monotonic()
-                    longest, heard[index] = max(longest, now - heard[index]), now
+                    longest, last_seen[index] = max(longest, now - last_seen[index]), now
                     if choice["finish_reason"] is not None:
                         assert choice["finish_reason"] == "length"
                         ended.add(index)
@@ -161,7 +161,7 @@ async def hits(http: httpx.AsyncClient) -> dict[str, float]:
     return found
 
 
-async def test_an_abort_reaches_whoever_has_the_request(several: SeveralLine) -> None:
+async def test_an_abort_reaches_the_service_that_has_the_request(several: SeveralLine) -> None:
     async with ready(several) as http:
         asked = [asyncio.create_task(complete(http, f"{n} ships", 3000, request_id=f"a{n}")) for n in range(6)]
         await until_running(several, 6)
@@ -197,10 +197,10 @@ async def test_one_that_drains_gets_nothing_new(several: SeveralLine) -> None:
             undisturbed = await complete(http, "The sea")
             asked = [asyncio.create_task(complete(http, "The sea")) for _ in range(NUM_STREAMS)]
             await until_running(several, NUM_STREAMS)
-            told = {client: several.log(client).count("drains:") for client in clients}
+            reported = {client: several.log(client).count("drains:") for client in clients}
             several.processes[service].terminate()
             async with asyncio.timeout(10):
-                while any(several.log(one).count("drains:") == count for one, count in told.items()):  # noqa: ASYNC110
+                while any(several.log(one).count("drains:") == count for one, count in reported.items()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             at_others = [asyncio.create_task(complete(http, "The sea", 600)) for _ in range(NUM_STREAMS)]
             assert set(await asyncio.gather(*asked)) == {undisturbed}
@@ -214,7 +214,7 @@ async def test_one_that_drains_gets_nothing_new(several: SeveralLine) -> None:
             await several.wait_ready(service)
 
 
-async def test_a_batch_and_grammars_go_on_whoever_dies(several: SeveralLine) -> None:
+async def test_a_batch_and_grammars_go_on_whichever_process_dies(several: SeveralLine) -> None:
     grammar = {"structured_outputs": {"regex": "[a-z ]+"}}
     async with ready(several) as http:
         bodies = [

@@ -52,12 +52,12 @@ PROMPTS = [prompt(length, seed=length) for length in (60, 3, 17, 8, 41, 5)]
 def test_tokens_are_those_of_the_model_without_a_cache(model: ToyModel) -> None:
     line = make_line(model)
     answers = [expected(model, token_ids) for token_ids in PROMPTS]
-    assert len({token for answer in answers for token in answer}) > 8, "weights must tell tokens apart"
+    assert len({token for answer in answers for token in answer}) > 8, "weights must distinguish tokens"
     assert line.generate(PROMPTS) == answers
     assert line.replica.kv.num_free_blocks == line.replica.kv.num_blocks
 
 
-def test_who_loses_its_state_computes_it_again(model: ToyModel) -> None:
+def test_a_request_that_loses_its_state_computes_it_again(model: ToyModel) -> None:
     """Four blocks of states, of which a request has two where a step goes over the end of one."""
     line = make_line(model, num_blocks=8 if model.config.kinds[1] == "state" else 20)
     prompts = [token_ids[:20] for token_ids in PROMPTS]

@@ -106,7 +106,7 @@ async def test_the_later_scheduler_has_the_executor_until_it_is_gone(
                     await generate(later, prompt(12))
             assert caplog.text.count("lost the executor") == 1, "no scheduler takes it from the later one"
             assert not interrupted.done()
-            await asyncio.wait_for(drained, 10)  # its requests are to be handed on, if it was told to end
+            await asyncio.wait_for(drained, 10)  # its requests are to be handed on, if it received SIGTERM
         assert await asyncio.wait_for(interrupted, 20) == expected[9], "not a token lost or repeated"
 
 

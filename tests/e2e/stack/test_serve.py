@@ -93,7 +93,7 @@ def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Pop
     assert f"http://127.0.0.1:{port}" in banner and "curl" in banner
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child that its parent died")
 def test_no_orphan_when_the_stack_itself_is_killed(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
     process, _, _ = stack
     services = list(services_of(process).values())

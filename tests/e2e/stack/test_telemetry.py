@@ -114,19 +114,19 @@ async def test_where_a_requests_time_went(line: Line) -> None:
         response = await http.get(f"/v1/requests/{answer['id']}/explain")
         text = (await http.get("/v1/requests/ask-me/explain", headers={"accept": "text/plain"})).text
         unknown = await http.get("/v1/requests/unknown/explain")
-    told = response.json()
-    assert [one["id"] for one in told["outputs"]] == ["ask-me-0", "ask-me-1"]
-    for output in told["outputs"]:
+    reported = response.json()
+    assert [one["id"] for one in reported["outputs"]] == ["ask-me-0", "ask-me-1"]
+    for output in reported["outputs"]:
         names = [phase["name"] for phase in output["phases"]]
         assert [names[0], names[1], names[-1]] == ["gateway", "tokenize", "between services"]
         assert {"queue", "prefill", "decode"} <= set(names)
         assert sum(phase["seconds"] for phase in output["phases"]) == pytest.approx(output["seconds"], rel=0.01)
         assert sum(phase["share"] for phase in output["phases"]) == pytest.approx(1, rel=0.01)
         assert output["output_tokens"] == 5 and output["finish_reason"] == "length"
-        assert 0 < output["first_token_seconds"] < output["seconds"] == told["seconds"]
+        assert 0 < output["first_token_seconds"] < output["seconds"] == reported["seconds"]
         assert 0 < output["detokenize_seconds"] < output["seconds"]
-    assert text == told["text"] and "prefill" in text
-    assert not told["is_running"] and told["silent"] == []
+    assert text == reported["text"] and "prefill" in text
+    assert not reported["is_running"] and reported["silent"] == []
     assert unknown.status_code == 404 and "nobody" in unknown.json()["error"]["message"]
 
 
@@ -137,15 +137,15 @@ async def test_where_a_requests_time_goes_that_has_not_ended(line: Line) -> None
         async with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
             chunks = response.aiter_raw()
             await anext(chunks)
-            told = (await http.get("/v1/requests/not-ended/explain")).json()
-        assert told["is_running"] and "so far" in told["text"] and "not ended" in told["text"]
-        [output] = told["outputs"]
+            reported = (await http.get("/v1/requests/not-ended/explain")).json()
+        assert reported["is_running"] and "so far" in reported["text"] and "not ended" in reported["text"]
+        [output] = reported["outputs"]
         assert output["phases"][-2]["name"] == "decode" and output["finish_reason"] is None
         assert 0 < output["output_tokens"] < 400
         assert sum(phase["seconds"] for phase in output["phases"]) == pytest.approx(output["seconds"], rel=0.01)
         for _ in range(100):  # its client has gone
-            told = (await http.get("/v1/requests/not-ended/explain")).json()
-            if not told["is_running"]:
+            reported = (await http.get("/v1/requests/not-ended/explain")).json()
+            if not reported["is_running"]:
                 break
             await asyncio.sleep(0.05)
-        assert told["outputs"][0]["finish_reason"] == "abort"
+        assert reported["outputs"][0]["finish_reason"] == "abort"

@@ -91,12 +91,12 @@ def check_scores(expected: list[Expected], responses: list[inference_pb2.Generat
     """Checks responses that have three alternatives to each of the prompt's tokens, as `check` does others."""
     check(expected, responses)
     for wanted, got in zip(expected, responses, strict=True):
-        told, count = got.prompt_logprobs, len(wanted.prompt_token_ids) - 1
-        assert list(told.logprobs.token_ids[::4]) == wanted.prompt_token_ids[1:], "once, and all"
-        assert len(told.text_offsets) == 1 + count and told.text == wanted.prompt
-        assert list(told.logprobs.logprobs[::4]) == pytest.approx(wanted.prompt_logprobs, abs=2e-3)
+        reported, count = got.prompt_logprobs, len(wanted.prompt_token_ids) - 1
+        assert list(reported.logprobs.token_ids[::4]) == wanted.prompt_token_ids[1:], "once, and all"
+        assert len(reported.text_offsets) == 1 + count and reported.text == wanted.prompt
+        assert list(reported.logprobs.logprobs[::4]) == pytest.approx(wanted.prompt_logprobs, abs=2e-3)
         for place, highest in enumerate(wanted.highest):
-            assert list(told.logprobs.logprobs[4 * place + 1 : 4 * place + 4]) == pytest.approx(highest, abs=2e-3)
+            assert list(reported.logprobs.logprobs[4 * place + 1 : 4 * place + 4]) == pytest.approx(highest, abs=2e-3)
 
 
 @contextmanager

@@ -26,9 +26,9 @@ async def test_the_whole_loop(ai: openai.AsyncOpenAI, model: Model) -> None:  # 
     for function in (WEATHER, NOW):
         assert json.dumps({"type": "function", "function": function}) in model.prompt
 
-    told: Any = {"role": "function", "name": "get_weather", "content": "grey"}
+    reply: Any = {"role": "function", "name": "get_weather", "content": "grey"}
     model.output = "It is grey."
-    answer = await ai.chat.completions.create(model="m", messages=[*QUESTION, message, told], functions=[WEATHER])
+    answer = await ai.chat.completions.create(model="m", messages=[*QUESTION, message, reply], functions=[WEATHER])
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("It is grey.", "stop")
     assert answer.choices[0].message.function_call is None
     assert f"I look.\n{CALL}" in model.prompt and "<tool_response>\ngrey\n</tool_response>" in model.prompt

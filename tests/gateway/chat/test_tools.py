@@ -122,7 +122,7 @@ async def test_streams_are_those_that_are_documented(
     documented_streams.check(name, await documented_streams.stream_of(http, messages=QUESTION, tools=tools))
 
 
-async def test_arguments_are_told_before_the_call_ends(ai: openai.AsyncOpenAI, model: Model) -> None:
+async def test_arguments_are_sent_before_the_call_ends(ai: openai.AsyncOpenAI, model: Model) -> None:
     model.output, model.scheduler.auto = CALL, False
     arguments = ""
 

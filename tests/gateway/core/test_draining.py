@@ -40,7 +40,7 @@ async def test_requests_are_taken_until_balancers_know(fake: FakeTokenizer, addr
         assert text_of(await stream) == expected_text("p", 1, 16)
 
 
-async def test_who_presses_ctrl_c_does_not_wait(fake: FakeTokenizer, address: str) -> None:
+async def test_ctrl_c_does_not_wait(fake: FakeTokenizer, address: str) -> None:
     leave = asyncio.Event()
     async with running_gateway(address, leave, drains=False, drain_delay=600, shutdown_timeout=600) as client:
         await wait_ready(client)

@@ -74,7 +74,9 @@ async def test_keys_are_tenants_and_come_and_go(fake: FakeTokenizer, address: st
         assert (await client.get("/v1/models", headers=alice)).status_code == 200
 
 
-async def test_who_sends_too_much_is_told_when_to_come_back(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
+async def test_a_client_that_sends_too_much_learns_when_to_retry(
+    fake: FakeTokenizer, address: str, tmp_path: Path
+) -> None:
     path = tmp_path / "keys"
     few, other = new(path, "few", requests_per_minute=1), new(path, "other")
     async with running_gateway(address, api_key_file=str(path)) as client:
@@ -88,7 +90,7 @@ async def test_who_sends_too_much_is_told_when_to_come_back(fake: FakeTokenizer,
         assert (await client.post(url, json=CHAT, headers=other)).status_code == 200
 
 
-async def test_who_runs_as_many_as_he_may_waits_for_one(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
+async def test_a_client_at_its_limit_of_requests_waits(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     one = new(path, "one", max_running=1)
     async with running_gateway(address, api_key_file=str(path)) as client:
@@ -137,7 +139,7 @@ async def test_keys_are_not_logged(
     assert ours and not any(secret in line or "guessed-it" in line for line in ours)
 
 
-async def test_metrics_tell_a_tenant_of_no_other(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
+async def test_metrics_show_a_tenant_no_other(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     headers = {name: new(path, name, admin=name == "root") for name in ("alice", "root")}
     # A name of its own: a scheduler of another test in this process may count tenants in the same registry.

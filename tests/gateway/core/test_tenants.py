@@ -141,5 +141,5 @@ async def test_a_keys_owner_wins_over_the_header(fake: FakeTokenizer, address: s
             assert (await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)).status_code == 200
             assert (await client.post(CHAT, json=BODY, headers=headers)).status_code == 200
     contexts = [submission.context for submission in fake.submissions]
-    told = [(context.tenant, context.tenant_weight, context.tokens_per_minute) for context in contexts]
-    assert told == fake.tenants == [("owner", 2, 9000), ("acme & sons", 0, 0)], "the key of --api-key has no owner"
+    reported = [(context.tenant, context.tenant_weight, context.tokens_per_minute) for context in contexts]
+    assert reported == fake.tenants == [("owner", 2, 9000), ("acme & sons", 0, 0)], "the key of --api-key has no owner"

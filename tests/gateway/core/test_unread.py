@@ -28,8 +28,8 @@ async def test_a_reply_keeps_text_and_tokens_but_no_deltas() -> None:
 async def test_kinds_of_outputs_are_merged_in_order() -> None:
     waiting = reply(2)
     first, second = waiting.choices
-    told = GenerateResponse(text="a", reasoning="r", token_ids=[1], logprobs=[TokenLogprob(token_id=1)])
-    waiting.push(first, told, 1)
+    pushed = GenerateResponse(text="a", reasoning="r", token_ids=[1], logprobs=[TokenLogprob(token_id=1)])
+    waiting.push(first, pushed, 1)
     waiting.push(second, ChoiceDelta("x", [9]), 1)
     waiting.push(first, ChoiceDelta("b", [2]), 1)
     last = GenerateResponse(text="c", reasoning="s", token_ids=[3], logprobs=[TokenLogprob(token_id=3)])
@@ -40,4 +40,4 @@ async def test_kinds_of_outputs_are_merged_in_order() -> None:
     assert (one.text, one.reasoning, list(one.token_ids), one.finish_reason) == ("abc", "rs", [1, 2, 3], 1)
     assert [logprob.token_id for logprob in one.logprobs] == [1, 3]
     assert (two.text, list(two.token_ids), two.finish_reason) == ("x", [9], 2)
-    assert told.text == "a" and list(told.token_ids) == [1], "what was pushed is not changed"
+    assert pushed.text == "a" and list(pushed.token_ids) == [1], "what was pushed is not changed"

@@ -47,11 +47,11 @@ async def test_each_prompt_of_a_text_completion(client: httpx.AsyncClient, fake:
     assert "prompt_logprobs" not in plain["choices"][0]
 
 
-async def test_a_chat_tells_them_once(client: httpx.AsyncClient) -> None:
+async def test_a_chat_reports_them_once(client: httpx.AsyncClient) -> None:
     answer = await post(client, CHAT, messages=MESSAGES, n=2, prompt_logprobs=0)
-    told = answer["prompt_logprobs"]
+    reported = answer["prompt_logprobs"]
     prompt = "<user>hi<assistant>"
-    assert told == [None, *(entries(char, 0) for char in prompt[1:])]
+    assert reported == [None, *(entries(char, 0) for char in prompt[1:])]
     assert "prompt_logprobs" not in answer["choices"][0]
     assert "prompt_logprobs" not in await post(client, CHAT, messages=MESSAGES)
 
@@ -91,9 +91,9 @@ async def test_a_stream_says_the_same_as_a_whole_answer(client: httpx.AsyncClien
     for choice in whole["choices"]:
         parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert "".join(part["text"] for part in parts) == choice["text"]
-        told = [part["logprobs"] for part in parts if part["logprobs"]]
+        reported = [part["logprobs"] for part in parts if part["logprobs"]]
         for name, column in choice["logprobs"].items():
-            assert [value for part in told for value in part[name]] == column
+            assert [value for part in reported for value in part[name]] == column
         assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
         assert len(choice["token_ids"]) == max_tokens
 
@@ -114,7 +114,7 @@ async def test_tokens_may_be_named_by_their_ids(client: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize("break_at", [0, 2])
-async def test_a_tokenizer_that_dies_tells_them_once(
+async def test_a_tokenizer_that_dies_reports_them_once(
     client: httpx.AsyncClient, fake: FakeTokenizer, break_at: int
 ) -> None:
     """A resubmitted request asks for them before the first token, but not after it."""
@@ -128,7 +128,7 @@ async def test_a_tokenizer_that_dies_tells_them_once(
     assert logprobs == [None, -2.5, -2.5, *[-0.5] * 6]
 
 
-def test_of_a_prompt_that_was_not_computed_nothing_is_told() -> None:
+def test_a_prompt_that_was_not_computed_has_no_logprobs() -> None:
     """Log probabilities are absent if the request was aborted before."""
     assert prompt_logprobs(None, 2) is None
     assert echoed_logprobs(None, [1, 2], 2, as_ids=False).tokens == []

@@ -93,7 +93,7 @@ async def test_commands_take_https_and_say_what_is_missing(fake: FakeTokenizer, 
             await server.models()
 
 
-async def test_who_speaks_no_tls_is_told(fake: FakeTokenizer, address: str, issued: Issued) -> None:
+async def test_a_client_without_tls_gets_an_error(fake: FakeTokenizer, address: str, issued: Issued) -> None:
     before = closed("plain_text")
     async with running(address, issued) as client, connected(client) as plain:
         await plain.send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")

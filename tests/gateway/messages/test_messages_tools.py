@@ -94,8 +94,10 @@ async def test_the_whole_loop(claude: anthropic.AsyncAnthropic, model: Model) ->
     thinking, text, *calls = answer.content
     assert (thinking.thinking, text.text) == ("Where? Zürich.", "I look.")
     assert [(call.name, call.input) for call in calls] == [("get_weather", json.loads(ARGUMENTS)), ("now", {})]
-    told = [[block.model_dump(exclude={"id"}) for block in message.content] for message in (answer, streamed)]
-    assert told[0] == [{name: value for name, value in one.items() if name != "parsed_output"} for one in told[1]]
+    reported = [[block.model_dump(exclude={"id"}) for block in message.content] for message in (answer, streamed)]
+    assert reported[0] == [
+        {name: value for name, value in one.items() if name != "parsed_output"} for one in reported[1]
+    ]
 
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "grey"} for call in calls]
     model.output = "It is grey."
@@ -153,7 +155,7 @@ async def test_the_input_of_a_call_that_is_cut_off(
         assert [block.input for block in message.content] == [read]
 
 
-async def test_input_that_is_no_json_is_told(claude: anthropic.AsyncAnthropic, model: Model) -> None:
+async def test_input_that_is_no_json_is_reported(claude: anthropic.AsyncAnthropic, model: Model) -> None:
     model.output = '<tool_call>\n{"name": "get_weather", "arguments": {"zip": four}}\n</tool_call>'
     answer = await claude.messages.create(**BODY)
     assert [block.input for block in answer.content] == [{"INVALID_JSON": '{"zip": four}'}]

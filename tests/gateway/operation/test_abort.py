@@ -103,7 +103,7 @@ async def test_a_whole_answer_says_that_it_was_aborted(line: TokenizerLine, gate
     assert (choice["finish_reason"], choice["message"]["content"]) == ("abort", "")
 
 
-async def test_a_tenant_ends_its_own_and_an_operator_everybodys(line: TokenizerLine, tmp_path: Path) -> None:
+async def test_a_tenant_ends_its_own_and_an_operator_all(line: TokenizerLine, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     alice, bob, operator = new(path, "alice"), new(path, "bob"), new(path, "operator", admin=True)
     async with running_gateway(line.config.listen, api_key_file=str(path)) as client:
@@ -186,14 +186,14 @@ async def test_what_is_served(line: TokenizerLine, gateways) -> None:
     assert (server["served_model_names"], server["num_requests"]) == (["m"], 0)
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_the_tokenizer_is_told_of_on_request(tmp_path: Path, smollm2_gguf: Path, told: bool) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_the_tokenizer_is_reported_on_request(tmp_path: Path, smollm2_gguf: Path, enabled: bool) -> None:
     scheduler = FakeScheduler(lambda request: [EOS])
-    line = TokenizerLine(tmp_path, scheduler, smollm2_gguf, enable_tokenizer_info_endpoint=told)
+    line = TokenizerLine(tmp_path, scheduler, smollm2_gguf, enable_tokenizer_info_endpoint=enabled)
     async with line.running(), running_gateway(line.config.listen) as client:
         await wait_ready(client)
         answer = await client.get("/tokenizer_info")
-    if told:
+    if enabled:
         info = answer.json()
         assert "<|im_start|>" in info["chat_template"] and "tool_chat_template" not in info
         assert (info["vocab_size"], info["special_tokens"]["eos_token"]) == (49152, "<|im_end|>")

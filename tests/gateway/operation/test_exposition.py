@@ -81,7 +81,7 @@ def test_what_vllms_other_dashboards_ask_for_is_there_or_the_docs_say_why_not(kn
 
 
 def test_metrics_with_labels_of_vllms_own() -> None:
-    told = """# HELP pagewire:num_requests_waiting W
+    reported = """# HELP pagewire:num_requests_waiting W
 # TYPE pagewire:num_requests_waiting gauge
 pagewire:num_requests_waiting 3.0
 # HELP pagewire:executor_requests_running R
@@ -89,7 +89,7 @@ pagewire:num_requests_waiting 3.0
 pagewire:executor_requests_running{executor="executor-1"} 2.0
 # EOF
 """
-    text = expose([ServiceMetrics(service="s", exposition=told)], "", "m", with_vllm_names=True).content.decode()
+    text = expose([ServiceMetrics(service="s", exposition=reported)], "", "m", with_vllm_names=True).content.decode()
     waiting = {one.labels["reason"]: one.value for one in samples(text, "vllm:num_requests_waiting_by_reason")}
     assert waiting == {"capacity": 3, "deferred": 0}
     states = {one.labels["sleep_state"]: one.value for one in samples(text, "vllm:engine_sleep_state")}
@@ -110,9 +110,9 @@ def test_every_metric_has_a_text_and_a_unit_that_scrapers_know(fresh: list[Servi
 
 
 def test_values_come_through_as_they_are() -> None:
-    """Whatever a label says, and with what trace; told as OpenMetrics and in the older format."""
+    """Any label and any trace, as OpenMetrics and in the older format."""
     odd = r"a}b,c=\"d\" \\ {e}"
-    told = "\n".join(
+    reported = "\n".join(
         [
             r"# HELP x A \"quoted\" text\nof two lines",
             "# TYPE x histogram",
@@ -124,8 +124,8 @@ def test_values_come_through_as_they_are() -> None:
             "",
         ]
     )
-    services = [ServiceMetrics(service=f"s{number}", exposition=told) for number in range(2)]
-    [given] = parse_openmetrics(told)
+    services = [ServiceMetrics(service=f"s{number}", exposition=reported) for number in range(2)]
+    [given] = parse_openmetrics(reported)
     [new] = parse_openmetrics(expose(services, OPENMETRICS["accept"], 'm"', with_vllm_names=True).content.decode())
     [older] = text_string_to_metric_families(expose(services, "", 'm"', with_vllm_names=True).content.decode())
     for number in range(2):
@@ -169,22 +169,22 @@ async def test_the_port_for_metrics_asks_for_no_key_and_has_nothing_else(fake: F
                 assert (await scraper.get(path)).status_code == 404
 
 
-async def test_every_gateway_of_a_data_directory_is_told_of(tmp_path: Path) -> None:
+async def test_every_gateway_of_a_data_directory_is_reported(tmp_path: Path) -> None:
     none = Accounts(lambda: ())
     gateways = [Siblings(tmp_path, lambda number=number: f"gateway {number}" * 100_000, none) for number in range(3)]
     for one in gateways:
         await one.start()
 
-    async def told(by: Siblings) -> dict[str, str]:
+    async def reported(by: Siblings) -> dict[str, str]:
         return {one.address: one.exposition[:9] for one in await by.metrics()}
 
     every = {f"gateway-{number}": f"gateway {number}" for number in range(3)}
-    assert [await told(one) for one in gateways] == [every] * 3
+    assert [await reported(one) for one in gateways] == [every] * 3
     await gateways[0].close()
-    assert await told(gateways[2]) == {name: every[name] for name in ("gateway-1", "gateway-2")}
+    assert await reported(gateways[2]) == {name: every[name] for name in ("gateway-1", "gateway-2")}
     after = Siblings(tmp_path, lambda: "gateway 9", none)
     await after.start()
-    assert await told(gateways[1]) == every | {"gateway-0": "gateway 9"}, "the new process has the free place"
+    assert await reported(gateways[1]) == every | {"gateway-0": "gateway 9"}, "the new process has the free place"
     for one in (*gateways[1:], after):
         await one.close()
 
@@ -216,7 +216,7 @@ async def test_gateway_processes_of_one_port_share_a_scrape(fake: FakeTokenizer,
         assert addresses == {"gateway-0", "gateway-1"}
 
 
-async def test_any_gateway_tells_what_another_knows_of_a_request(
+async def test_any_gateway_reports_what_another_knows_of_a_request(
     fake: FakeTokenizer, address: str, tmp_path: Path
 ) -> None:
     directory = str(tmp_path / "of both")
@@ -227,8 +227,8 @@ async def test_any_gateway_tells_what_another_knows_of_a_request(
         await wait_ready(one)
         answer = (await one.post("/v1/completions", json={"prompt": "p"})).json()
         path = f"/v1/requests/{answer['id']}/explain"
-        told = (await other.get(path)).json()
-        assert told == (await one.get(path)).json()
-        assert [phase["name"] for phase in told["outputs"][0]["phases"]] == ["gateway"]
-        assert not told["is_running"] and told["silent"] == ["tokenizer", "scheduler"]
+        reported = (await other.get(path)).json()
+        assert reported == (await one.get(path)).json()
+        assert [phase["name"] for phase in reported["outputs"][0]["phases"]] == ["gateway"]
+        assert not reported["is_running"] and reported["silent"] == ["tokenizer", "scheduler"]
         assert (await other.get("/v1/requests/cmpl-unknown/explain")).status_code == 404

@@ -40,8 +40,8 @@ async def test_lists_are_answered_with_lists(client: httpx.AsyncClient) -> None:
     assert answer["tokens"] == [[94, 97, 98], [94, 99]] and answer["count"] == [3, 2]
     assert answer["token_strs"] == [["^", "a", "b"], ["^", "c"]]
     assert (await client.post("/v1/tokenize", json={"prompt": ["c"]})).json()["tokens"] == [[94, 99]]
-    told = (await client.post("/v1/detokenize", json={"tokens": [[97, 98], [99]]})).json()
-    assert told == {"prompt": ["ab", "c"], "text": ["ab", "c"]}
+    reported = (await client.post("/v1/detokenize", json={"tokens": [[97, 98], [99]]})).json()
+    assert reported == {"prompt": ["ab", "c"], "text": ["ab", "c"]}
     for path, wrong in (("/v1/tokenize", {"prompt": []}), ("/v1/detokenize", {"tokens": [[97], 98]})):
         assert (await client.post(path, json=wrong)).status_code == 400
 
@@ -209,7 +209,7 @@ async def test_span_and_log_of_a_failed_generation(
     assert access_lines(caplog)[1].getMessage().endswith("prompt=1 completion=3: broken")
 
 
-async def test_several_processes_share_a_port_only_when_told_to(fake: FakeTokenizer, address: str) -> None:
+async def test_several_processes_share_a_port_only_with_the_flag(fake: FakeTokenizer, address: str) -> None:
     async with running_gateway(address, reuse_port=True) as first:
         port = first.base_url.port
         with pytest.raises(StartupError, match=f"127.0.0.1:{port}.*--port"):

@@ -110,7 +110,7 @@ async def test_a_snapshot_says_how_all_services_are(client: httpx.AsyncClient, f
     assert replica["groups"][0]["map"] == {"blocks_per_cell": 1, "runs": [USED, 4, FREE, 6]}
 
 
-async def test_a_stream_tells_of_a_map_when_it_has_changed(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+async def test_a_stream_reports_a_map_when_it_has_changed(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     fake.status = line_status(4)
     maps = []
     async for event in events(client):
@@ -140,7 +140,7 @@ async def test_status_needs_the_key(fake: FakeTokenizer, address: str) -> None:
         assert answer.status_code == 200
 
 
-async def test_who_watches_does_not_keep_a_gateway_from_shutting_down(fake: FakeTokenizer, address: str) -> None:
+async def test_a_watching_client_does_not_keep_a_gateway_from_shutting_down(fake: FakeTokenizer, address: str) -> None:
     leave = asyncio.Event()
     async with running_gateway(address, leave, shutdown_timeout=60) as client:
         await wait_ready(client)

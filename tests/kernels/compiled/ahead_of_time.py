@@ -2,7 +2,7 @@
 
     python -m tests.kernels.compiled.ahead_of_time [--all]
 
-in a process of its own (not the interpreter's). Prints one line per form and architecture; the exit status tells
+in a process of its own (not the interpreter's). Prints one line per form and architecture; the exit status reports
 whether all compiled, fit in shared memory and keep their spills below the bound (`benchmarks.kernels.aot`).
 
 Without --all, what is most likely to break, on sm_90 alone, which has the largest configurations: every configuration

@@ -89,7 +89,7 @@ def test_built_in_model_is_downloaded_once_and_then_used_offline(index: Index, t
     assert index.downloads == 1
 
 
-def test_a_terminal_is_told_how_far_the_download_is(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_progress_of_the_download(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -175,7 +175,7 @@ def test_profiles_are_valid_and_yield_to_every_other_source(name: str, device: s
     assert (
         parse(f"--profile={name}", f"--device={device}", "--max-num-seqs=7", "--spec-method=suffix").max_num_seqs == 7
     )
-    # A child that is told the result does not apply the profile again.
+    # A child that receives the result does not apply the profile again.
     again = parse(
         *(word for word in flags.to_argv(chosen)), environ=flags.without_configuration({"PAGEWIRE_PROFILE": name})
     )
@@ -208,18 +208,18 @@ def test_help_of_one_group(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_is_short_unless_more_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    def told(*topic: str) -> str:
+    def described(*topic: str) -> str:
         with pytest.raises(SystemExit):
             parse("--help", *topic)
         return capsys.readouterr().out
 
-    short, whole = told(), told("all")
+    short, whole = described(), described("all")
     assert len(short) < 0.7 * len(whole)
     assert "gptq_marlin" in whole and "gptq_marlin" not in short
-    one = told("--max-num-seqs")
+    one = described("--max-num-seqs")
     assert "most requests that run at once" in one and "fewer for each" in one and "--port" not in one
-    assert told("swap-space").startswith("--swap-space (vLLM's): ignored: a preempted request")
-    assert told("task") == "--task (vLLM's): becomes --runner\n"
+    assert described("swap-space").startswith("--swap-space (vLLM's): ignored: a preempted request")
+    assert described("task") == "--task (vLLM's): becomes --runner\n"
 
 
 def test_phrases_are_of_settings_that_there_are() -> None:

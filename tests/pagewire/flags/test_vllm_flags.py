@@ -69,27 +69,27 @@ def test_every_flag_of_vllm_today_is_taken_or_answered(capsys: pytest.CaptureFix
     assert not wrong
 
 
-@pytest.mark.parametrize(("command", "fields", "told"), vllm_tutorials.COMMANDS, ids=lambda value: str(value)[-60:])
+@pytest.mark.parametrize(("command", "fields", "expected"), vllm_tutorials.COMMANDS, ids=lambda value: str(value)[-60:])
 def test_command_lines_of_the_tutorials(
-    capsys: pytest.CaptureFixture[str], command: str, fields: dict[str, Any], told: list[str]
+    capsys: pytest.CaptureFixture[str], command: str, fields: dict[str, Any], expected: list[str]
 ) -> None:
     words = shlex.split(command)
     program = words.index("serve" if "serve" in words else "vllm.entrypoints.openai.api_server")
     parsed = parse(*words[program + 1 :])
     assert {name: getattr(parsed, name) for name in fields} == fields
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in said] == told
+    assert [line.split(": ")[1] for line in said] == expected
 
 
 @pytest.mark.parametrize("name", vllm_tutorials.FILES)
 def test_files_of_the_tutorials(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
-    content, fields, told = vllm_tutorials.FILES[name]
+    content, fields, expected = vllm_tutorials.FILES[name]
     file = tmp_path / "config.yaml"
     file.write_text(content)
     parsed = parse(f"--config={file}")
     assert {field: getattr(parsed, field) for field in fields} == fields
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[2] for line in said] == told
+    assert [line.split(": ")[2] for line in said] == expected
     assert parse(f"--config={file}", "--max-num-seqs=7", "--profile=latency").max_num_seqs == 7
 
 
@@ -216,7 +216,7 @@ def test_what_asks_for_nothing_is_not_refused(capsys: pytest.CaptureFixture[str]
         assert "has no effect" in capsys.readouterr().err
 
 
-def test_a_service_takes_what_is_its_own_and_is_told_of_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_takes_its_own_flags_and_reports_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     parsed = parse("--swap-space=4", "--dtype=half", config_class=ExecutorConfig)
     assert parsed.dtype == "float16"
     assert "--swap-space: ignored" in capsys.readouterr().err

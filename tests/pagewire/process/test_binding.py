@@ -54,7 +54,7 @@ def test_given_sets() -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 9))
-def test_no_processor_is_anybodys_twice(num_cpus: int, count: int) -> None:
+def test_no_processor_is_used_twice(num_cpus: int, count: int) -> None:
     """No two processes share a processor if there are enough; services other than executors have at most a few."""
     executors, others = _places(range(num_cpus), cpu_bind="auto", data_parallel_size=count)
     bound = [cpu for place in executors for cpu in place.cpus]

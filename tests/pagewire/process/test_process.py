@@ -51,7 +51,7 @@ def test_version_2_the_tightest_group_above_counts(groups: Groups) -> None:
     assert groups.available_memory() == GIB
 
 
-def test_version_1_where_proc_tells_the_hosts_path(groups: Groups) -> None:
+def test_version_1_where_proc_has_the_hosts_path(groups: Groups) -> None:
     groups.own.write_text("5:memory:/docker/1234\n3:cpu,cpuacct:/docker/1234\n0::/docker/1234\n")
     groups.write("cpu", cpu__cfs_quota_us="300000", cpu__cfs_period_us="100000")
     groups.write(
@@ -122,6 +122,6 @@ def test_a_successor_knows_whether_the_one_before_ended_by_its_own_doing(
     assert process.predecessor_failed() is failed
 
 
-def test_without_a_supervisor_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_supervisor_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(process.PREDECESSOR, raising=False)
     assert not process.predecessor_failed()

@@ -92,8 +92,8 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
         wait_until(lambda lived=lived: len(stack.pids("executor")) > len(lived))  # type: ignore[misc]
     assert len(stack.pids("scheduler")) == 1
     assert "executor ended (killed by SIGKILL); restarting it in 0.2 s" in stack.output
-    told = [event[2:] for event in stack.events if event[:2] == ["after", "executor"]]
-    assert told == [["0", "False"], ["-9", "False"], ["-9", "False"]], "SIGKILL comes from outside"
+    reported = [event[2:] for event in stack.events if event[:2] == ["after", "executor"]]
+    assert reported == [["0", "False"], ["-9", "False"], ["-9", "False"]], "SIGKILL comes from outside"
     assert "restarting it in 0.4 s" in stack.output
     stack.process.terminate()
     assert stack.process.wait(60) == 0
@@ -178,7 +178,7 @@ def test_terminal_does_not_reach_the_services(stack: Stack) -> None:
     assert all(os.getsid(pid) == pid for pid in stack.pids())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child only on Linux; elsewhere a thread polls")
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals it only on Linux; elsewhere a thread polls")
 def test_no_orphan_when_the_supervisor_is_killed(stack: Stack) -> None:
     stack.start(gateway="ok", executor="stubborn").wait_ready()
     stack.process.kill()

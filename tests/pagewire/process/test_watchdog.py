@@ -37,7 +37,7 @@ def test_a_loop_that_is_busy_for_a_while_is_left_alone() -> None:
     assert run(seconds=1.5, timeout=0).stdout == "done\n"
 
 
-def test_what_the_watcher_has_missed_is_nobodys_silence() -> None:
+def test_time_that_the_watcher_missed_counts_against_no_process() -> None:
     silence = Silence(timeout=8)
     assert not silence.lasts(), "a look counts for one step, however late it comes"
     looks = 1

@@ -88,7 +88,7 @@ def test_all_serve_one_port_and_end_at_sigterm(gateways: Gateways) -> None:
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child only on Linux; elsewhere a thread polls")
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals it only on Linux; elsewhere a thread polls")
 def test_no_orphan_when_the_supervising_process_is_killed(gateways: Gateways) -> None:
     children = gateways.children()
     gateways.process.kill()

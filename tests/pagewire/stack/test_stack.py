@@ -188,11 +188,11 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, monkeyp
     assert given.stat().st_mode & 0o777 == 0o755
 
 
-def test_nobody_is_told_to_take_a_directory_for_all_from_the_others(tmp_path: Path) -> None:
+def test_the_remedy_for_a_shared_directory_is_a_new_one_inside_it(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)  # as /tmp is
-    with pytest.raises(StartupError) as told, stack._sockets(str(tmp_path)):
+    with pytest.raises(StartupError) as raised, stack._sockets(str(tmp_path)):
         pass
-    assert "use a new directory inside it" in str(told.value) and "chmod" not in str(told.value)
+    assert "use a new directory inside it" in str(raised.value) and "chmod" not in str(raised.value)
 
 
 def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def failures(signal: str) -> float:
     return REGISTRY.get_sample_value("pagewire:otlp_export_failures_total", {"signal": signal}) or 0.0
 
 
-def test_the_log_tells_when_it_begins_to_fail_and_when_it_is_back(lines: list[str]) -> None:
+def test_the_log_reports_when_it_begins_to_fail_and_when_it_is_back(lines: list[str]) -> None:
     delivery, library = Delivery("metrics", "http://collector:4317"), logging.getLogger("opentelemetry.exporter.otlp")
     before = failures("metrics")
 

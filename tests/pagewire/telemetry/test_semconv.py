@@ -68,14 +68,14 @@ def test_a_protocol_that_is_not_spoken_is_refused() -> None:
         otlp.target("traces", None, environ)
 
 
-def test_variables_say_who_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_set_the_attributes_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     assert otlp.resource("gateway").attributes["service.name"] == "pagewire-gateway"
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test,service.namespace=mine")
-    told = otlp.resource("gateway").attributes
-    assert (told["deployment.environment.name"], told["service.namespace"]) == ("test", "mine")
+    reported = otlp.resource("gateway").attributes
+    assert (reported["deployment.environment.name"], reported["service.namespace"]) == ("test", "mine")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "chat")
-    told = otlp.resource("gateway").attributes
-    assert (told["service.name"], told["pagewire.service"]) == ("chat", "gateway")
+    reported = otlp.resource("gateway").attributes
+    assert (reported["service.name"], reported["pagewire.service"]) == ("chat", "gateway")
 
 
 def test_what_clients_send_travels_if_it_is_valid() -> None:

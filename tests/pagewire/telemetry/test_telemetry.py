@@ -61,7 +61,7 @@ def test_plain_endpoints(collector: tuple[Collector, int], scheme: str) -> None:
     assert received.names == ["hello"]
 
 
-# A client's trace is continued, and what was measured tells where to look.
+# A client's trace is continued, and measurements name the trace to look at.
 EXPORT_BY_VARIABLES = """
 from prometheus_client import Histogram
 from pagewire.telemetry import metrics, setup as telemetry

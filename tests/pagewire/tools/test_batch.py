@@ -138,7 +138,7 @@ async def test_a_server_that_is_full_or_away_is_asked_again(batch: Command, serv
     assert [line["response"]["status_code"] for line in answers(batch.output)] == [200] * 3
 
 
-async def test_a_request_that_fails_is_told_and_not_asked_again(batch: Command, server: Server) -> None:
+async def test_a_request_that_fails_is_reported_and_not_repeated(batch: Command, server: Server) -> None:
     write(batch.input, [request(number) for number in range(3)])
 
     async def refuse(body: dict[str, Any], writer: Any) -> None:

@@ -126,7 +126,7 @@ async def test_failures_are_counted_by_reason(server: Server, tmp_path: Path) ->
     assert "3 x the server closed the connection" in text
 
 
-async def test_who_is_refused_comes_back_when_told_to(server: Server, tmp_path: Path) -> None:
+async def test_a_refused_request_is_retried_after_the_given_delay(server: Server, tmp_path: Path) -> None:
     """Each prompt is refused twice: with milliseconds, and with a date that has passed."""
     tries: dict[str, list[float]] = {}
     now = asyncio.get_running_loop().time

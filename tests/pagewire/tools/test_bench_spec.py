@@ -37,7 +37,7 @@ def test_positions_may_come_up_later() -> None:
     assert Drafts(1, 2, 1, (1,)) + Drafts(3, 7, 4, (2, 2)) == Drafts(4, 9, 5, (3, 2))
 
 
-async def test_bench_serve_tells_of_drafts_where_there_are_some(tmp_path: Path) -> None:
+async def test_bench_serve_reports_drafts_where_there_are_some(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with listening() as server:
         argv = ("serve", "--base-url", server.base_url, "--json-out", str(out), "--num-prompts=2", "--output-len=4")

@@ -112,8 +112,8 @@ async def test_commands_and_what_is_said_of_an_answer(service: Service) -> None:
     def person() -> None:
         with chatting(service) as terminal:
             terminal.type(f"/help{ENTER}")
-            for told in ("/system TEXT", "/set", "/clear", "/save FILE", "Alt-Enter", "> "):
-                terminal.expect(told)
+            for expected in ("/system TEXT", "/set", "/clear", "/save FILE", "Alt-Enter", "> "):
+                terminal.expect(expected)
             terminal.type(f"/system Be brief.{ENTER}/set top_k 7{ENTER}/set top_k many{ENTER}")
             terminal.expect("top_k is many; it must be")
             terminal.type(f"/set{ENTER}")

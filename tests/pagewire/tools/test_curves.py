@@ -82,7 +82,7 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
         curves.put(tmp_path / "none" / "c.json")
 
 
-def test_labels_of_several_files_are_told_apart(tmp_path: Path) -> None:
+def test_labels_of_several_files_are_distinct(tmp_path: Path) -> None:
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     curves.put(a, a_curve("concurrency", "ours"), a_curve("prompt-length", "ours"))
     curves.put(b, a_curve("concurrency", "ours"), a_curve("concurrency", "theirs"))

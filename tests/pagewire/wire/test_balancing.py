@@ -11,7 +11,7 @@ from pagewire.wire.streams import Affinity, balancing
 
 
 @given(keys=st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=200), count=st.integers(1, 6))
-def test_a_peer_that_goes_moves_its_own_requests_only_and_nobody_has_too_many(keys: list[bytes], count: int) -> None:
+def test_a_peer_that_goes_moves_its_own_requests_only_and_no_peer_has_too_many(keys: list[bytes], count: int) -> None:
     peers = [SimpleNamespace(address=f"10.0.0.{number}:1", load=0, last_choice=0) for number in range(count)]
     before = {key: balancing.choose(peers, Affinity(key, key)) for key in keys}
     if count > 1:

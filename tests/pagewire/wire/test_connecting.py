@@ -69,7 +69,7 @@ async def test_the_deadline_of_a_call_holds_while_it_connects(tmp_path: Path) ->
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_who_is_not_there_is_told_from_who_is_slow(tmp_path: Path) -> None:
+async def test_a_missing_service_differs_from_a_slow_one(tmp_path: Path) -> None:
     async with Client(f"unix:{tmp_path}/s.sock") as client:
         with pytest.raises(RpcError) as caught:
             await client.models()

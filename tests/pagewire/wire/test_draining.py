@@ -114,7 +114,7 @@ async def test_a_server_of_clients_lets_calls_end_and_refuses_new_ones(tmp_path:
 
 
 @pytest.mark.parametrize("drains", [True, False])
-async def test_clients_are_told_why_they_are_cut_off(tmp_path: Path, drains: bool) -> None:
+async def test_clients_learn_why_they_are_disconnected(tmp_path: Path, drains: bool) -> None:
     slow, address = Slow(), f"unix:{tmp_path}/s.sock"
     server = await serving(slow, address, 0.0, shutdown_timeout=0.1)
     async with rpc.channel(address) as channel:

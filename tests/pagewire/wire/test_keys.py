@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
         Door(key_file=str(tmp_path / "keys"))
 
 
-def test_a_file_without_keys_is_warned_of_as_nobody_gets_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_keys_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys"
     path.touch()
     door = Door(key_file=str(path), check_interval=0)
@@ -166,7 +166,7 @@ def test_the_command_prints_the_key_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", [["keys"], ["keys", "remove"]])
-def test_other_uses_of_the_command_are_told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_uses_of_the_command_are_reported(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(argv)
     assert left.value.code == 2 and "keys add FILE NAME" in capsys.readouterr().err

@@ -118,7 +118,7 @@ async def test_breaks_and_deaths_cost_nothing(
         assert not any(service.errors for service in line.services)
 
 
-async def test_a_request_that_kills_whoever_gets_it_does_not_wander_for_ever(tmp_path: Path) -> None:
+async def test_a_request_that_kills_each_service_does_not_wander_for_ever(tmp_path: Path) -> None:
     line = Line(tmp_path, *(CountingService(breaks=[2] * 100_000) for _ in range(2)))
     async with line.running(recovery_timeout=0.3) as link:
         await eventually(lambda: link.is_up)

@@ -48,7 +48,7 @@ class _Refusing(inference_pb2_grpc.InferenceServiceServicer):
         raise self._error
 
 
-async def test_who_replaces_weights_is_told_of_a_scheduler_that_went_away(tmp_path: Path) -> None:
+async def test_a_replacement_of_weights_reports_a_lost_scheduler(tmp_path: Path) -> None:
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -211,7 +211,7 @@ async def test_cancel_waits_and_passes_errors_on() -> None:
     await rpc.cancel([])
 
 
-async def test_who_cancels_can_be_cancelled() -> None:
+async def test_a_task_that_cancels_can_be_cancelled() -> None:
     started, may_end = asyncio.Event(), asyncio.Event()
     late = asyncio.create_task(_ends_late(started, may_end))
     await started.wait()

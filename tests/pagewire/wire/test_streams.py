@@ -291,7 +291,7 @@ async def rest_of(call: grpc.aio.StreamStreamCall) -> tuple[dict[int, list[int]]
     return tokens, num_messages
 
 
-async def test_who_says_no_more_still_gets_everything(tmp_path: Path) -> None:
+async def test_a_client_that_sends_no_more_still_gets_everything(tmp_path: Path) -> None:
     async with connected(tmp_path, CountingService()) as call:
         await call.write(submit_message(1, 2))
         await call.done_writing()
@@ -299,7 +299,7 @@ async def test_who_says_no_more_still_gets_everything(tmp_path: Path) -> None:
     assert tokens == {1: [1000, 1001, 1002], 2: [2000, 2001, 2002]}
 
 
-async def test_who_says_nothing_at_all_is_let_go(tmp_path: Path) -> None:
+async def test_a_client_that_sends_nothing_is_dropped(tmp_path: Path) -> None:
     async with connected(tmp_path, CountingService()) as call:
         await call.done_writing()
         assert await rest_of(call) == ({}, 0)
@@ -344,7 +344,7 @@ async def test_a_number_is_free_again_after_the_end(tmp_path: Path) -> None:
         assert (await rest_of(call))[0] == {1: [1000, 1001, 1002]}
 
 
-async def test_who_vanishes_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_client_that_vanishes_leaves_nothing_behind(tmp_path: Path) -> None:
     service = CountingService()
     service.running.clear()
     async with connected(tmp_path, service) as call:
@@ -391,7 +391,7 @@ async def test_what_waits_comes_merged_and_in_messages_of_bounded_size(
         assert await rest_of(call) == ({n: [1000 * n + i for i in range(3)] for n in range(10)}, num_messages)
 
 
-async def test_a_session_greets_again_when_told_to(tmp_path: Path) -> None:
+async def test_a_session_greets_again_on_request(tmp_path: Path) -> None:
     service = CountingService()
     service.running.clear()
     async with connected(tmp_path, service) as call:

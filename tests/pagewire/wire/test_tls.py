@@ -229,7 +229,7 @@ async def test_a_service_that_is_refused_says_why_once(
         await asyncio.gather(*logging_tasks)  # as the channels are closed
 
 
-async def test_a_client_that_speaks_something_else_is_told(issued: Issued):
+async def test_a_client_without_tls_is_reported(issued: Issued):
     async with serving(of_service(issued).of_clients()) as address:
         with pytest.raises(RpcError) as caught:
             await asked(address)

@@ -73,7 +73,7 @@ def test_what_helps_is_kept_and_what_does_not_is_not() -> None:
     assert {"a": 1, "b": 1} in server.asked  # each beside the best before it
 
 
-def test_flags_with_which_it_does_not_start_are_told_and_left() -> None:
+def test_flags_with_which_it_does_not_start_are_reported_and_left() -> None:
     server = Server({("a", 1): {"refused": 1}, ("b", 1): {"tpot_ms": 0.5}})
     found = server.search("tpot").run(lambda seen: [_one("a", 1), _one("b", 1)])
     assert found.changes == {"b": 1}
@@ -86,13 +86,13 @@ def test_an_objective_that_was_kept_is_kept() -> None:
     assert server.search("throughput", "ttft=0.5s").run(lambda seen: [_one("a", 1)]).changes == {"a": 1}
 
 
-def test_an_objective_that_nothing_keeps_is_told() -> None:
+def test_an_objective_that_nothing_keeps_is_reported() -> None:
     server = Server({("a", 1): {"tokens_per_s": 1.5}})
     found = server.search("throughput", "ttft=1ms,tpot=5ms").run(lambda seen: [_one("a", 1)])
     assert found.changes == {"a": 1}, "it is no worse for that"
-    told = "\n".join(command.summary(found, command.TuneConfig()))
-    assert "--slo is not kept" in told
-    assert "time to first token, p99, is 200 ms and not 1, time per output token, p99, is 20 ms and not 5" in told
+    reported = "\n".join(command.summary(found, command.TuneConfig()))
+    assert "--slo is not kept" in reported
+    assert "time to first token, p99, is 200 ms and not 1, time per output token, p99, is 20 ms and not 5" in reported
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_requests_that_fail_are_no_gain(tmp_path, server, capsys) -> None:
         command.main(["--trace", str(path)])
 
 
-def test_whoever_interrupts_is_told_what_is_lost(tmp_path, monkeypatch, capsys) -> None:
+def test_an_interrupt_reports_what_is_lost(tmp_path, monkeypatch, capsys) -> None:
     def interrupted(*args: Any) -> Figures:
         raise KeyboardInterrupt
 

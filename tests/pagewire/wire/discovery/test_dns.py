@@ -89,7 +89,7 @@ async def test_a_name_that_does_not_resolve_or_takes_long_keeps_no_other_out(cap
         await seen.until("10.0.0.3:1", "10.0.0.1:1", "unix:/e.sock", "10.1.1.1:1")
 
 
-async def test_who_is_there_by_two_names_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_service_with_two_names_counts_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     resolver = Resolver(one="10.0.0.1", other="10.0.0.1 10.0.0.2")
     async with followed(found_by(resolver, "one:1", "other:1")) as seen:

@@ -33,7 +33,7 @@ async def test_a_file_that_cannot_be_read_is_as_it_was(tmp_path: Path, caplog: p
     assert await anext(lists) == [Listed("unix:/b.sock")]
 
 
-async def test_who_writes_and_who_reads_agree(tmp_path: Path) -> None:
+async def test_writer_and_reader_agree(tmp_path: Path) -> None:
     path = tmp_path / "executors.txt"
     path.write_text("left:1\n")
     file = AddressFile(path)

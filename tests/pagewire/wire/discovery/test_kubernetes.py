@@ -89,13 +89,13 @@ async def test_bookmarks_and_renewed_watches_lose_nothing(server: FakeApiServer)
         assert server.num_lists == 1, "the bookmark's version was not too old"
 
 
-@pytest.mark.parametrize("told_by", ["event", "status"])
-async def test_a_version_that_is_gone_has_all_listed_anew(server: FakeApiServer, told_by: str) -> None:
+@pytest.mark.parametrize("reported_by", ["event", "status"])
+async def test_a_version_that_is_gone_has_all_listed_anew(server: FakeApiServer, reported_by: str) -> None:
     server.put("a", endpoint("10.0.0.1"))
     async with followed(found_by(server, "executor:7", watch_seconds=1)) as seen:
         await seen.until("10.0.0.1:7")
         await until(lambda: server.num_watching)
-        if told_by == "event":
+        if reported_by == "event":
             server.fail_watches(410)
         else:
             server.put("x", endpoint("10.1.1.1"), service="other")
@@ -138,7 +138,9 @@ async def test_a_token_is_read_again_when_it_was_renewed(
         await seen.until("10.0.0.2:7")
 
 
-async def test_who_may_not_ask_is_told_what_it_takes(server: FakeApiServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_names_the_permission_that_it_takes(
+    server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with followed(found_by(server, "executor.elsewhere:7")) as seen:
         await until(lambda: "a role that may list and watch endpointslices" in caplog.text)
         assert seen.addresses is None

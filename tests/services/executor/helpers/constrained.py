@@ -102,7 +102,7 @@ def constrained_runner(
 
 
 def fits(grammar: Grammar, text: str) -> bool:
-    """Returns whether the output is what the grammar asks for, as far as libraries that we did not choose tell."""
+    """Returns whether the output matches the grammar, as far as independent libraries can decide."""
     form = grammar.WhichOneof("form")
     if form == "json_schema":
         return _is_valid(grammar.json_schema, text)

@@ -100,17 +100,17 @@ def test_dtype_auto_is_the_checkpoints(awq: Path, checkpoint_dtype: str) -> None
 
 
 @pytest.mark.parametrize("name", ["awq", "awq_marlin", None])
-def test_who_insists_on_what_is_there_gets_it(saved: tuple[Path, PreTrainedModel], name: str | None) -> None:
+def test_the_format_of_the_checkpoint_may_be_requested(saved: tuple[Path, PreTrainedModel], name: str | None) -> None:
     assert len(load(saved[0], quantization=name).quantized_modules()) == 8
 
 
 @pytest.mark.parametrize("name", ["gptq", "gptq_marlin", "compressed-tensors", "fp8", "gguf", "bitsandbytes"])
-def test_who_insists_on_another_format_is_told(saved: tuple[Path, PreTrainedModel], name: str) -> None:
+def test_another_format_is_refused(saved: tuple[Path, PreTrainedModel], name: str) -> None:
     with pytest.raises(ModelLoadError, match=f"--quantization {name}: the checkpoint is quantized with awq; leave"):
         load(saved[0], quantization=name)
 
 
-def test_who_insists_on_a_format_of_a_dense_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_format_of_a_dense_checkpoint_is_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Llama")
     with pytest.raises(
         ModelLoadError, match=r"--quantization awq: the checkpoint is not quantized; .*pagewire quantize"
@@ -138,9 +138,7 @@ def test_one_progress_for_dense_and_quantized(saved: tuple[Path, PreTrainedModel
     assert reports[0][0] < 0.6, "the share of a part is that of its bytes"
 
 
-def test_what_weights_are_held_as_is_told(
-    saved: tuple[Path, PreTrainedModel], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_form_of_weights_is_reported(saved: tuple[Path, PreTrainedModel], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         model = load(saved[0])
     assert "quantization awq: 8 4-bit, groups of 32, 3 dense; " in caplog.text

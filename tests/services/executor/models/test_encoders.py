@@ -98,7 +98,7 @@ def test_hidden_states(tmp_path: Path, family: str, task: str) -> None:
         states = expected(**inputs(text, start), output_hidden_states=True).hidden_states[-1][0]
         if family == "ModernBert":  # its hidden states are without the last norm
             states = expected.base_model(**inputs(text, start)).last_hidden_state[0]
-        assert states.std() > 0.1, "the tiny model must tell tokens apart"
+        assert states.std() > 0.1, "the tiny model must distinguish tokens"
         torch.testing.assert_close(ours, states, atol=1e-4, rtol=1e-4)
 
 

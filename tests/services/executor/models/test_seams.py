@@ -75,7 +75,7 @@ def test_tokens_are_those_of_the_model_without_a_cache(tmp_path: Path) -> None:
         driver.step({0: 1})
     dense = model.dense_logits(token_ids + driver.tokens[0])
     assert driver.tokens[0] == dense[22:-1].argmax(dim=1).tolist()
-    assert len(set(driver.tokens[0])) > 3, "weights must tell tokens apart"
+    assert len(set(driver.tokens[0])) > 3, "weights must distinguish tokens"
 
 
 def test_batched_equals_alone(tmp_path: Path) -> None:

@@ -82,5 +82,5 @@ def load(path: Path, **options: Any) -> Model:
 def assert_same_logits(model: Model, expected: PreTrainedModel) -> None:
     for ids, logits in mixed_batch_logits(model, model.config.vocab_size):
         reference = expected(torch.tensor([ids])).logits[0]
-        assert reference.std() > 0.1, "the tiny model must tell tokens apart"
+        assert reference.std() > 0.1, "the tiny model must distinguish tokens"
         torch.testing.assert_close(logits, reference, atol=2e-4, rtol=1e-4)

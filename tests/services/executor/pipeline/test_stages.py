@@ -98,7 +98,7 @@ def test_ranks_that_share_layers_are_a_stage_together(tmp_path: Path, tensor: in
 
 
 def test_rows_go_to_others_while_tokens_are_under_way(tmp_path: Path) -> None:
-    """A request ends with a token in flight, and its row is another one's before the first stage has heard of it."""
+    """A request ends with a token in flight, and its row is another one's before the first stage has received it."""
     save_tiny(tmp_path, "Llama", **SIZES)
     whole = load(tmp_path)
     with staged(tmp_path, 2) as pipeline:

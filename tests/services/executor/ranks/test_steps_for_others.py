@@ -1,4 +1,4 @@
-"""Steps as the leader tells them to the other ranks."""
+"""Steps as the leader sends them to the other ranks."""
 
 import numpy as np
 
@@ -32,9 +32,9 @@ def test_a_step_for_other_ranks_says_what_they_need():
         new_requests=[request],
         num_draft_tokens=np.array([2, 0]),
     )
-    told = convert.step_from_proto(step_to_proto(step))
-    (new,) = told.new_requests
-    np.testing.assert_equal(vars(told) | {"new_requests": []}, vars(step) | {"new_requests": []})
+    received = convert.step_from_proto(step_to_proto(step))
+    (new,) = received.new_requests
+    np.testing.assert_equal(vars(received) | {"new_requests": []}, vars(step) | {"new_requests": []})
     assert new.sampling.temperature == 0 and new.sampling.prompt_logprobs == 2 and not new.sampling.bad_words
     same = {"sampling": None, "matcher": None}
     np.testing.assert_equal(

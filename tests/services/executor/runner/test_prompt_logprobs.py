@@ -1,4 +1,4 @@
-"""Log probabilities of prompts: what would have been told of their tokens, had they been sampled one by one."""
+"""Log probabilities of prompts: those that their tokens would have had, sampled one by one."""
 
 from collections.abc import Sequence
 
@@ -84,20 +84,20 @@ def test_a_thread_may_wait_for_a_later_step_first(model: DecoderModel):
     check_equal(driver.collect(last).prompt_logprobs[0], sampled_lines(model, PROMPT, 3))
 
 
-def test_recorded_steps_tell_the_same(model: DecoderModel):
+def test_recorded_steps_report_the_same(model: DecoderModel):
     expected = sampled_lines(model, PROMPT, 3)
     driver = Driver(assemble(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
     for _ in range(2):  # recorded, then replayed
         check_equal(score(driver, PROMPT, [13, 8]), expected)
 
 
-def test_graphs_tell_the_same(model: DecoderModel):
+def test_graphs_report_the_same(model: DecoderModel):
     runner = assemble(model, LIMITS, 64, CPU)
     capture_graphs(runner, (1,), lambda fraction, text: None, ReplayedFunction, prompts=(8, 24))
     check_equal(score(Driver(runner, 64), PROMPT, [13, 8]), sampled_lines(model, PROMPT, 3))
 
 
-def test_steps_that_look_like_decoding_tell_the_same(model: DecoderModel):
+def test_steps_that_look_like_decoding_report_the_same(model: DecoderModel):
     """One token of the prompt beside one of another request, recorded with its sampling."""
     text, expected = alone(model, prompt(9), 22), sampled_lines(model, PROMPT, 3)
     driver = Driver(assemble(model, LIMITS, 64, CPU, graphs=RecordedSteps(LIMITS.max_num_seqs, 64)), 64)
@@ -191,7 +191,7 @@ def test_cached_tokens_are_refused(model: DecoderModel):
 
 
 @pytest.mark.parametrize("mode", LogprobsMode)
-def test_modes_tell_logits_or_log_probabilities_of_what_the_model_says(model: DecoderModel, mode: LogprobsMode):
+def test_modes_report_logits_or_log_probabilities_of_the_model(model: DecoderModel, mode: LogprobsMode):
     """Nothing is processed before a prompt's tokens."""
     driver = Driver(assemble(model, LIMITS, 64, CPU, logprobs_mode=mode), 64)
     lines, expected = score(driver, PROMPT, [21], VOCAB_SIZE), sampled_lines(model, PROMPT, VOCAB_SIZE)

@@ -391,7 +391,7 @@ def test_tiny_temperatures_take_the_most_probable_token(temperature: float) -> N
 # Log probabilities
 
 
-def told(logits: torch.Tensor, params: list[SamplingParams], mode: LogprobsMode) -> LogprobsTensors:
+def reported(logits: torch.Tensor, params: list[SamplingParams], mode: LogprobsMode) -> LogprobsTensors:
     logprobs = sample_rows(logits, params, logprobs_mode=mode).logprobs
     assert logprobs is not None
     return logprobs
@@ -404,22 +404,22 @@ def test_processed_log_probabilities_are_those_of_being_drawn():
     num_draws = 4000
     logits = random_logits(1, seed=3).expand(num_draws, -1)
     params = [sampling_params(seed=seed, logprobs=20, **TRUNCATED) for seed in range(num_draws)]
-    logprobs = told(logits, params, LogprobsMode.PROCESSED_LOGPROBS)
+    logprobs = reported(logits, params, LogprobsMode.PROCESSED_LOGPROBS)
     top_ids, probs = logprobs.token_ids[0, 1:], logprobs.logprobs[0, 1:].exp()
     assert 2 < int((probs > 0).sum()) <= 12 and float(probs.sum()) == pytest.approx(1, abs=1e-5)
     frequencies = (logprobs.token_ids[:, :1] == top_ids).float().mean(0)
     assert float(frequencies.sum()) == pytest.approx(1, abs=1e-5), "nothing else is drawn"
     torch.testing.assert_close(frequencies, probs, atol=0.04, rtol=0)
-    logits_told = told(logits[:1], params[:1], LogprobsMode.PROCESSED_LOGITS)
-    torch.testing.assert_close(logits_told.logprobs[:, 1:].log_softmax(-1), logprobs.logprobs[:1, 1:])
-    assert logits_told.ranks[0] == logprobs.ranks[0] <= 12
+    logits_reported = reported(logits[:1], params[:1], LogprobsMode.PROCESSED_LOGITS)
+    torch.testing.assert_close(logits_reported.logprobs[:, 1:].log_softmax(-1), logprobs.logprobs[:1, 1:])
+    assert logits_reported.ranks[0] == logprobs.ranks[0] <= 12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_raw_ones_are_the_models_whatever_is_drawn(dtype: torch.dtype):
     logits = random_logits(2, seed=4).to(dtype)
     params = [sampling_params(seed=1, logprobs=3, **TRUNCATED), sampling_params(temperature=0, logprobs=0)]
-    logprobs, of_logits = (told(logits, params, LogprobsMode(f"raw_{kind}")) for kind in ("logprobs", "logits"))
+    logprobs, of_logits = (reported(logits, params, LogprobsMode(f"raw_{kind}")) for kind in ("logprobs", "logits"))
     assert logprobs.token_ids.equal(of_logits.token_ids) and logprobs.ranks.equal(of_logits.ranks)
     assert of_logits.logprobs.equal(logits.float().gather(1, logprobs.token_ids))
     torch.testing.assert_close(logprobs.logprobs, logits.float().log_softmax(-1).gather(1, logprobs.token_ids))
@@ -443,12 +443,12 @@ def test_greedy_rows_return_the_logits_that_were_compared():
     """The logits with everything that changes them, and none left out."""
     logits = random_logits(2, seed=5)
     greedy_row = sampling_params(temperature=0, top_k=1, top_p=0.1, logit_bias=((9, 50.0),), logprobs=20)
-    told_logits = told(
+    reported_logits = reported(
         logits, [greedy_row, sampling_params(seed=1, top_k=2, logprobs=20)], LogprobsMode.PROCESSED_LOGITS
     )
-    assert told_logits.token_ids[0, 0] == told_logits.token_ids[0, 1] == 9
-    assert float(told_logits.logprobs[0, 0]) == pytest.approx(float(logits[0, 9]) + 50)
-    assert told_logits.logprobs[0].isfinite().all() and told_logits.logprobs[1, 1:].isfinite().sum() == 2
+    assert reported_logits.token_ids[0, 0] == reported_logits.token_ids[0, 1] == 9
+    assert float(reported_logits.logprobs[0, 0]) == pytest.approx(float(logits[0, 9]) + 50)
+    assert reported_logits.logprobs[0].isfinite().all() and reported_logits.logprobs[1, 1:].isfinite().sum() == 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -465,5 +465,5 @@ def test_what_is_drawn_was_never_left_out(seed: int, temperature: float, top_p: 
         sampling_params(seed=seed + i, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, logprobs=2)
         for i in range(8)
     ]
-    logprobs = told(logits, params, LogprobsMode.PROCESSED_LOGPROBS)
+    logprobs = reported(logits, params, LogprobsMode.PROCESSED_LOGPROBS)
     assert logprobs.logprobs[:, :2].isfinite().all() and (logprobs.ranks >= 1).all()

@@ -108,7 +108,7 @@ def test_describe_reports_how_much_is_drafted(model: DecoderModel) -> None:
 def test_describe_reports_the_costs_of_drafts(model: DecoderModel) -> None:
     costs = DecodeCosts(((1, 0.5), (4, 0.75)), 0.125)
     info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, 5, costs, ((8, 2), (16, 0)))
-    told = to_executor_info(describe_response(info, first_weights(info)))
-    assert told.decode_costs == costs.steps
-    assert told.draft_seconds == costs.draft_seconds
-    assert told.draft_bounds == info.draft_bounds
+    reported = to_executor_info(describe_response(info, first_weights(info)))
+    assert reported.decode_costs == costs.steps
+    assert reported.draft_seconds == costs.draft_seconds
+    assert reported.draft_bounds == info.draft_bounds

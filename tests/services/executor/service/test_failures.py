@@ -103,7 +103,7 @@ def test_a_request_that_yields_nan_fails_alone(
         driver.add(request_id, token_ids, samplings[request_id])  # type: ignore[arg-type]
     host = driver.step({request_id: len(token_ids) for request_id, token_ids in (good | bad).items()})
     assert {request_id: failure.cause for request_id, failure in host.failures.items()} == dict.fromkeys(bad, Cause.NAN)
-    host = driver.step(dict.fromkeys(good | bad, 1))  # two steps are in flight: theirs is not told yet
+    host = driver.step(dict.fromkeys(good | bad, 1))  # two steps are in flight: theirs is not reported yet
     assert host.failures.keys() == bad.keys()
     for request_id in bad:
         driver.finish(request_id)

@@ -1,4 +1,4 @@
-"""A device that hangs is told from one that is slow."""
+"""A device that hangs is distinguished from one that is slow."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The clock of a step on CUDA, with events that are told what time it is."""
+"""The clock of a step on CUDA, with events for which a test sets the time."""
 
 import pytest
 

@@ -101,11 +101,11 @@ def test_two_ranks_draft_as_one(tmp_path: Path, method: str, ranks_of_drafter: i
 class LateFollower(Follower):
     """Learns what a step has gained when it has to, as on GPUs."""
 
-    told: SimpleQueue[int] = field(default_factory=SimpleQueue)  # with each step: how many before it are unknown
+    reported: SimpleQueue[int] = field(default_factory=SimpleQueue)  # with each step: how many before it are unknown
     outcomes: Outcomes = field(default_factory=Outcomes)
 
     def execute(self, step: Step) -> StepOutput:
-        self.outcomes.wait(self.told.get())
+        self.outcomes.wait(self.reported.get())
         output = self.runner.execute(step_from_proto(step_to_proto(step)))
         self.outcomes.add(output)
         return output
@@ -127,7 +127,7 @@ def test_ranks_that_learn_of_results_at_different_times_compute_the_same(tmp_pat
         late = LateFollower(follower)
         staged: Any = Staged([late, leader])  # type: ignore[list-item]
         driver, random, in_flight = Driver(staged, 64), np.random.default_rng(2), list[Any]()
-        late.told.put(0)
+        late.reported.put(0)
         for request_id, sampling in enumerate(SAMPLINGS):
             driver.add(request_id, TEXT, sampling)
         in_flight.append(driver.launch(dict.fromkeys(range(len(SAMPLINGS)), len(TEXT))))
@@ -135,7 +135,7 @@ def test_ranks_that_learn_of_results_at_different_times_compute_the_same(tmp_pat
             while len(in_flight) > int(random.integers(0, 2)):
                 driver.collect(in_flight.pop(0))
             drafts = {one: int(random.integers(0, 5)) for one in running}
-            late.told.put(len(in_flight))
+            late.reported.put(len(in_flight))
             if in_flight and random.random() < 0.5:
                 in_flight[-1].wait()  # the leader learns of it when the step is on its way already
             in_flight.append(driver.launch({one: 1 + count for one, count in drafts.items()}, drafts))

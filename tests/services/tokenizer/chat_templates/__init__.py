@@ -1,5 +1,5 @@
 """Chat templates with tools, shortened from those of real families: what each shows of tools, calls, their answers and
-reasoning, and the marks that tell them apart, are the real one's."""
+reasoning, and the marks that separate them, are the real one's."""
 
 from pathlib import Path
 

@@ -71,14 +71,15 @@ async def test_prompt_logprobs_come_once_as_text(make_line, pool, prompt, text) 
             token_ids={"ids": result.prompt_token_ids}, resume_token_ids=result.token_ids[:1], sampling_params=params
         )
     assert not any(response.HasField("prompt_logprobs") for response in (*others, *resumed.responses))
-    told, prompt_ids = first.prompt_logprobs, result.prompt_token_ids
-    assert told.logprobs == fake_prompt_logprobs(prompt_ids, 1, 49_152)
-    assert told.text == (decoded.text if text is None else text)
-    own = [told.first_token, *told.tokens[::2]]
-    assert len(own) == len(told.text_offsets) == len(prompt_ids) and len(told.tokens) == 2 * (len(prompt_ids) - 1)
-    ends = [*told.text_offsets[1:], len(told.text)]
-    pieces = [told.text[start:end] for start, end in zip(told.text_offsets, ends, strict=True)]
-    assert "".join(pieces) == told.text
+    reported, prompt_ids = first.prompt_logprobs, result.prompt_token_ids
+    assert reported.logprobs == fake_prompt_logprobs(prompt_ids, 1, 49_152)
+    assert reported.text == (decoded.text if text is None else text)
+    own = [reported.first_token, *reported.tokens[::2]]
+    assert len(own) == len(reported.text_offsets) == len(prompt_ids)
+    assert len(reported.tokens) == 2 * (len(prompt_ids) - 1)
+    ends = [*reported.text_offsets[1:], len(reported.text)]
+    pieces = [reported.text[start:end] for start, end in zip(reported.text_offsets, ends, strict=True)]
+    assert "".join(pieces) == reported.text
     for piece, token in zip(pieces, own, strict=True):
         assert piece in (token, "") or "\ufffd" in token
 
@@ -87,8 +88,8 @@ def test_what_was_added_before_a_prompts_text_has_no_place_in_it(pool) -> None:
     codec = pool.codec.tokenizer.backend
     token_ids = [1, *codec.encode("a b", add_special_tokens=False).ids]
     columns = fake_prompt_logprobs(token_ids, 0, 49_152)
-    told = prompt_logprobs(Detokenizers(pool.codec.tokenizer), columns, token_ids, "a b", skip_special_tokens=True)
-    assert (told.text, told.first_token, list(told.text_offsets)) == ("a b", "<|im_start|>", [0, 0, 1])
+    reported = prompt_logprobs(Detokenizers(pool.codec.tokenizer), columns, token_ids, "a b", skip_special_tokens=True)
+    assert (reported.text, reported.first_token, list(reported.text_offsets)) == ("a b", "<|im_start|>", [0, 0, 1])
 
 
 def test_logprobs_of_a_prompt_do_not_count_as_unread() -> None:

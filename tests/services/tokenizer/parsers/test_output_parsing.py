@@ -1,4 +1,4 @@
-"""Reasoning and tool calls at the tokenizer's own API: told apart, merged, resumed."""
+"""Reasoning and tool calls at the tokenizer's own API: separated, merged, resumed."""
 
 import json
 from pathlib import Path

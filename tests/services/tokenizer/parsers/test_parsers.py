@@ -54,7 +54,7 @@ def reasoning_of(name: str, prompt_end: str) -> Make:
     return lambda: OutputParser(REASONING_PARSERS[name](prompt_end), None, first_call_only=False)
 
 
-class Told:
+class Collected:
     """The output that a client has received so far."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Told:
         self.calls: list[list[str]] = []
         self.ids: list[str] = []
 
-    def add(self, parsed: Parsed) -> "Told":
+    def add(self, parsed: Parsed) -> "Collected":
         self.reasoning += parsed.reasoning
         self.text += parsed.text
         for delta in parsed.tool_calls:
@@ -82,11 +82,11 @@ class Told:
 
 def read(make: Make, pieces: Iterable[str]) -> tuple[Said, list[Said]]:
     """Returns the whole output, and the output after each piece."""
-    parser, told, after = make(), Told(), []
+    parser, collected, after = make(), Collected(), []
     for piece in pieces:
-        after.append(told.add(parser.push(piece)).said)
-    assert len(set(told.ids)) == len(told.ids)
-    return told.add(parser.finish("")).said, after
+        after.append(collected.add(parser.push(piece)).said)
+    assert len(set(collected.ids)) == len(collected.ids)
+    return collected.add(parser.finish("")).said, after
 
 
 CORPUS: list[tuple[str, Make, str, Said]] = [
@@ -166,9 +166,9 @@ def test_any_output_in_any_pieces(make: Make, pieces: list[str]) -> None:
     assert said == read(make, [output])[0]
     by_character = [Said(), *read(make, output)[1]]
     size = 0
-    for piece, told in zip(pieces, after, strict=True):
+    for piece, collected in zip(pieces, after, strict=True):
         size += len(piece)
-        assert told == by_character[size]
+        assert collected == by_character[size]
 
 
 @given(
@@ -202,17 +202,17 @@ def test_arguments_are_the_models_character_for_character(values: dict, ascii_on
 
 
 def test_arguments_are_returned_as_they_arrive() -> None:
-    parser, told = tool_calls_of("hermes")(), []
+    parser, collected = tool_calls_of("hermes")(), []
     for piece in ('<tool_call>{"name": "f", "arg', 'uments": {"a', '": [1', ", 2]", "}", "}</tool_call>"):
-        told.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
-    assert told == ["", '{"a', '": [1', ", 2]", "}", ""]
+        collected.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
+    assert collected == ["", '{"a', '": [1', ", 2]", "}", ""]
 
 
 def test_strings_of_python_are_returned_as_they_arrive() -> None:
-    parser, told = tool_calls_of("pythonic")(), []
+    parser, collected = tool_calls_of("pythonic")(), []
     for piece in ("[f(n=[1, 2", "], a=", "'x y", " \\", 'n"', "'", ", b=tr", "ue", ")]"):
-        told.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
-    assert told == ["", '{"n": [1, 2]', ', "a": "x y', " ", '\\n\\"', '"', "", "", ', "b": true}']
+        collected.append("".join(delta.arguments for delta in parser.push(piece).tool_calls))
+    assert collected == ["", '{"n": [1, 2]', ', "a": "x y', " ", '\\n\\"', '"', "", "", ', "b": true}']
 
 
 @given(text=st.text(), quoted=st.sampled_from([repr, json.dumps]))
@@ -301,15 +301,15 @@ def test_the_flags_take_every_name() -> None:
 
 
 def test_forced_calls_are_read_whatever_the_model_knows() -> None:
-    def read_forced(output: str, tool_call_parser: str, parsing: OutputParsing) -> Told:
+    def read_forced(output: str, tool_call_parser: str, parsing: OutputParsing) -> Collected:
         parsers = OutputParsers(
             tool_call_parser, "none", templates=[], decode=lambda token_ids: "", encode=lambda mark: []
         )
         parser = parsers.make(parsing, [1])
         assert parser is not None
-        told = Told().add(parser.finish(output))
+        collected = Collected().add(parser.finish(output))
         assert parser.has_called == parsing.required
-        return told
+        return collected
 
     for name in ("none", "hermes", "mistral"):
         listed = read_forced('[{"name": "now", "arguments": {}}]', name, OutputParsing(required=True))

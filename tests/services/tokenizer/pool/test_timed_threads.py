@@ -14,11 +14,11 @@ class TooSlowError(Exception):
 
 def test_only_a_job_that_takes_too_long_is_given_up() -> None:
     threads = TimedThreads(2, "test")
-    told: list[TooSlowError] = []
+    reported: list[TooSlowError] = []
 
     def error() -> TooSlowError:
-        told.append(TooSlowError())
-        return told[-1]
+        reported.append(TooSlowError())
+        return reported[-1]
 
     release, at_work = threading.Event(), threading.Event()
 
@@ -35,7 +35,7 @@ def test_only_a_job_that_takes_too_long_is_given_up() -> None:
         job = threads.submit(wait)
         assert at_work.wait(10)
         threads.give_up_slow(3600, error)
-        assert told == [], "no job is late, so no error is made"
+        assert reported == [], "no job is late, so no error is made"
         release.set()
         assert job.result(10) == "done"
         endless = [threads.submit(loop) for _ in range(2)]
@@ -46,7 +46,7 @@ def test_only_a_job_that_takes_too_long_is_given_up() -> None:
                 threads.give_up_slow(0, error)
             with pytest.raises(TooSlowError):
                 one.result()
-        assert len(told) == 2
+        assert len(reported) == 2
         assert threads.submit(lambda: 1).result(10) == 1, "another thread has taken the place"
     finally:
         threads.close()

@@ -56,8 +56,8 @@ async def test_bad_words_become_tokens_as_they_begin_and_as_they_follow(make_lin
     async with make_line().running(pool=pool) as line:
         await line.generate(text="Say", bad_words=["world", " end", "\n", "world"], sampling_params=given)
     [request] = line.scheduler.requests
-    told = [list(word.token_ids) for word in request.sampling_params.bad_words]
-    assert told == [[7], *map(tokens, ("world", " world", "end", " end", "\n", " \n"))]
+    reported = [list(word.token_ids) for word in request.sampling_params.bad_words]
+    assert reported == [[7], *map(tokens, ("world", " world", "end", " end", "\n", " \n"))]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ async def test_prompts_are_cut_where_it_is_asked(make_line, pool, tokens, limit,
     async with make_line(max_model_len=20).running(pool=pool) as line:
         await line.scheduler.until(lambda: line.link.is_available)  # before that, the limits of the model are not known
         result = await line.generate(token_ids={"ids": prompt}, truncate_prompt_tokens=limit, **more)
-        # A gateway that submits again sends what it was told the prompt is.
+        # A gateway that submits again sends the prompt's tokens as it received them.
         resume = {"token_ids": {"ids": result.prompt_token_ids}, "resume_token_ids": result.token_ids[:1]}
         await line.generate(**resume, truncate_prompt_tokens=limit, **more)
         await line.generate(text="Say", truncate_prompt_tokens=limit, **more)

@@ -81,8 +81,8 @@ async def test_what_changes_the_service_wants_a_key_that_may(make_line, pool, pu
         assert refused is grpc.StatusCode.PERMISSION_DENIED
         let_in = await status_of(channel, change, authorization=f"Bearer {operator}")
         assert let_in not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
-        for told in ("GetMetrics", "GetStatus"):
-            name = f"/pagewire.v1.AdminService/{told}"
+        for method in ("GetMetrics", "GetStatus"):
+            name = f"/pagewire.v1.AdminService/{method}"
             assert await status_of(channel, name, authorization=f"Bearer {user}") is grpc.StatusCode.OK
 
 

@@ -58,11 +58,11 @@ async def test_what_a_gateway_says_of_a_request_is_passed_on(make_line, pool) ->
         gateway = Gateway(line)
         await gateway.send({1: GenerateSubmission(request={"text": "Say"}, context=context)})
         await gateway.read_until_finished(1)
-    told = line.scheduler.submissions[0].context
-    assert 20 < told.timeout.ToMilliseconds() / 1000 < 30, "what is left of it"
-    told.ClearField("timeout")
+    reported = line.scheduler.submissions[0].context
+    assert 20 < reported.timeout.ToMilliseconds() / 1000 < 30, "what is left of it"
+    reported.ClearField("timeout")
     context.ClearField("timeout")
-    assert told == context
+    assert reported == context
 
 
 async def test_resume_that_already_met_a_stop_string_ends_at_once(make_line, pool, tokens) -> None:

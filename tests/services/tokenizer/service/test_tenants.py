@@ -31,5 +31,5 @@ async def test_each_port_believes_its_own_callers(tmp_path: Path, smollm2_gguf: 
                     call = stub.Generate(inference_pb2.GenerateRequest(text="Say"), metadata=metadata)
                     assert [response async for response in call]
     pool.close()
-    told = [(one.context.tenant, one.context.tenant_weight) for one in scheduler.submissions]
-    assert told == [("alice", 0), ("", 0), ("", 0), ("bob", 2)]
+    reported = [(one.context.tenant, one.context.tenant_weight) for one in scheduler.submissions]
+    assert reported == [("alice", 0), ("", 0), ("", 0), ("bob", 2)]

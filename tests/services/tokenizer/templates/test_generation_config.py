@@ -42,10 +42,10 @@ async def test_requests_get_the_models_values_where_they_name_none(tmp_path: Pat
         for params in (None, given, many):
             await line.generate(text="a", sampling_params=params)
     sent = [request.sampling_params for request in line.scheduler.requests]
-    told = [tuple(getattr(params, name) for name in NAMES) for params in sent]
-    assert told[0] == (0.5, 20, 0.75, 0.25, 1.5, 7)
-    assert told[1] == (0, 0, 0.75, 0.25, 1.5, 3)
-    assert told[2] == (0.5, 20, 0.75, 0.25, 1.5, 9)  # a default does not contradict what is asked for
+    reported = [tuple(getattr(params, name) for name in NAMES) for params in sent]
+    assert reported[0] == (0.5, 20, 0.75, 0.25, 1.5, 7)
+    assert reported[1] == (0, 0, 0.75, 0.25, 1.5, 3)
+    assert reported[2] == (0.5, 20, 0.75, 0.25, 1.5, 9)  # a default does not contradict what is asked for
     assert all(resolve(params) for params in sent)
 
 

@@ -73,7 +73,7 @@ def texts(*given: str) -> list[InputText]:
     return [InputText(text=text) for text in given]
 
 
-async def test_who_comes_before_the_scheduler_waits_for_it(tmp_path: Path) -> None:
+async def test_a_request_before_the_scheduler_waits_for_it(tmp_path: Path) -> None:
     """Replaces both at once."""
     scheduler = FakeScheduler(lambda request: [7, 7], kind=EMBED)
     async with TokenizerLine(tmp_path, scheduler, save(tmp_path)).running(with_scheduler=False) as running:
@@ -236,7 +236,7 @@ async def test_vectors_outlive_the_scheduler(tmp_path: Path) -> None:
         assert len((await call).embeddings) == 2
 
 
-async def test_who_goes_away_and_who_fails_take_all_their_requests_along(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_or_fails_ends_all_its_requests(tmp_path: Path) -> None:
     async with line(save(tmp_path), EMBED, auto=False) as running:
         call = asyncio.create_task(_embed(running, "a", "b", "c"))
         await running.scheduler.until(lambda: running.scheduler.num_running == 3)

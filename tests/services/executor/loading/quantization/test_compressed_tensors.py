@@ -240,7 +240,7 @@ def test_config_that_is_refused(config: dict[str, Any], message: str) -> None:
         quantization_of(config, None)
 
 
-def test_weights_without_groups_are_not_told_as_groups() -> None:
+def test_weights_without_groups_are_not_reported_as_groups() -> None:
     weight_format = format_of(INT8, DYNAMIC_INT8, "int-quantized")
     held = {form(pack(weight_format.random(16, size, torch.Generator()))) for size in (64, 160)}
     assert held == {"8-bit, a group per output"}

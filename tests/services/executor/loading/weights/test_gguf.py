@@ -315,9 +315,9 @@ def test_a_whole_file_that_there_is_no_memory_for_is_not_called_damaged(
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr("mmap.mmap", no_memory)  # as under `ulimit -v`
-    with pytest.raises(ModelLoadError, match="Cannot allocate memory") as told:
+    with pytest.raises(ModelLoadError, match="Cannot allocate memory") as raised:
         load(whole_file)
-    assert "ulimit -v" in str(told.value) and "download" not in str(told.value)
+    assert "ulimit -v" in str(raised.value) and "download" not in str(raised.value)
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
