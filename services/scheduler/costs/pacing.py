@@ -4,11 +4,15 @@ Two steps are in flight so that the device never waits for the scheduler. Decide
 second would lie in the executor's queue for as long as the first runs, and a request that arrives meanwhile would be in
 neither. Held back until the first is about to end, it takes along whatever has arrived.
 
-How long a step takes is guessed from the last one of its size, which is that with as many drafts as are likely to be
-found, and afterwards that with as many as there were. A guess that is too short costs nothing but some of that
-gain. After one that is too long the device waits, at most until the result is here and the next step is decided and
-there: so long may a prompt of many thousand tokens take that is to be looked up and sent. So the lead, by which the
-decision precedes the guessed end, grows with every step that came too late and shrinks with every other.
+How long the device takes for a step is guessed from the last one of its size, which is that with as many drafts as are
+likely to be found, and afterwards that with as many as there were. A guess that is too short costs nothing but some of
+that gain. After one that is too long the device waits, at most until the result has arrived and the next step is
+decided and sent: that takes long if a prompt of many thousand tokens has to be looked up and sent. So the lead, by
+which the decision precedes the guessed end, grows with every step that came too late and shrinks with every other.
+
+The cost model (`cost_model.py`) is not asked: it learns the time between results, waiting included, averages over some
+twenty steps, and knows no jumps between sizes. Guesses by it were better for steps of steady speed, but followed a
+change of speed or a jump later.
 
 Where the executor is a pipeline, S steps run, and it is the first stage that must not wait. What it is at is not told,
 but a step whose result is here has left it S - 1 steps ago.

@@ -1,8 +1,8 @@
 """Decides how many tokens a step drafts, for each of its requests.
 
 A step with N requests brings N tokens, and more with drafts, but takes longer. The likely gain of each draft is learned
-(`acceptance.py`), and its cost is measured (`draft_costs.py`). Drafts are taken in the order of their chances, as long
-as the whole step yields more tokens per second; the curve of costs has steps, so all prefixes of that order are
+(`acceptance.py`), and its cost is measured (`costs/draft_costs.py`). Drafts are taken in the order of their chances, as
+long as the whole step yields more tokens per second; the curve of costs has steps, so all prefixes of that order are
 compared, none included.
 
 Whatever the estimates say, the loss by drafts is bounded: by an account in units of plain steps, of which a little is
@@ -14,8 +14,8 @@ many of late, so that a change of its text is noticed.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pagewire.services.scheduler.costs.draft_costs import DraftCosts
 from pagewire.services.scheduler.speculation.acceptance import Acceptance, Acceptances
-from pagewire.services.scheduler.speculation.draft_costs import DraftCosts
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.scheduler.costs.draft_costs import DraftCosts
 from pagewire.services.scheduler.speculation.acceptance import Acceptance
-from pagewire.services.scheduler.speculation.draft_costs import DraftCosts
 from pagewire.services.scheduler.speculation.speculation import Plan, Speculation
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import Request

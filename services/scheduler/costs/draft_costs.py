@@ -5,6 +5,10 @@ all steps are slower or faster by a factor that changes all the time, as context
 cores. It affects steps with drafts and without alike, so only neighbours are compared, one with drafts and one without.
 Their difference, beyond what was measured, is taken for a cost of each token of the longest draft: the proposer's time,
 and whatever makes checking dearer than a step of as many requests. Steps with prompts say nothing.
+
+It stands beside the cost model of steps (`cost_model.py`) because it learns a ratio of two neighboring steps, not
+seconds, and because the measured curve has jumps where that model has a straight line. Speculation by the straight line
+was slower: 88 % instead of 106 % of the best constant number of drafts with 32 requests whose drafts are likely.
 """
 
 import math
