@@ -23,7 +23,7 @@ PATIENCE_S = 60.0  # of a successor, for what it runs when it is stopped
 class Clients:
     """Each repeats its own request, at a gateway that was ready a moment ago, through connections that are used again.
 
-    `texts` is what each was told, `longest_pause` in seconds between two events of a stream since it was last reset.
+    `texts` is what each received, `longest_pause` in seconds between two events of a stream since it was last reset.
     """
 
     def __init__(self, line: Line, http: httpx.AsyncClient) -> None:
