@@ -1,4 +1,4 @@
-"""Who is let in: admission, applied to the requests of clients, as statuses and metrics."""
+"""Admission, applied to the requests of clients: refusals are statuses, and metrics count them."""
 
 import time
 from weakref import WeakKeyDictionary
@@ -25,7 +25,8 @@ class Entrance:
         self._max_queue_time = max_queue_time
 
     def check(self, request: Request, timeout: float | None) -> None:
-        """A request that an earlier attempt was taken for is not refused."""
+        """Raises RpcError RESOURCE_EXHAUSTED if the request would wait too long. One that was admitted before, and is
+        resubmitted, is not refused."""
         try:
             self._budgets.check(request, time.monotonic())
             if request.is_resubmitted:

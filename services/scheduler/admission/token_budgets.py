@@ -1,8 +1,9 @@
-"""Tokens per minute of tenants whose key has such a limit: of prompts when they are let in, of outputs as they come.
+"""Limits of tokens per minute, for tenants with a key that has one: prompts count when they are admitted, outputs as
+they come.
 
-A minute fills what a tenant may use. A request is let in while anything is left, however large it is, and what it takes
-beyond that is owed: the next has to wait until it is paid back. So over time nobody has more than his limit, and no
-request is too large for it. Nothing is done in a step: outputs are counted when somebody asks.
+The budget of a tenant is filled within a minute. A request is admitted while anything is left, however large it is, and
+what it takes beyond that is owed: the next one has to wait until it is paid back. So over time no tenant has more than
+its limit, and no request is too large for it. Steps do not count: outputs are counted at the next check.
 """
 
 import math
@@ -12,7 +13,7 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class _Budget:
-    """Of one tenant. Times are of time.monotonic()."""
+    """The budget of one tenant. Times are of time.monotonic()."""
 
     def __init__(self, tokens_per_minute: int, now: float) -> None:
         self._most = float(tokens_per_minute)
@@ -41,13 +42,13 @@ class _Budget:
 
 
 class TokenBudgets:
-    """Those of all tenants that have a limit."""
+    """The budgets of all tenants that have a limit."""
 
     def __init__(self) -> None:
         self._budgets: dict[str, _Budget] = {}
 
     def check(self, request: Request, now: float) -> None:
-        """Raises WaitTooLong, with the time after which there is something left."""
+        """Raises WaitTooLong if nothing is left, with the time after which something is."""
         if not (limit := request.tenant.tokens_per_minute):
             self._budgets.pop(request.tenant.name, None)
             return
@@ -62,11 +63,11 @@ class TokenBudgets:
             raise WaitTooLong(message, "tokens_per_minute", seconds)
 
     def add(self, request: Request) -> None:
-        """A request that was taken in."""
+        """Takes in that a request was admitted."""
         if budget := self._budgets.get(request.tenant.name):
             budget.add(request)
 
     def remove(self, request: Request) -> None:
-        """One that has ended."""
+        """Takes in that a request has ended."""
         if budget := self._budgets.get(request.tenant.name):
             budget.remove(request)
