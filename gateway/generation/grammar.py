@@ -31,7 +31,8 @@ def grammar_of(body: GenerationParameters) -> Grammar | None:
         if (value := getattr(body, name)) is not None:
             given[name] = _from_guided(name.removeprefix("guided_"), value)
     if len(given) > 1:
-        raise ApiError(400, f"{' and '.join(given)} each set the form of the output: give one", param=[*given][-1])
+        param = [*given][-1]
+        raise ApiError(400, f"{param} cannot be combined with another form of the output; give one form", param=param)
     return next(iter(given.values()), None)
 
 

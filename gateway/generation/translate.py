@@ -17,7 +17,9 @@ def generate_request(body: GenerationParameters, max_tokens: int | None, logprob
     """Returns a request without prompt and seed. Raises ApiError 400."""
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise ApiError(
-            400, f"min_tokens is {body.min_tokens}; the output has at most {max_tokens} tokens", param="min_tokens"
+            400,
+            f"min_tokens {body.min_tokens} is greater than the limit of {max_tokens} tokens; lower it",
+            param="min_tokens",
         )
     values = {name: getattr(body, name) for name in BY_NAME} | {"max_tokens": max_tokens, "logprobs": logprobs}
     request = GenerateRequest(

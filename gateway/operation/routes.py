@@ -128,7 +128,7 @@ def _generates(model: inference_pb2.Model) -> bool:
     return model.kind == common_pb2.MODEL_KIND_UNSPECIFIED
 
 
-@router.get("/version", tags=["operation"])
+@router.get("/version")
 async def version(request: Request) -> Version:
     """Returns the version of Pagewire."""
     return Version(version=__version__)

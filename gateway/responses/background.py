@@ -114,7 +114,7 @@ class Background:
             message = f"response {id!r} has no stored events; create it with background: true"
             raise ApiError(400, message, param="stream")
         if stored.num_outputs and await self._log.find(id) is None:
-            raise ApiError(404, f"the events of response {id!r} made room for others; retrieve it without stream")
+            raise ApiError(404, f"the events of response {id!r} are no longer kept; retrieve it without stream")
         writer = ResponseWriter(_queued(response), logprobs=stored.logprobs, first_event=first_event)
         return self._events(id, writer, shutdown)
 

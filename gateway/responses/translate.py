@@ -10,7 +10,7 @@ from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.responses.bodies.requests import (
     LOGPROBS,
     SHARED,
-    AllowedTools,
+    AllowedResponseTools,
     CreateResponse,
     FunctionTool,
     NamedFunction,
@@ -69,7 +69,7 @@ def _tools(body: CreateResponse) -> tuple[list[Tool] | None, Any]:
     """Returns the tools that the model may call, and the choice of a tool."""
     tools: list[FunctionTool] | None = body.tools
     choice: Any = body.tool_choice
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, AllowedResponseTools):
         allowed = {tool.name for tool in choice.tools}
         if unknown := allowed - {tool.name for tool in tools or ()}:
             message = f"tool_choice allows {', '.join(sorted(map(repr, unknown)))}, not among the tools"

@@ -114,7 +114,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="executor",
         valid=Range(above=0),
     )
-    grammar_cache_size: int = flag(256, "most compiled grammars that are kept", group="executor", valid=POSITIVE)
+    grammar_cache_size: int = flag(256, "maximum number of compiled grammars", group="executor", valid=POSITIVE)
     logprobs_mode: str = flag(
         "raw_logprobs",
         "meaning of log probabilities; raw: of the model, processed: after penalties, temperature, top-p and other "

@@ -75,7 +75,7 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     )
     file_store_size: int = flag(
         32 * 1024**3,
-        "most bytes of all files of /v1/files; further uploads are refused; suffixes as in 100GiB",
+        "maximum size in bytes of all files of /v1/files; further uploads are refused; suffixes as in 100GiB",
         group="storage",
         kind="size",
         valid=POSITIVE,
@@ -98,13 +98,13 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     )
     generation_store_size: int = flag(
         256 * 1024**2,
-        "most bytes of all kept generations; the oldest are deleted; suffixes as in 1GiB",
+        "maximum size in bytes of all kept generations; the oldest are deleted; suffixes as in 1GiB",
         group="storage",
         kind="size",
         valid=POSITIVE,
     )
     max_stored_generations: int = flag(
-        10_000, "most generations that are kept", group="storage", kind="size", valid=POSITIVE
+        10_000, "maximum number of generations that are kept", group="storage", kind="size", valid=POSITIVE
     )
     response_store_ttl: float = flag(
         30 * 86400.0,
@@ -114,11 +114,11 @@ class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     )
     response_store_size: int = flag(
         1024**3,
-        "most bytes of all kept responses; the oldest are deleted; suffixes as in 4GiB",
+        "maximum size in bytes of all kept responses; the oldest are deleted; suffixes as in 4GiB",
         group="storage",
         kind="size",
         valid=POSITIVE,
     )
     max_stored_responses: int = flag(
-        1_000_000, "most responses that are kept", group="storage", kind="size", valid=POSITIVE
+        1_000_000, "maximum number of responses that are kept", group="storage", kind="size", valid=POSITIVE
     )

@@ -45,7 +45,7 @@ _ALL = (
     ),
     Profile(
         "throughput",
-        "most tokens per second for batches, however long a request waits",
+        "as many tokens per second as possible in batches, however long a request waits",
         {
             "target_itl_ms": "0",
             "max_waiting_requests": "65536",

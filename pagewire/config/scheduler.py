@@ -34,11 +34,11 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         valid=NOT_NEGATIVE,
     )
     max_num_partial_prefills: int = flag(
-        4, "most prompts that are computed in pieces at the same time", group="scheduling", valid=POSITIVE
+        4, "maximum number of prompts that are computed in pieces at the same time", group="scheduling", valid=POSITIVE
     )
     max_long_partial_prefills: int = flag(
         1,
-        "most long prompts among these; shorter prompts overtake waiting long ones",
+        "maximum number of long prompts among these; shorter prompts overtake waiting long ones",
         group="scheduling",
         valid=POSITIVE,
     )
@@ -51,7 +51,10 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
         valid=NOT_NEGATIVE,
     )
     max_running_per_tenant: int | None = flag(
-        None, "most requests of one tenant that run at once (default: unlimited)", group="scheduling", valid=POSITIVE
+        None,
+        "maximum number of requests of one tenant that run at once (default: unlimited)",
+        group="scheduling",
+        valid=POSITIVE,
     )
     enable_prefix_caching: bool = flag(
         True, "reuse the KV blocks of prompts with the same beginning", group="scheduling"
@@ -72,7 +75,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
     )
     max_waiting_requests: int = flag(
         4096,
-        "most requests that may wait; further ones are refused with RESOURCE_EXHAUSTED / 429",
+        "maximum number of requests that may wait; further ones are refused with RESOURCE_EXHAUSTED / 429",
         group="scheduling",
         valid=NOT_NEGATIVE,
     )

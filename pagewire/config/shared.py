@@ -196,11 +196,14 @@ class BatchConfig:
     """The limits of one step; shared by scheduler and executor, and the smaller value counts."""
 
     max_num_seqs: int | None = flag(
-        None, "most requests that run at once (default: 128 on CPU, 256 on CUDA)", group="scheduling", valid=POSITIVE
+        None,
+        "maximum number of requests that run at once (default: 128 on CPU, 256 on CUDA)",
+        group="scheduling",
+        valid=POSITIVE,
     )
     max_num_batched_tokens: int | None = flag(
         None,
-        "most tokens that one step computes (default: 2048 on CPU, 8192 on CUDA)",
+        "maximum number of tokens per step (default: 2048 on CPU, 8192 on CUDA)",
         group="scheduling",
         kind="size",
         valid=POSITIVE,

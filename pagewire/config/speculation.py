@@ -41,7 +41,7 @@ class SpeculationConfig:
     )
     spec_tokens: int | None = flag(
         None,
-        "most tokens that are drafted for a request in one step",
+        "maximum number of tokens drafted for a request in one step",
         group="speculation",
         valid=Range(minimum=1, maximum=MOST_TOKENS),
     )

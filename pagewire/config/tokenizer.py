@@ -110,7 +110,7 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
         ),
     )
     limit_mm_per_prompt: str = flag(
-        "image=16", 'most images in one request, `image=N` or JSON as `{"image": N}`', group="images"
+        "image=16", 'maximum number of images in one request, `image=N` or JSON as `{"image": N}`', group="images"
     )
     allowed_media_domains: str | None = flag(
         None,
@@ -149,7 +149,7 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
     )
     max_queued_prompts: int = flag(
         4096,
-        "most prompts that may wait for a tokenizer worker; further ones are refused with RESOURCE_EXHAUSTED / 429",
+        "maximum number of prompts that wait for a tokenizer worker; others are refused with RESOURCE_EXHAUSTED / 429",
         group="tokenizer",
         valid=POSITIVE,
     )

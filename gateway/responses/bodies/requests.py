@@ -59,7 +59,7 @@ class NamedFunction(BaseModel):
     name: Name
 
 
-class AllowedTools(BaseModel):
+class AllowedResponseTools(BaseModel):
     """A subset of the tools."""
 
     model_config = _STRICT
@@ -70,7 +70,7 @@ class AllowedTools(BaseModel):
 
 
 FunctionChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedFunction | AllowedTools, Field(union_mode="left_to_right")
+    Literal["none", "auto", "required"] | NamedFunction | AllowedResponseTools, Field(union_mode="left_to_right")
 ]
 
 

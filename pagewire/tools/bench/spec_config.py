@@ -19,7 +19,7 @@ class SpecFlags:
     )
     draft_tokens: tuple[int, ...] = flag(
         (5,),
-        "most tokens to draft at once, each with every method (default: 5)",
+        "maximum number of tokens to draft at once, each with every method (default: 5)",
         group="bench",
         valid=Range(minimum=1, maximum=MOST_TOKENS),
     )
@@ -35,7 +35,7 @@ class SpecFlags:
         group="bench",
     )
     num_prompts: int = flag(3, "requests of each kind, in each round", group="bench", valid=POSITIVE)
-    output_len: int = flag(128, "most tokens to generate for each prompt", group="bench", valid=POSITIVE)
+    output_len: int = flag(128, "maximum number of tokens to generate for each prompt", group="bench", valid=POSITIVE)
     rounds: int = flag(
         3,
         "how often each server is started and measured, in turns; the ratios are medians over rounds",

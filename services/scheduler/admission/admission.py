@@ -1,15 +1,15 @@
-"""Whether a request would have to wait too long for its first token: then it is told so at once, and when to come back.
+"""The forecast of a request's wait for its first token. One that would wait too long is refused at once, with a time to
+retry.
 
-The forecast goes through those who are before it as an executor will, in a few pieces. A piece takes as many steps as
+The forecast goes through the requests ahead of it as an executor will, in a few pieces. A piece takes as many steps as
 its prompts fill, where those that decode leave them room (`prefill_budget.py`), or as many as it takes until there are
 places for it, rows and KV blocks: these become free as running requests end, by chance, as one in so many of their
-tokens is the last one of a request. Whoever has a place decodes from then on, and steps take longer.
+tokens is the last one of a request. A request with a place decodes from then on, and steps take longer.
 
 How long steps take (`cost_model.py`), how long outputs are and how much of prompts is cached is learned from what was
-done; while it is not known, nobody is refused. What this leaves out (short prompts overtake long ones; where blocks run
-out, some is computed twice) shows in waits that were longer than forecast, and the next forecasts are multiplied by as
-much. Several executors share what waits evenly. Pure: times are given.
-"""
+done; while it is not known, no request is refused. What this leaves out (short prompts overtake long ones; where blocks
+run out, some is computed twice) shows in waits that were longer than forecast, and the next forecasts are multiplied by
+as much. Several executors share what waits evenly. Pure: times are given."""
 
 import math
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from pagewire.services.scheduler.values.request import Request
 _MAX_FACTOR = 3.0
 # Of what is learned per request, the part that the next one leaves.
 _MEMORY = 0.98
-# Those who are refused together are told to come back one by one, over at most so many seconds: clients give up, or
-# come back when they like, if they are told to wait for more than a minute.
+# Requests that are refused together get retry times one after the other, over at most so many seconds: clients give up,
+# or retry when they like, if they are asked to wait for more than a minute.
 _MAX_STAGGER = 60.0
-# Into so many pieces those are divided who come before a newcomer.
+# The number of pieces into which the requests ahead of a new one are divided.
 _PIECES = 8
-# Who comes back when told to should not be refused again because a forecast was a little short.
+# A client that retries at the given time should not be refused again because a forecast was a little short.
 _SURE = 0.6
 # Of more executors than this, those with the fewest requests are looked at: there it will run.
 _MOST_REPLICAS = 8
@@ -36,9 +36,9 @@ _MOST_REPLICAS = 8
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a newcomer finds, for each executor."""
+    """The load that a new request finds, for each executor."""
 
-    replica: Replica  # of the executor whose steps are known best
+    replica: Replica  # of the executor with the best known steps
     num_executors: int
     num_decodes: float  # those that run and have their prompts computed
     num_prefills: float  # those that run and have not
@@ -59,8 +59,8 @@ class Load:
 
 
 def load_of(scheduler: Scheduler, request: Request) -> Load | None:
-    """As the request, which is not among those that wait, finds it. None: there is no executor. Costs the same however
-    many there are."""
+    """Returns the load that the request, which does not wait yet, finds. None: there is no executor. Costs the same
+    however many there are."""
     replicas = scheduler.placement.least_loaded(_MOST_REPLICAS)
     if not replicas:
         return None
@@ -143,7 +143,7 @@ class WaitTooLong(Exception):
 
 
 class _Course:
-    """What an executor does from now on: seconds that have passed, who decodes then, and how many places are open."""
+    """The course of an executor from now on: seconds that have passed, decoding requests, and open places."""
 
     def __init__(self, load: Load, request_tokens: float, output_tokens: float) -> None:
         """request_tokens: of a prompt, to be computed. output_tokens: of a request."""
@@ -157,7 +157,7 @@ class _Course:
         self._num_open = min(load.num_open_rows, load.free_kv_tokens / request_tokens)
 
     def go_on(self, num_requests: float, num_tokens: float, num_places: float) -> None:
-        """Until there are places for so many, and so many tokens of prompts are computed, after which so many requests
+        """Goes on until there are `num_places` and `num_tokens` of prompts are computed, after which `num_requests`
         more decode."""
         num_steps = num_tokens / self.room()
         if num_places > self._num_open:
@@ -168,7 +168,7 @@ class _Course:
         self.num_decodes += num_requests - num_ended
 
     def prefill_seconds(self, num_tokens: float) -> float:
-        """Of a request that begins now. As its first step can begin, so does the one that runs have to end; the last
+        """Returns the seconds of prefill of a request that begins now. The running step has to end first, and the last
         one has to pass all stages."""
         num_stages = self._replica.costs.num_stages
         num_steps = max(1.0, num_tokens / self.room()) + min(1.0, self.num_decodes) + num_stages - 1
@@ -186,12 +186,12 @@ class _Course:
 
     @property
     def _cohort(self) -> float:
-        """Of those who decode, how many have a token in a step."""
+        """Returns how many of the decoding requests have a token in a step."""
         return self.num_decodes / self._replica.costs.num_stages
 
 
 class Admission:
-    """Learns how fast requests are served, and from that tells how long a newcomer waits."""
+    """Learns how fast requests are served, and forecasts from that how long a new one waits."""
 
     def __init__(self, output_lengths: OutputLengths) -> None:
         self._output_lengths = output_lengths
@@ -229,9 +229,10 @@ class Admission:
         return Forecast(factor * wait, prefill, factor * (course.seconds - wait), wait, load.is_long)
 
     def check(self, forecast: Forecast, max_wait: float, timeout: float | None, now: float) -> None:
-        """max_wait: seconds that any request may wait, 0: for as long as it takes. timeout: seconds that this one has.
+        """Refuses a request that would wait too long. max_wait: seconds that any request may wait, 0: no limit.
+        timeout: its own.
 
-        Raises WaitTooLong. Who waits for nobody is not refused: it would fare no better later.
+        Raises WaitTooLong. A request that waits for no other is not refused: it would fare no better later.
         """
         if not forecast.wait:
             return
@@ -247,7 +248,7 @@ class Admission:
 
     def retry_delay(self, forecast: Forecast, limit: float, now: float) -> float:
         """Seconds after which a request that is refused, as it would wait for more than `limit` seconds, would not be,
-        if nobody came but those who were refused before it."""
+        if no others came but those that were refused before it."""
         earliest = now + max(0.0, forecast.wait - _SURE * limit)
         slot = max(earliest, self._promised_until)
         if slot > earliest + _MAX_STAGGER:

@@ -1,8 +1,8 @@
-"""How long a step takes: learned from the steps of one executor. Pure; whoever knows durations calls `learn`.
+"""The seconds of a step, learned from the steps of one executor. Pure: the caller passes durations to `learn`.
 
     seconds = c0 * prompt tokens + c1 + c2 * decodes + c3 * (query, key) pairs of prompts + (c4 if there are prompts)
 
-with no c below zero. A step lasts from the result before to its own, as those see it who wait for tokens: what passes
+with no c below zero. A step lasts from the result before to its own, as waiting clients see it: what passes
 on the way to the device and back, or for want of a core, counts too. Where an executor is a pipeline, that is the time
 after which the next step may follow; a step passes all stages in as many times that.
 
@@ -69,7 +69,7 @@ class StepCosts:
 
     @property
     def num_steps(self) -> int:
-        """That were learned from."""
+        """Returns the number of steps that were learned from."""
         return sum(self._num_learned)
 
     @property
@@ -91,29 +91,29 @@ class StepCosts:
             memory.add(row, seconds / size)
         self._is_stale = True
         if self.num_steps % _STEPS_PER_FIT == 0:
-            self._fitted()  # else it happens when somebody asks
+            self._fitted()  # otherwise it happens at the next query
 
     def decode_seconds(self, num_decodes: float) -> float:
-        """How long a step without prompts should take; 0 if nothing is known."""
+        """Returns the expected seconds of a step without prompts; 0 if nothing is known."""
         _, fixed, per_decode, _, _ = self._fitted()
         return fixed + per_decode * _SCALES[2] * num_decodes
 
     def seconds(self, work: StepWork) -> float:
-        """How long a step should take; 0 if nothing is known."""
+        """Returns the expected seconds of a step; 0 if nothing is known."""
         return sum(map(float.__mul__, self._fitted(), _features(work)))
 
     @property
     def first_prompt_seconds(self) -> float:
-        """How much longer a step takes if there are prompts in it, however few of their tokens."""
+        """Returns the seconds that prompts add to a step, however few their tokens are."""
         return self._fitted()[4]
 
     @property
     def most_prompt_tokens(self) -> int:
-        """As many as a step may have whose costs can be foreseen; 0: nothing is known."""
+        """Returns the most prompt tokens of a step with foreseeable costs; 0: nothing is known."""
         return int(_MAX_GROWTH * self._largest)
 
     def prompt_tokens_within(self, seconds: float, start: int) -> float:
-        """How many tokens of a prompt, the first of which is at position `start`, add so many seconds to a step that
+        """Returns how many tokens of a prompt, the first of which is at position `start`, add `seconds` to a step that
         has prompts; infinite, if nothing is known."""
         per_token, _, _, per_pair, _ = map(float.__mul__, self._fitted(), _SCALES)
         first = per_token + per_pair * start  # of the first token; each that follows costs per_pair more
@@ -122,7 +122,7 @@ class StepCosts:
         return max(seconds, 0.0) / first if first else float("inf")
 
     def prompt_seconds(self, start: int, num_tokens: float) -> float:
-        """How much longer a step that has prompts takes with these tokens of one."""
+        """Returns the seconds that these tokens of a prompt add to a step that has prompts."""
         per_token, _, _, per_pair, _ = map(float.__mul__, self._fitted(), _SCALES)
         return num_tokens * (per_token + per_pair * (start + num_tokens / 2))
 

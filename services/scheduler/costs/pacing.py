@@ -1,4 +1,4 @@
-"""When to decide the next step: shortly before the device needs it.
+"""Pacing: the next step is decided shortly before the device needs it.
 
 Two steps are in flight so that the device never waits for the scheduler. Decided as soon as there is room for it, the
 second would lie in the executor's queue for as long as the first runs, and a request that arrives meanwhile would be in
@@ -14,9 +14,8 @@ The cost model (`cost_model.py`) is not asked: it learns the time between result
 twenty steps, and knows no jumps between sizes. Guesses by it were better for steps of steady speed, but followed a
 change of speed or a jump later.
 
-Where the executor is a pipeline, S steps run, and it is the first stage that must not wait. What it is at is not told,
-but a step whose result is here has left it S - 1 steps ago.
-"""
+Where the executor is a pipeline, S steps run, and it is the first stage that must not wait. The step that it executes
+is not reported, but a step with a result has left it S - 1 steps ago."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class Pacer:
         self.start_over()
 
     def start_over(self, num_stages: int = 1) -> None:
-        """For an executor of unknown speed, with so many stages; nothing is in flight."""
+        """Starts over with an executor of unknown speed, with `num_stages`; nothing is in flight."""
         self._num_stages = num_stages
         self._in_flight: deque[_Sent] = deque()
         self._last_result_time = self._last_seconds = 0.0  # of the last step that was done
@@ -72,7 +71,7 @@ class Pacer:
         return left if is_holding else 0.0
 
     def on_sent(self, num_tokens: int, now: float, num_drafts: float = 0.0) -> None:
-        """What was decided is on its way. num_tokens: without drafts. num_drafts: so many are likely to be found."""
+        """Records that a decided step is on its way. num_tokens: without drafts. num_drafts: the likely number."""
         followed_long = bool(self._in_flight) and self._guess(self._in_flight[0]) > _MIN_LEAD + _MIN_HOLD
         self._in_flight.append(_Sent(num_tokens, num_drafts, now, self._was_held, followed_long))
 
@@ -97,8 +96,8 @@ class Pacer:
         return self._num_stages - 1 + self._pipeline_depth
 
     def seconds_of_oldest(self, now: float) -> float:
-        """How long after the step before it the oldest step in flight, whose result is here, has come. If it did not
-        follow it at once: the time in each stage since it was sent."""
+        """Returns the seconds between the result of the step before and that of the oldest step in flight. If it did
+        not follow it at once: the time in each stage since it was sent."""
         if not self._in_flight:
             return 0.0
         return min(now - self._last_result_time, (now - self._in_flight[0].time) / self._num_stages)

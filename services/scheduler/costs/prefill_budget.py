@@ -1,12 +1,11 @@
-"""How much of a step prompts may take, so that those who decode have their next token in time.
+"""The part of a step that prompts may take, so that decoding requests have their next token in time.
 
 A step with decodes in it should not take longer than --target-itl-ms. What it would take without prompts is known from
-experience (`cost_model.py`), and the rest of the time is theirs. Prompts always get something: a third of what the
-decodes take, by default as much as these, and half the target. A step in which nobody decodes may take longer, as it
-delays only those who arrive meanwhile, and a request that is alone takes what it likes. Unless a target was set, so may
-one for which more short prompts wait than requests decode: in a burst, steps that are kept short delay more than they
-hurry. In a pipeline of S stages, those who decode wait for S steps, each of which may take an S-th of that.
-"""
+experience (`cost_model.py`), and prompts have the rest of the time. Prompts always get something: a third of what the
+decodes take, by default as much as these, and half the target. A step without decodes may take longer, as it
+delays only requests that arrive meanwhile, and a request that is alone takes what it likes. Unless a target was set, so
+may one for which more short prompts wait than requests decode: in a burst, steps that are kept short delay more than
+they hurry. In a pipeline of S stages, decoding requests wait for S steps, each of which may take an S-th of that."""
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.costs.cost_model import StepCosts
@@ -30,9 +29,9 @@ class PrefillTarget:
     def seconds(
         self, costs: StepCosts, num_decodes: float, num_short_prompts: float, *, is_alone: bool, is_contended: bool
     ) -> float:
-        """num_decodes: of each step. num_short_prompts: that run, or wait and have a row. is_alone: there is one
-        request. is_contended: there are several tenants, one of which may be about to come that was served less, so
-        that also a step in which nobody decodes is to be short."""
+        """Returns the seconds. num_decodes: of each step. num_short_prompts: that run, or wait and have a row.
+        is_alone: there is one request. is_contended: there are several tenants, one of which may be about to come that
+        was served less, so that a step without decodes has to be short, too."""
         if self._target == 0 or is_alone:
             return NO_LIMIT
         decodes, stages = costs.decode_seconds(num_decodes), costs.num_stages
@@ -54,7 +53,7 @@ class Allowance:
         self._seconds = 0.0
 
     def earn(self, costs: StepCosts, num_decodes: int, seconds: float) -> float:
-        """Of a step with so many decodes, in which tokens of prompts may take so long.
+        """Earns in a step with `num_decodes`, in which tokens of prompts may take `seconds`.
 
         Returns how long theirs may take in it: nothing, or all of that.
         """
@@ -69,7 +68,7 @@ class Allowance:
 
 
 class PrefillBudget:
-    """What is left of a step for prompts."""
+    """The rest of a step that is left for prompts."""
 
     def __init__(self, costs: StepCosts, num_tokens: int, seconds: float) -> None:
         """seconds: that their tokens may take. Where that is no more than a small piece, there is none."""
@@ -80,8 +79,8 @@ class PrefillBudget:
         self._all_seconds = self._seconds = seconds
 
     def fit(self, start: int, wanted: int, *, kept: float = 0.0, least: int = 0) -> int:
-        """How many of `wanted` tokens of a prompt, from position `start` on, fit; none if more was spent than there
-        was, as by a tenant that is one of those served more since its request was admitted.
+        """Returns how many of `wanted` tokens of a prompt, from position `start` on, fit; none if more was spent than
+        there was, as by a tenant that is one of those served more since its request was admitted.
 
         kept: the part of the whole that is left to others. least: so many fit however long they take.
         """

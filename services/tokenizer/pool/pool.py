@@ -134,7 +134,7 @@ class TokenizerPool:
         if chat.chat_template:
             if self._request_templates is None:
                 raise ChatError(
-                    "chat templates of requests are not accepted; start the server with --trust-request-chat-template"
+                    "chat_template is not accepted in requests; start the server with --trust-request-chat-template"
                 )
             text = await self._request_templates.render(chat, image_token)
             given = (add_special_tokens, image_token, image_texts, room)

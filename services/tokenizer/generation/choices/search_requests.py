@@ -90,7 +90,9 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
     if request.output_parsing.WhichOneof("forced"):
         given.append("tool_choice (required, or a tool's name)")
     if given:
-        raise invalid(f"beam search cannot be combined with {', '.join(given)}; leave out one of them", "beam_search")
+        # The field at fault leads, so that each API can report it by its own name.
+        field = given[0].partition(" ")[0]
+        raise invalid(f"{given[0]} cannot be combined with beam search; leave out one of them", field)
     if request.best_of:
         raise invalid("beam search returns the best of all outputs; leave out best_of", "best_of")
 
@@ -106,10 +108,10 @@ def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamS
     if penalty not in LENGTH_PENALTY:
         raise invalid(f"length_penalty is {penalty:g}; it must be {LENGTH_PENALTY}", "beam_search.length_penalty")
     if prepared.prompt.images:
-        raise invalid("beam search cannot be combined with images; leave out one of them")
+        raise invalid("images cannot be combined with beam search; leave out one of them")
     if params.HasField("grammar"):
         raise invalid(
-            "beam search cannot be combined with a grammar, which tools with strict: true have; leave out one of them"
+            "a grammar, which tools with strict: true have, cannot be combined with beam search; leave out one of them"
         )
     width = checked_count("n", request.n or 1)
     end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else info.eos_token_ids)}

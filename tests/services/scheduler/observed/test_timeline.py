@@ -83,7 +83,7 @@ def interval(span: ReadableSpan) -> tuple[int, int]:
 
 
 async def test_losses_and_preemptions_have_their_time(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
-    """With blocks for one and a half requests, one waits for blocks, and all wait after the executor is lost."""
+    """Blocks suffice for one and a half requests: one waits for blocks, and all wait after the executor is lost."""
     executor = FakeExecutorServicer(lambda: FakeExecutor(num_blocks=12, block_size=4), step_seconds=0.001)
     async with ServiceLine(tmp_path, executor, enable_prefix_caching=False).running() as line:
         call = line.link.Connect()

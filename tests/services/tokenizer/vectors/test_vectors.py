@@ -173,7 +173,7 @@ async def test_a_chat_is_embedded_as_its_template_writes_it(tmp_path: Path) -> N
         shown = InputText(chat=ChatPrompt(messages=[ChatMessage(role="user", parts=[part])]))
         with pytest.raises(grpc.aio.AioRpcError, match=r"inputs\[0\] has images"):
             await running.stub.Embed(EmbedRequest(inputs=[shown]))
-        with pytest.raises(grpc.aio.AioRpcError, match="chat templates of requests are not accepted"):
+        with pytest.raises(grpc.aio.AioRpcError, match="chat_template is not accepted in requests"):
             chat = ChatPrompt(messages=messages, chat_template="{{ 1 }}")
             await running.stub.Embed(EmbedRequest(inputs=[InputText(chat=chat)]))
 
