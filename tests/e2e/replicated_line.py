@@ -73,6 +73,10 @@ class Forked:
         self._process = process
         self.terminate, self.kill = process.terminate, process.kill
 
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
     def poll(self) -> int | None:
         return self._process.exitcode
 

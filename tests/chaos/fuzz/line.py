@@ -111,4 +111,4 @@ def refusals() -> frozenset[grpc.StatusCode]:
 
 def is_unreadable(error: rpc.RpcError | grpc.aio.AioRpcError) -> bool:
     """Returns whether an error says that the bytes are no message, for which gRPC has INTERNAL."""
-    return "cannot be read" in str(error) or "deserializing" in str(error)
+    return "cannot be decoded" in str(error) or "deserializing" in str(error)

@@ -63,8 +63,7 @@ async def ended(ai: openai.AsyncOpenAI, id: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def few_at_once(any_line: Line) -> Iterator[Line]:
-    line = any_line
+def few_at_once(line: Line) -> Iterator[Line]:
     line.restart("gateway", "--batch-concurrency", "6")
     asyncio.run(line.wait_ready())
     yield line

@@ -31,12 +31,6 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def line(any_line: Line) -> Line:
-    """The quick line; the full sweep repeats the module on the default model."""
-    return any_line
-
-
 @pytest.fixture
 async def sister(line: Line) -> AsyncIterator[str]:
     line.start("sister")

@@ -35,7 +35,7 @@ KINDS = [Kind.RAISE, Kind.NAN, Kind.ILLEGAL, Kind.DEVICE]
 FAULTS = parse_faults(",".join(f"{FIRST + i}:{kind},{FIRST + 4 + i}:{kind}@7" for i, kind in enumerate(KINDS)))
 REASONS = {
     Kind.RAISE: "(UNKNOWN: a step failed: RuntimeError: injected: a step fails)",
-    Kind.NAN: "numbers (NaN) for",
+    Kind.NAN: "yields NaN for",
     Kind.ILLEGAL: "the token 201 that was sampled for this request is outside the vocabulary of 200",
     Kind.DEVICE: "(INTERNAL: fatal device error: RuntimeError: injected: the device is broken)",
 }

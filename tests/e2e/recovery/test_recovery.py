@@ -104,7 +104,7 @@ def undisturbed(line: Line) -> list[Outcome]:
 
 @pytest.mark.parametrize("victim", ["executor", "scheduler", "tokenizer"])
 async def test_streams_survive_the_death_of_a_service(line: Line, undisturbed: list[Outcome], victim: str) -> None:
-    outcomes = await run_streams(line, victim, kills=(60, 360))
+    outcomes = await run_streams(line, victim, kills=(40, 160))
     assert outcomes == undisturbed
     assert all(o.completion_tokens == MAX_TOKENS and o.finish_reason == "length" for o in outcomes)
     assert all(o.prompt_tokens <= 12 and " the " not in o.text and " of " not in o.text for o in outcomes[3::4])

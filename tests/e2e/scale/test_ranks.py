@@ -64,7 +64,7 @@ class Executor:
     @property
     def follower(self) -> int:
         """The latest one's process id."""
-        return int(re.findall(r"rank 1 is there: process (\d+)", self.log)[-1])
+        return int(re.findall(r"rank 1 has joined: process (\d+)", self.log)[-1])
 
     async def keep(self) -> None:
         while True:

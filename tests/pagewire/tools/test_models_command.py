@@ -105,5 +105,5 @@ def http_port() -> Iterator[int]:
 
 
 def test_the_rest_port_is_recognized(http_port: int) -> None:
-    assert "it is the REST port. Give the gRPC port" in unanswered(f"127.0.0.1:{http_port}", "x")
+    assert "it is the REST port; use the gRPC port" in unanswered(f"127.0.0.1:{http_port}", "x")
     assert "start a stack with `pagewire serve`" in unanswered("127.0.0.1:1", "x")

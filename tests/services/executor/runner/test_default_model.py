@@ -11,7 +11,7 @@ from benchmarks.perplexity import perplexity, text_windows
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
 
-TEXT = Path(__file__).parents[4] / "quantize" / "evaluation.txt"
+TEXT = Path(__file__).parents[4] / "quantize" / "model" / "evaluation.txt"
 WINDOW = 128
 
 
