@@ -197,17 +197,17 @@ async def test_one_that_drains_gets_nothing_new(several: SeveralLine) -> None:
             undisturbed = await complete(http, "The sea")
             asked = [asyncio.create_task(complete(http, "The sea")) for _ in range(NUM_STREAMS)]
             await until_running(several, NUM_STREAMS)
-            reported = {client: several.log(client).count("drains:") for client in clients}
+            reported = {client: several.log(client).count(" drains; new requests") for client in clients}
             several.processes[service].terminate()
             async with asyncio.timeout(10):
-                while any(several.log(one).count("drains:") == count for one, count in reported.items()):  # noqa: ASYNC110
+                while any(several.log(one).count(" drains; new requests") == count for one, count in reported.items()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             at_others = [asyncio.create_task(complete(http, "The sea", 600)) for _ in range(NUM_STREAMS)]
             assert set(await asyncio.gather(*asked)) == {undisturbed}
             # It had nothing to hand on: it ends before those, and before its time is up.
             assert await asyncio.to_thread(several.processes[service].wait, 20) == 0
             assert not any(task.done() for task in at_others)
-            assert "cut off, or goes on elsewhere" not in several.log(service)
+            assert "cut off, or continue elsewhere" not in several.log(service)
             for task in at_others:
                 task.cancel()
             several.start(service)

@@ -1,8 +1,8 @@
 // Data parallelism for work of a few microseconds on cores that others use too.
 //
 // A piece of work is cut into chunks that the calling thread and its helpers take one by one. Unlike an OpenMP team,
-// no helper has to turn up: a helper that is asleep or has lost its core costs nothing, since the caller takes the chunks
-// itself; it only waits for chunks that a helper has begun. Helpers watch for new work for a moment after the
+// no helper has to turn up: a helper that is asleep or has lost its core costs nothing, since the caller takes the
+// chunks itself; it only waits for chunks that a helper has begun. Helpers watch for new work for a moment after the
 // last, as layers follow each other within microseconds, and then sleep.
 
 #pragma once

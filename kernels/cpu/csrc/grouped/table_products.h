@@ -1,5 +1,5 @@
-// Products of tokens, as floats, with weights with codes that stand for numbers of a table: each code becomes a float in a
-// register, at the moment at which it is multiplied with.
+// Products of tokens, as floats, with weights stored as codes of a table's numbers: each code becomes a float in a
+// register when it is multiplied.
 #pragma once
 
 #include "common/e4m3.h"

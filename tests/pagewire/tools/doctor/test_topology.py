@@ -93,7 +93,7 @@ def test_flags_that_serve_would_refuse_on_that_machine(tmp_path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"cpu_bind": "foo"}, "--cpu-bind foo: expected auto"),
         ({"cpu_bind": "16"}, "processor 16 is not usable; usable are 0-15"),
-        ({"numa_bind": "9"}, "on node 9; there are 0, 1"),
+        ({"numa_bind": "9"}, "node 9 has no usable processor; nodes with usable ones: 0, 1"),
         ({"speculative_config": '{"methd": "ngram"}'}, "unknown key methd; did you mean method?"),
         ({"port": 7, "grpc_port": 7}, "--port and --grpc-port are both"),
     ]
