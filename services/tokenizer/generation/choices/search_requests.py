@@ -92,7 +92,7 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
     if given:
         # The field at fault leads, so that each API can report it by its own name.
         field = given[0].partition(" ")[0]
-        raise invalid(f"{given[0]} cannot be combined with beam search; leave out one of them", field)
+        raise invalid(f"{', '.join(given)} cannot be combined with beam search; leave out one of them", field)
     if request.best_of:
         raise invalid("beam search returns the best of all outputs; leave out best_of", "best_of")
 

@@ -187,7 +187,7 @@ FORCED = inference_pb2.OutputParsing(named="f")
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sampling_params": PARAMS(presence_penalty=1)}, "combined with presence_penalty; leave out"),
+        ({"sampling_params": PARAMS(presence_penalty=1)}, "presence_penalty cannot be combined"),
         ({"sampling_params": PARAMS(min_tokens=2)}, "min_tokens"),
         ({"sampling_params": PARAMS(grammar=common_pb2.Grammar(regex="a"))}, "grammar"),
         ({"sampling_params": PARAMS(allowed_token_ids=[3])}, "allowed_token_ids"),
