@@ -10,12 +10,6 @@ from tests.e2e.prompts import PROMPTS
 MAX_TOKENS = 48
 
 
-@pytest.fixture(scope="module")
-def line(any_line: Line) -> Line:
-    """The quick line; the full sweep repeats the module on the default model."""
-    return any_line
-
-
 async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
     text = ""
     async with line.openai() as client:

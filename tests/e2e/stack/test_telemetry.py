@@ -127,7 +127,7 @@ async def test_where_a_requests_time_went(line: Line) -> None:
         assert 0 < output["detokenize_seconds"] < output["seconds"]
     assert text == reported["text"] and "prefill" in text
     assert not reported["is_running"] and reported["silent"] == []
-    assert unknown.status_code == 404 and "nobody" in unknown.json()["error"]["message"]
+    assert unknown.status_code == 404 and "no service has an account" in unknown.json()["error"]["message"]
 
 
 async def test_where_a_requests_time_goes_that_has_not_ended(line: Line) -> None:

@@ -293,7 +293,7 @@ async def test_events_make_room_before_responses_do(client: httpx.AsyncClient, f
     await log.database.write(lambda connection: log.remove(connection, id))
     await store.close()
     answer = await client.get(f"{RESPONSES}/{id}", params={"stream": "true"})
-    assert (answer.status_code, "made room" in answer.text) == (404, True)
+    assert (answer.status_code, "no longer kept" in answer.text) == (404, True)
     assert (await client.get(f"{RESPONSES}/{id}")).json() == response
 
 
