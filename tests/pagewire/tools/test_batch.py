@@ -31,7 +31,8 @@ def write(path: Path, requests: Sequence[Any]) -> Path:
 
 
 def answers(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Returns the whole lines; a process that is killed may leave a part of one behind them."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 async def repeat(body: dict[str, Any], writer: Any) -> None:
