@@ -21,9 +21,10 @@ from pagewire.gateway.core.middleware import MAX_BODY_BYTES, SHUTDOWN, GracefulS
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.files.files import FILES, Files
-from pagewire.gateway.generation.lines import LINES
+from pagewire.gateway.generation.lines import LINES, Lines
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.searches import Searches
+from pagewire.gateway.generation.translate import is_search
 from pagewire.gateway.kept import Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
@@ -62,7 +63,7 @@ class Parts:
     batches: Batches
     responses: Responses
     background: Background
-    searches: Searches
+    lines: Lines
     siblings: Siblings
     readiness: Readiness
     status: StatusSource
@@ -93,7 +94,7 @@ class Parts:
             batches=Batches(store, files),
             responses=responses,
             background=Background(tokenizer.link, responses, store.jobs("response", logs)),
-            searches=Searches(tokenizer),
+            lines=Lines(tokenizer.link, (is_search, Searches(tokenizer))),
             siblings=siblings,
             readiness=readiness,
             status=StatusSource(tokenizer.neighbours, readiness.why_not),
@@ -179,7 +180,7 @@ def _put(app: Starlette, parts: Parts) -> None:
     TOKENIZER.put(app, parts.tokenizer)
     SHUTDOWN.put(app, parts.shutdown)
     GENERATIONS.put(app, parts.generations)
-    LINES.put(app, parts.searches)
+    LINES.put(app, parts.lines)
     KEEPER.put(app, parts.keeper)
     FILES.put(app, parts.files)
     BATCHES.put(app, parts.batches)

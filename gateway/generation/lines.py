@@ -1,18 +1,23 @@
-"""The seam for requests that the link to the tokenizer service does not generate (see `searches`)."""
+"""The lines that generate outputs, and the seam for requests that the link to the tokenizer service does not take."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.reply import Line
 from pagewire.v1.inference_pb2 import GenerateRequest
 
 
-class Lines(Protocol):
-    """The lines that generate outputs."""
+class Lines:
+    """The link to the tokenizer service, and a line of its own for each kind of request that does not use the link."""
+
+    def __init__(self, link: Line, *others: tuple[Callable[[GenerateRequest], bool], Line]) -> None:
+        """others: a test of a request, and the line that generates the requests which pass it."""
+        self._link = link
+        self._others = others
 
     def line_of(self, requests: Sequence[GenerateRequest]) -> Line:
-        """Returns what generates these requests: the link to the tokenizer service, or another line."""
+        """Returns the line that generates these requests, which are of one kind."""
+        return next((line for takes, line in self._others if takes(requests[0])), self._link)
 
 
 LINES = AppState[Lines]("lines")

@@ -12,9 +12,8 @@ from typing import Any
 import grpc
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reply import Line, PendingChoice, Reply
+from pagewire.gateway.core.reply import PendingChoice, Reply
 from pagewire.gateway.core.tokenizer_client import TokenizerClient
-from pagewire.gateway.generation.translate import is_search
 from pagewire.telemetry.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
@@ -28,10 +27,6 @@ class Searches:
 
     def __init__(self, tokenizer: TokenizerClient) -> None:
         self._tokenizer = tokenizer
-
-    def line_of(self, requests: Sequence[GenerateRequest]) -> Line:
-        """Returns what generates these requests: a search, or the link."""
-        return self if is_search(requests[0]) else self._tokenizer.link
 
     def generate(
         self,

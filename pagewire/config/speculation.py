@@ -10,8 +10,11 @@ from pagewire.config.fields import POSITIVE, Range, flag
 from pagewire.config.speculation_keys import MOST_TOKENS, checked
 from pagewire.errors import StartupError
 
-METHODS = ("ngram", "suffix", "draft_model", "self", "eagle3", "mtp")
-_WITH_MODEL = ("draft_model", "self", "eagle3")
+# The methods: those that look tokens up in texts, those that need a draft model, and those that draft with weights of
+# the checkpoint.
+LOOKUP_METHODS = ("ngram", "suffix")
+DRAFT_MODEL_METHODS = ("draft_model", "self", "eagle3")
+METHODS = (*LOOKUP_METHODS, *DRAFT_MODEL_METHODS, "mtp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ class Speculation:
             method, values["if_possible"] = "ngram", True
         if method not in METHODS:
             raise StartupError(f"--speculative-config: unknown method {method!r}; choose one of {', '.join(METHODS)}")
-        if method in _WITH_MODEL and not values.get("model"):
+        if method in DRAFT_MODEL_METHODS and not values.get("model"):
             raise StartupError(
                 f'--speculative-config: method {method} needs a draft model; add "model", named as for --model'
             )

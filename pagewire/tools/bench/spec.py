@@ -19,7 +19,7 @@ import uvloop
 
 from pagewire import flags
 from pagewire.config import SET_BY_STACK, ServeConfig
-from pagewire.config.speculation import SpeculationConfig
+from pagewire.config.speculation import DRAFT_MODEL_METHODS, METHODS, SpeculationConfig
 from pagewire.errors import StartupError
 from pagewire.stack.own_stack import OwnStack
 from pagewire.tools.bench import curves, drafts, load
@@ -30,7 +30,6 @@ from pagewire.tools.bench.request import Record, body
 from pagewire.tools.bench.spec_config import SpecConfig, SpecFlags
 
 _PROMPTS = Path(__file__).parent / "spec_prompts.json"
-_WITHOUT_MODEL = ("ngram", "suffix")
 _WITHOUT = (*SET_BY_STACK, *(one.name for one in dataclasses.fields(SpeculationConfig)), "port", "grpc_port")
 _COLUMNS = ("prompts", "method", "drafts", "tok/s", "ratio", "accepted", "tok/step", "TTFT, ms", "TPOT, ms")
 
@@ -51,7 +50,8 @@ class Method:
         """Returns the flags that make a server draft like this."""
         if not self.num_tokens:
             return {}
-        kind = "spec_method" if self.name in _WITHOUT_MODEL else "spec_model"
+        is_method = self.name in METHODS and self.name not in DRAFT_MODEL_METHODS
+        kind = "spec_method" if is_method else "spec_model"
         adaptive = {"speculative_config": '{"adaptive": false}'} if self.is_fixed else {}
         return {kind: self.name, "spec_tokens": self.num_tokens} | adaptive
 

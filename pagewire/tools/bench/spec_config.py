@@ -13,8 +13,8 @@ class SpecFlags:
 
     methods: str = flag(
         "ngram",
-        "what to compare with no drafts at all, with commas between: ngram, suffix, self:q4, or a model that"
-        " drafts, as --spec-model",
+        "what to compare with no drafts at all, with commas between: ngram, suffix, mtp, self:q4, or a draft"
+        " model, as for --spec-model",
         group="bench",
     )
     draft_tokens: tuple[int, ...] = flag(

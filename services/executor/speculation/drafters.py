@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.config.speculation import Speculation
+from pagewire.config.speculation import LOOKUP_METHODS, Speculation
 from pagewire.errors import StartupError
 from pagewire.files.models import find_model, resolve_model
 from pagewire.services.executor.config.model_config import ModelLoadError
@@ -30,8 +30,6 @@ from pagewire.services.executor.step.limits import Limits
 
 logger = logging.getLogger(__name__)
 
-_METHODS = ("self", "draft_model", "eagle3", "mtp")
-
 
 def load_drafter(
     speculation: Speculation | None,
@@ -42,7 +40,7 @@ def load_drafter(
     group: Group,
 ) -> Model | None:
     """The model that drafts for the target, if one does. Raises StartupError, or ModelLoadError."""
-    if speculation is None or speculation.method not in _METHODS:
+    if speculation is None or speculation.method in LOOKUP_METHODS:
         return None
     if group.stage is not WHOLE:
         raise StartupError(
@@ -108,7 +106,7 @@ def _path_of(speculation: Speculation, config: ExecutorConfig) -> Path:
 
 def check_drafters(speculation: Speculation | None, config: ExecutorConfig, group: Group) -> None:
     """Raises StartupError if ranks have different weights of the drafter, RankLost."""
-    if group.size > 1 and speculation is not None and speculation.method in _METHODS and speculation.method != "self":
+    if group.size > 1 and speculation is not None and speculation.method not in (*LOOKUP_METHODS, "self"):
         digest = "" if config.load_format == DUMMY else content_digest(_path_of(speculation, config))
         group.check_same("weights of the model that drafts", digest)
 

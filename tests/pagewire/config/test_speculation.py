@@ -1,11 +1,13 @@
 """The flags of speculative decoding."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from pagewire.config import ExecutorConfig
-from pagewire.config.speculation import Speculation, older_flags
+from pagewire.config.speculation import METHODS, Speculation, older_flags
 from pagewire.errors import StartupError
 
 
@@ -86,3 +88,9 @@ def test_older_names_are_answered_with_what_to_use_now():
         "--num-speculative-tokens is an older name: use --spec-tokens",
         "--ngram-prompt-lookup-max is an older name: use --speculative-config '{\"prompt_lookup_max\": ...}'",
     ]
+
+
+def test_the_help_and_the_guide_name_each_method() -> None:
+    (method,) = (one for one in dataclasses.fields(ExecutorConfig) if one.name == "spec_method")
+    texts = method.metadata["help"], Path("docs/usage.md").read_text(encoding="utf-8")
+    assert [(name, [name in text for text in texts]) for name in METHODS] == [(name, [True] * 2) for name in METHODS]

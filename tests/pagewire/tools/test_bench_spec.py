@@ -94,6 +94,7 @@ def test_each_method_is_taken_with_each_number() -> None:
     speculation = Speculation.of(SpeculationConfig(**fixed.flags()))
     assert speculation is not None and not speculation.adaptive and fixed.label == "ngram, fixed"
     assert Method("ngram", 3).flags() == {"spec_method": "ngram", "spec_tokens": 3}
+    assert Method("mtp", 3).flags() == {"spec_method": "mtp", "spec_tokens": 3}
     assert Method("self:q4", 3).flags() == {"spec_model": "self:q4", "spec_tokens": 3}
     assert BASELINE.flags() == {}
 

@@ -1,6 +1,7 @@
 """No request delays the tokens of another: long prompts, many prompts, slow readers."""
 
 import asyncio
+import threading
 
 import grpc
 
@@ -15,31 +16,39 @@ from tests.services.tokenizer.service.answers import TEXT, code_of, read_all
 from tests.services.tokenizer.service_line import Gateway
 
 
-async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, tokens, smollm2_gguf) -> None:
-    """A worker is busy with 400,000 characters; meanwhile another request goes on."""
+async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, monkeypatch, smollm2_gguf) -> None:
+    """A worker encodes 400,000 characters again and again until another request has received five tokens."""
     pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=1)
+    encode_text, has_tokens = pool.codec.encode_text, threading.Event()
+
+    def encode_until_tokens(*args) -> list[int]:
+        token_ids = encode_text(*args)
+        while len(token_ids) > 10_000 and not has_tokens.is_set():
+            encode_text(*args)
+        return token_ids
+
+    monkeypatch.setattr(pool.codec, "encode_text", encode_until_tokens)
     line = make_line(auto=False, max_model_len=10**6)
-    order: list[str] = []
     try:
         async with line.running(pool=pool):
             short = line.stub.Generate(inference_pb2.GenerateRequest(text="x"))
             await line.scheduler.until(lambda: line.scheduler.num_running == 1)
             tokenize = line.stub.Tokenize(inference_pb2.TokenizeRequest(text="Lorem ipsum dolor " * 22_000))
-
-            async def wait_long() -> None:
-                await tokenize
-                order.append("long prompt encoded")
-
-            long = asyncio.create_task(wait_long())
-            for index in range(20):
+            long = asyncio.create_task(wait_for(tokenize))
+            # Were the event loop held while encoding, not one token would come through.
+            for _ in range(5):
                 line.scheduler.step()
                 await short.read()
-                order.append(f"token {index}")
+            assert not long.done()
+            has_tokens.set()
             await long
     finally:
+        has_tokens.set()
         pool.close()
-    # Were the event loop, or the interpreter lock, held while encoding, not one token would have come through.
-    assert order.index("long prompt encoded") >= 5, order
+
+
+async def wait_for(call):
+    return await call
 
 
 async def test_choices_of_one_prompt_encode_it_once(make_line, pool, tokens, monkeypatch) -> None:
