@@ -34,8 +34,9 @@ def make_engine(config: SchedulerConfig, discovery: Discovery, connect: Connect)
     """Returns the service with all features. connect: makes channels to executors that are listed."""
     scheduler = make_scheduler(config, 0)
     admission = Entrance(scheduler, config.max_queue_time)
-    engine = Engine(config, discovery, connect, scheduler, admission, compile_grammar)
-    engine.weights = Rollout(
-        scheduler, engine.executors.drivers, engine.wake_all, engine.end_request, config.recovery_timeout
-    )
-    return engine
+
+    def weights(engine: Engine) -> Rollout:
+        timeout = config.recovery_timeout
+        return Rollout(scheduler, engine.executors.drivers, engine.wake_all, engine.end_request, timeout)
+
+    return Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import grpc
-
 from pagewire.services.executor.step.step import Step
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.executor_pb2 import Weights
-from pagewire.wire.rpc import RpcError
 
 
 class Grammars(Protocol):
@@ -42,40 +39,3 @@ class WeightVersions(Protocol):
 
     def close(self) -> None:
         """Ends threads."""
-
-
-class NoGrammars:
-    """Takes no grammar."""
-
-    async def check(self, grammar: Grammar) -> None:
-        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "this executor takes no grammars")
-
-    async def attach(self, step: Step) -> Step:
-        if any(new.sampling.HasField("grammar") or new.sampling.HasField("thinking") for new in step.new_requests):
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "this executor takes no grammars")
-        return step
-
-    def close(self) -> None:
-        pass
-
-
-class FixedWeights:
-    """Keeps the weights of the start."""
-
-    def __init__(self, first: Weights) -> None:
-        self._first = first
-
-    async def in_force(self) -> Weights:
-        return self._first
-
-    async def load(self, wanted: Weights) -> Weights:
-        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "this executor's weights cannot be replaced")
-
-    async def install(self, wanted: Weights) -> float:
-        raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"weights {wanted.version} were not loaded")
-
-    def drop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

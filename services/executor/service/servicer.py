@@ -12,7 +12,7 @@ from pagewire.process.memory_return import LARGE, return_memory_after
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.seams import FixedWeights, Grammars, NoGrammars, WeightVersions
+from pagewire.services.executor.service.seams import Grammars, WeightVersions
 from pagewire.services.executor.service.session import Session, StepFailed
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.limits import LARGE_STEP
@@ -43,8 +43,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     def __init__(
         self,
         worker: Worker,
-        make_grammars: Callable[[ExecutorInfo], Grammars] = lambda info: NoGrammars(),
-        make_weights: Callable[[ExecutorInfo], WeightVersions] = lambda info: FixedWeights(convert.first_weights(info)),
+        make_grammars: Callable[[ExecutorInfo], Grammars],
+        make_weights: Callable[[ExecutorInfo], WeightVersions],
     ) -> None:
         """make_grammars, make_weights: called once each, when the model is loaded."""
         self._worker = worker

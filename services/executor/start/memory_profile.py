@@ -24,11 +24,12 @@ from pagewire.config.sampling_params import with_defaults
 from pagewire.files.models import cache_directory
 from pagewire.kernels import ops as kernel_ops
 from pagewire.services.executor.batch.input_batch import BatchShape
-from pagewire.services.executor.device.memory import DeviceMemory, MemoryProfile, cuda_memory, graphs_bytes, mib
+from pagewire.services.executor.device.memory import DeviceMemory, cuda_memory, mib
 from pagewire.services.executor.graphs.capture_sizes import graph_shapes
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, cuda_recorder
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.graph_capture import capture_shapes, fill, num_graphs
+from pagewire.services.executor.start.kv_cache_size import MemoryProfile, graphs_bytes
 from pagewire.services.executor.step.step import MAX_LOGPROBS
 from pagewire.v1.common_pb2 import SamplingParams
 

@@ -15,7 +15,7 @@ from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device import memory
-from pagewire.services.executor.device.memory import MemoryProfile, mib
+from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.loading.weights.identity import model_key
@@ -36,6 +36,7 @@ from pagewire.services.executor.speculation.drafters import check_drafters, load
 from pagewire.services.executor.start import memory_profile
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.fault_injection import FaultyRunner, parse_faults
+from pagewire.services.executor.start.kv_cache_size import MemoryProfile, kv_cache_bytes
 from pagewire.services.executor.start.memory_profile import CudaMeter, Meter, cached_or_measured
 from pagewire.services.executor.start.phases import Phases
 from pagewire.services.executor.step.limits import Limits
@@ -179,7 +180,7 @@ def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phase
         profile, was_known = cached_or_measured(key, measure, all_have=setup.group.all_have)
         notes += ["cached"] * was_known
     kept_images = setup.config.mm_encoder_cache_bytes if isinstance(setup.model, VisionModel) else 0
-    num_bytes = memory.kv_cache_bytes(before, utilization, profile) - kept_images
+    num_bytes = kv_cache_bytes(before, utilization, profile) - kept_images
     logger.info(
         "KV cache %s = %s x %g - %s outside of torch - %s libraries - %s weights and activations - %s CUDA graphs - %s "
         "images (--mm-encoder-cache-bytes)",

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.core.seams import Taker, TakesAll
+from pagewire.services.scheduler.core.seams import Taker
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep
 
@@ -54,57 +54,3 @@ class Placement(Protocol):
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless all of this agrees with the replicas."""
-
-
-class FirstWithRoom:
-    """The first replica with room takes a request."""
-
-    def __init__(self) -> None:
-        self._replicas: dict[Replica, None] = {}
-        self._wanted: set[Replica] = set()
-
-    def add(self, replica: Replica) -> None:
-        self._replicas[replica] = None
-
-    def remove(self, replica: Replica) -> None:
-        del self._replicas[replica]
-        self._wanted.discard(replica)
-
-    def note(self, replica: Replica) -> None:
-        pass
-
-    def on_step(self, replica: Replica, step: ScheduledStep | None) -> None:
-        pass
-
-    def on_result(self, replica: Replica, outputs: Outputs) -> None:
-        pass
-
-    def taker(self, replica: Replica) -> Taker:
-        return TakesAll()
-
-    def choice(self, request: Request) -> Replica | None:
-        return None
-
-    def want(self, replica: Replica) -> None:
-        self._wanted.add(replica)
-
-    def take_wanted(self) -> set[Replica]:
-        wanted, self._wanted = self._wanted, set()
-        return wanted
-
-    def least_loaded(self, num: int = 4) -> Sequence[Replica]:
-        return [replica for replica in self._replicas if replica.info][:num]
-
-    def near(self, request: Request) -> Collection[Replica]:
-        return self.least_loaded()
-
-    @property
-    def num_present(self) -> int:
-        return sum(replica.info is not None for replica in self._replicas)
-
-    @property
-    def best_known(self) -> Replica | None:
-        return max(self.least_loaded(len(self._replicas)), key=lambda one: one.costs.num_steps, default=None)
-
-    def check_integrity(self) -> None:
-        pass

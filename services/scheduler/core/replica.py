@@ -3,18 +3,18 @@
 All of it is lost with the executor and starts over with the next one. Pure: no I/O.
 
 Feature code does not belong here: running requests and what they hold are in `rows.py`, the contents of a step in
-`decision.py`, the time to decide one in `pacing.py`, the end of a request in `request.py`, features in `seams.py`.
+`step_builder.py`, the time to decide one in `pacing.py`, the end of a request in `request.py`, features in `seams.py`.
 """
 
 from collections import deque
 from collections.abc import Sequence
 
 from pagewire.config import SchedulerConfig
-from pagewire.services.scheduler.core.decision import Decision
 from pagewire.services.scheduler.core.limits import StepLimits
 from pagewire.services.scheduler.core.outcome import Outputs, outcome
 from pagewire.services.scheduler.core.rows import Counts, Rows
 from pagewire.services.scheduler.core.seams import Features, LostExecutor, Taker
+from pagewire.services.scheduler.core.step_builder import StepBuilder
 from pagewire.services.scheduler.core.waiting import WaitingQueue
 from pagewire.services.scheduler.costs.cost_model import StepCosts
 from pagewire.services.scheduler.costs.pacing import Pacer
@@ -131,7 +131,7 @@ class Replica:
     def schedule(self, waiting: WaitingQueue, taker: Taker) -> ScheduledStep | None:
         """Decides the next step, or returns None if nothing can run now. `can_schedule` must be true."""
         step, rows = ScheduledStep(self._last_step_id + 1), self._rows
-        Decision(rows, self._shares, self._target, waiting, taker, self._in_flight).fill(step)
+        StepBuilder(rows, self._shares, self._target, waiting, taker, self._in_flight).fill(step)
         # An idle executor frees rows at once, a busy one with its next step.
         if not step.request_ids and (self._in_flight or not rows.has_unreported_ends):
             return None

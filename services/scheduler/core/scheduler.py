@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pagewire.config import SchedulerConfig
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.outcome import Outputs
-from pagewire.services.scheduler.core.placing import FirstWithRoom, Placement
+from pagewire.services.scheduler.core.placing import Placement
 from pagewire.services.scheduler.core.policy import POLICIES
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.seams import Features
@@ -42,22 +42,21 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        num_replicas: int = 1,
-        features: Features | None = None,
-        placement: Placement | None = None,
-        output_lengths: OutputLengths | None = None,
+        num_replicas: int,
+        features: Features,
+        placement: Placement,
+        output_lengths: OutputLengths,
     ) -> None:
-        """features, placement: None: the core alone, without any (see `compose.py`). output_lengths: of a placement
-        that asks for them; the scheduler learns them."""
-        self.output_lengths = OutputLengths() if output_lengths is None else output_lengths
+        """output_lengths: the scheduler learns them; the placement may read them."""
+        self.output_lengths = output_lengths
         self._config = config
-        self._features = Features() if features is None else features
+        self._features = features
         self._shares = self._features.shares
         self._policy = POLICIES[config.scheduling_policy]
         self._num_arrivals = 0
         self._waiting = WaitingQueue(self._shares)
         self._has_leftovers = False  # the last step could not take all that waited
-        self.placement: Placement = FirstWithRoom() if placement is None else placement
+        self.placement = placement
         self._replicas: dict[int, Replica] = {}
         self._num_replicas_made = 0
         self.replicas: tuple[Replica, ...] = ()  # in the order in which they were added

@@ -1,13 +1,13 @@
-"""The seams where features join the core: what it asks of them, and the defaults that hold without them.
+"""The seams where features join the core: what it asks of them.
 
 `compose.py` hands the features in. The seam of placement is in `placing.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from pagewire.services.scheduler.values.account import NO_ACCOUNT, Account
+from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import Request
@@ -24,16 +24,6 @@ class Taker(Protocol):
 
     def is_anothers(self, request: Request) -> bool:
         """Returns whether the request is known to be another replica's, without a look-up."""
-
-
-class TakesAll:
-    """Takes every request."""
-
-    def takes(self, request: Request) -> bool:
-        return True
-
-    def is_anothers(self, request: Request) -> bool:
-        return False
 
 
 # -- speculation -----------------------------------------------------------------------------------------------------
@@ -106,30 +96,6 @@ class Shares(Protocol):
         """Returns the lowest counter among the tenants with running requests."""
 
 
-class OneTenant:
-    """All requests are of one tenant, so nothing is counted."""
-
-    is_contended = False
-
-    def account(self, tenant: str, weight: float) -> Account:
-        return NO_ACCOUNT
-
-    def share(self, account: Account) -> float:
-        return 1.0
-
-    def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
-        pass
-
-    def charge_prompt(self, account: Account, num_tokens: int) -> None:
-        pass
-
-    def charge_outputs(self, accounts: Iterable[Account], num_tokens: Iterable[int]) -> None:
-        pass
-
-    def least_served_running(self) -> float:
-        return 0.0
-
-
 # -- requests that may have crashed an executor ----------------------------------------------------------------------
 
 
@@ -184,37 +150,10 @@ class Suspects(Protocol):
         """Takes in what the next executor reports about the one before it; returns the same as `on_lost`."""
 
 
-class NoSuspects:
-    """No request is ever a suspect."""
-
-    is_closed = False
-
-    def quarantine(self) -> Quarantine:
-        return self
-
-    def is_suspect(self, request: Request) -> bool:
-        return False
-
-    def runners(self, running: list[Request], is_suspect_due: bool, is_idle: bool) -> list[Request]:
-        return running
-
-    def admits(self, request: Request, is_alone: bool) -> bool:
-        return True
-
-    def enter(self, request: Request) -> None:
-        pass
-
-    def on_lost(self, lost: LostExecutor, requests: Sequence[Request]) -> Mapping[Request, int]:
-        return {}
-
-    def on_successor(self, replica_id: int, info: ExecutorInfo, requests: Sequence[Request]) -> Mapping[Request, int]:
-        return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Features:
     """The features that take part in the decisions of replicas."""
 
-    shares: Shares = field(default_factory=OneTenant)
-    suspects: Suspects = field(default_factory=NoSuspects)
-    drafts: Callable[[ExecutorInfo], Drafts] = lambda info: NO_DRAFTS
+    shares: Shares
+    suspects: Suspects
+    drafts: Callable[[ExecutorInfo], Drafts]

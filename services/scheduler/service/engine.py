@@ -6,7 +6,7 @@ Everything runs on one event loop. `core/scheduler.py` decides; this file carrie
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import grpc
 
@@ -26,14 +26,7 @@ from pagewire.services.scheduler.service.intake import check_length, crashed_exe
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.service.request_output import RequestOutbox
-from pagewire.services.scheduler.service.seams import (
-    Admission,
-    AdmitAll,
-    CompileGrammar,
-    FixedWeights,
-    WeightsInForce,
-    no_grammars,
-)
+from pagewire.services.scheduler.service.seams import Admission, CompileGrammar, WeightsInForce
 from pagewire.services.scheduler.service.tracking import Tracking
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
@@ -58,17 +51,17 @@ class Engine:
         discovery: Discovery,
         connect: Connect,
         scheduler: Scheduler,
-        admission: Admission | None = None,
-        compile_grammar: CompileGrammar = no_grammars,
+        admission: Admission,
+        compile_grammar: CompileGrammar,
+        make_weights: Callable[["Engine"], WeightsInForce],
     ) -> None:
-        """connect: makes the channel to a listed executor. scheduler: without replicas."""
+        """connect: makes the channel to a listed executor. scheduler: without replicas. make_weights: called once."""
         self._config = config
         self._discovery = discovery
         self.scheduler = scheduler
         self._wakes = Wakes(self.scheduler)
-        self._admission = AdmitAll() if admission is None else admission
+        self._admission = admission
         self._compile_grammar = compile_grammar
-        self.weights: WeightsInForce = FixedWeights()
         self._expiry = Expiry(self._expire)
         self._stats = self.stats = stats.Stats(self.scheduler)
         self._term = time.time_ns()  # higher for a scheduler that starts later
@@ -80,6 +73,7 @@ class Engine:
         self.availability = Availability(config, self._on_given_up)
         self.draining = Draining()
         self._last_request_id = 0
+        self.weights = make_weights(self)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 

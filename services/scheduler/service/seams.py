@@ -1,27 +1,18 @@
-"""The seams where features join the service, and the defaults that hold without them. `compose.py` hands them in."""
+"""The seams where features join the service. `compose.py` hands them in."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
-
-import grpc
 
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.values.executor_info import Weights
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 from pagewire.v1.common_pb2 import Grammar
-from pagewire.wire.rpc import RpcError
 
 # Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
 Compile = Callable[[Grammar], Awaitable[None]]
 # Returns when a grammar is compiled on the attached executors; raises RpcError.
 CompileGrammar = Callable[[Grammar, Callable[[], Sequence[Compile]]], Awaitable[None]]
-
-
-async def no_grammars(grammar: Grammar, executors: Callable[[], Sequence[Compile]]) -> None:
-    raise RpcError(
-        grpc.StatusCode.UNIMPLEMENTED, "this scheduler does not support grammars; leave sampling_params.grammar out"
-    )
 
 
 class Admission(Protocol):
@@ -43,31 +34,6 @@ class Admission(Protocol):
     def on_end(self, live: LiveRequest) -> None: ...
 
     def on_executor_lost(self) -> None: ...
-
-
-class AdmitAll:
-    """Admits all requests."""
-
-    def check(self, request: Request, timeout: float | None) -> None:
-        pass
-
-    def retry_delay(self, request: Request) -> float | None:
-        return None
-
-    def on_taken(self, live: LiveRequest) -> None:
-        pass
-
-    def on_first_step(self, live: LiveRequest, now: float) -> None:
-        pass
-
-    def on_first_token(self, live: LiveRequest, now: float) -> None:
-        pass
-
-    def on_end(self, live: LiveRequest) -> None:
-        pass
-
-    def on_executor_lost(self) -> None:
-        pass
 
 
 class WeightsInForce(Protocol):
@@ -98,36 +64,3 @@ class WeightsInForce(Protocol):
         """Takes in that the stream of a tokenizer service ended; it resubmits its requests."""
 
     def stop(self) -> None: ...
-
-
-class FixedWeights:
-    """Each executor keeps the weights it started with."""
-
-    is_under_way = False
-
-    def check(self, request: Request) -> None:
-        pass
-
-    def wanted(self, present: Weights) -> Weights:
-        return present
-
-    def watch_stranded(self, requests: Sequence[Request]) -> None:
-        pass
-
-    async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
-        raise RpcError(
-            grpc.StatusCode.UNIMPLEMENTED,
-            "this scheduler cannot replace weights; restart the executors with other weights",
-        )
-
-    def notify(self) -> None:
-        pass
-
-    def on_attached(self) -> None:
-        pass
-
-    def on_client_lost(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass

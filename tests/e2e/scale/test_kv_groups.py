@@ -28,8 +28,8 @@ from pagewire.services.executor.service.convert import (
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step
+from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
-from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import StepResult
@@ -62,7 +62,7 @@ class Line:
         """prepare: what becomes of a step before it is executed."""
         self._prepare = prepare
         self.logprobs: dict[int, list[Logprobs]] = {}  # by request id
-        self.scheduler = Scheduler(SchedulerConfig(pipeline_depth=2))
+        self.scheduler = make_scheduler(SchedulerConfig(pipeline_depth=2))
         (self.replica,) = self.scheduler.replicas
         self._runner = runner
         self._in_flight: deque[StepResult] = deque()

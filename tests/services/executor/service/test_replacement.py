@@ -5,7 +5,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,14 @@ from pagewire.services.executor.loading.twins import Differs
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.probe import BrokenModel
-from pagewire.services.executor.service.convert import first_weights
-from pagewire.services.executor.service.replacement import Replacements, load_weights
-from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.services.executor.service.replacement import load_weights
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.wire import rpc
 from pagewire.wire.rpc import RpcError
+from tests.services.executor.helpers.servicers import servicer_of
 from tests.services.executor.helpers.stepping import Driver, graph_steps
 from tests.services.executor.loading.quantization.checkpoints import save_quantized
 from tests.services.executor.loading.quantization.test_awq import CONFIG as AWQ
@@ -234,10 +232,7 @@ async def test_the_service_installs_the_loaded_weights_and_no_others(tmp_path: P
     config, runner, info = started(tmp_path / "a")
     before = generated(runner)
     worker = Worker(lambda: (runner, info), on_cuda=False)
-    load_weights_of = partial(load_weights, config)
-    servicer = ExecutorServicer(
-        worker, make_weights=lambda info: Replacements(worker, load_weights_of, first_weights(info))
-    )
+    servicer = servicer_of(worker, config)
     server = rpc.Server([sockets], shutdown_timeout=1.0)
     add = executor_pb2_grpc.add_ExecutorServiceServicer_to_server
     server.add(servicer, add, "pagewire.v1.ExecutorService")

@@ -18,7 +18,6 @@ from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.session import Session
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.start.assembly import assemble
@@ -27,6 +26,7 @@ from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.telemetry import metrics
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
+from tests.services.executor.helpers.servicers import servicer_of
 from tests.services.executor.helpers.stepping import BLOCK_SIZE, CPU, LIMITS, BrokenRunner, alone, prompt, tiny_llama
 
 NUM_BLOCKS = 24
@@ -73,7 +73,7 @@ async def serving(
     worker = Worker(start, on_cuda=False)
     server = rpc.Server([address], shutdown_timeout=1.0)
     server.add(
-        ExecutorServicer(worker),
+        servicer_of(worker, ExecutorConfig()),
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server,
         "pagewire.v1.ExecutorService",
     )

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagewire.services.executor.device.memory import DeviceMemory, MemoryProfile, graphs_bytes, kv_cache_bytes
+from pagewire.services.executor.device.memory import DeviceMemory
 from pagewire.services.executor.graphs.cuda_graphs import Function
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.prompt_logprobs import PromptLogprobs
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
+from pagewire.services.executor.start.kv_cache_size import MemoryProfile, graphs_bytes, kv_cache_bytes
 from pagewire.services.executor.start.memory_profile import cached_or_measured, measure, profile_run
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput

@@ -22,7 +22,7 @@ from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep
 _MAX_LEFT = 32
 
 
-class Decision:
+class StepBuilder:
     """Fills a step with running requests, and with waiting ones that fit."""
 
     def __init__(

@@ -1,0 +1,34 @@
+"""The size of a CUDA device's KV cache: what is left of its memory when all else that serving takes is subtracted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewire.services.executor.device.memory import DeviceMemory
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Bytes that serving takes apart from the KV cache; measured once (`memory_profile`)."""
+
+    peak_bytes: int  # torch's at the peak of the largest steps: weights, rows, activations
+    library_bytes: int  # by which memory outside of torch grew in these steps: code of kernels, handles, workspaces
+    graph_bytes: int  # all CUDA graphs
+
+
+def kv_cache_bytes(memory: DeviceMemory, utilization: float, profile: MemoryProfile) -> int:
+    """Returns utilization * total - outside torch - libraries - peak - graphs; negative if that does not fit.
+
+    memory: as it was before the profile was measured, or would have been.
+    """
+    taken = memory.outside_torch + profile.library_bytes + profile.peak_bytes + profile.graph_bytes
+    return int(memory.total * utilization) - taken
+
+
+def graphs_bytes(largest: int, second: int, num_graphs: int) -> int:
+    """Memory of all graphs, from that of the two largest: largest + (num_graphs - 1) * second.
+
+    Graphs share one pool. The largest, captured first, makes it; each further one fits into it and adds little beside
+    its own kernel nodes. The second is larger than the rest, so this is an upper estimate.
+    """
+    return max(0, largest) + max(0, num_graphs - 1) * max(0, second) if num_graphs else 0
