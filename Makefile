@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 WORKERS ?= 2
+# Files are taken in the order of tests/sweep.py, the long ones first.
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup serve test test-all check chaos lint docs options protos clean
 
@@ -36,10 +38,10 @@ serve: $(READY)
 	@exec $(BIN)/pagewire serve $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 test-all: $(READY)
-	PAGEWIRE_TEST_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" $(ARGS)
+	PAGEWIRE_TEST_ALL=1 $(BIN)/python -m pytest $(SHARED) -m "" $(ARGS)
 
 # What follows `check` are paths, not targets.
 ifeq (check,$(firstword $(MAKECMDGOALS)))

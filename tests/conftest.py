@@ -8,11 +8,12 @@ import pytest
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
-from tests.sweep import deselect_all_but_pairs
+from tests.sweep import deselect_all_but_pairs, long_files_first
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     deselect_all_but_pairs(config, items)
+    long_files_first(items)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +28,14 @@ def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def smollm2_gguf() -> Path:
     """The built-in model's file: PAGEWIRE_TEST_MODEL, or the user's cache, downloaded once."""
     return resolve_model(os.environ.get("PAGEWIRE_TEST_MODEL", DEFAULT_MODEL))
+
+
+@pytest.fixture(scope="session")
+def reference_checkpoint(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model as transformers reads it, in fp32, with its tokenizer."""
+    from tests.reference_checkpoint import converted  # imports torch
+
+    return converted(smollm2_gguf, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,15 @@ def deselect_all_but_pairs(config: pytest.Config, items: list[pytest.Item]) -> N
         items[:] = [item for item in items if item not in out]
 
 
+def long_files_first(items: list[pytest.Item]) -> None:
+    """Moves tests that start processes or compile to the front.
+
+    With several workers, which take one file after the other, no worker then ends long after the rest.
+    """
+    order = ("tests/e2e/", "tests/kernels/", "tests/services/executor/triton/")
+    items.sort(key=lambda item: not item.nodeid.startswith(order))
+
+
 def covering(cases: list[pytest.Item]) -> list[pytest.Item]:
     """Returns cases in which each pair of parameter values of `cases` occurs: greedily, those that add most first."""
     pairs = {case: pairs_of(case) for case in cases}

@@ -69,8 +69,7 @@ def any_line(request: pytest.FixtureRequest) -> Line:
 
 
 @pytest.fixture(scope="session")
-def reference(smollm2_gguf: Path) -> Reference:
+def reference(reference_checkpoint: Path) -> Reference:
     """The default model in transformers, in fp32."""
-    where = {"pretrained_model_name_or_path": smollm2_gguf.parent, "gguf_file": smollm2_gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    return tokenizer, AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(reference_checkpoint)
+    return tokenizer, AutoModelForCausalLM.from_pretrained(reference_checkpoint, dtype=torch.float32).eval()

@@ -14,13 +14,13 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from pagewire.config import ExecutorConfig
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar import grammars
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.grammars import Grammars
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
 from pagewire.v1 import executor_pb2_grpc, scheduler_pb2
 from pagewire.v1.common_pb2 import FinishReason, Grammar, SamplingParams
@@ -40,6 +40,7 @@ from tests.services.executor.helpers.constrained import (
     one_of,
     save_constrained,
 )
+from tests.services.executor.helpers.servicers import servicer_of
 from tests.services.executor.helpers.stepping import BLOCK_SIZE
 
 GRAMMARS = {
@@ -85,7 +86,7 @@ async def executor(address: str, tiny: Tiny, num_blocks: int = 320, timeout: flo
     def make_grammars(info: ExecutorInfo) -> Grammars:
         return Grammars(lambda: tiny.path, info.vocab_size, info.eos_token_ids, timeout=timeout, cache_size=16)
 
-    servicer = ExecutorServicer(worker, make_grammars)
+    servicer = servicer_of(worker, ExecutorConfig(), make_grammars)
     server = rpc.Server([address], shutdown_timeout=1.0)
     add = executor_pb2_grpc.add_ExecutorServiceServicer_to_server
     server.add(servicer, add, "pagewire.v1.ExecutorService")

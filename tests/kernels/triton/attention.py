@@ -24,7 +24,7 @@ from pagewire.kernels import reference
 from pagewire.kernels.triton.attention import decode_attention, paged_attention
 from pagewire.kernels.triton.common import arrivals
 from tests.kernels.batches import Batch, make_batch, one_layer_of_a_group
-from tests.kernels.triton.interpreted import run_cases
+from tests.kernels.triton.interpreted import run_cases, some_of
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
 
@@ -171,61 +171,73 @@ CASES: dict[str, Callable[[], None]] = {
     "decode fp16, pages of 32": partial(case, [1, 1], [33, 16], (8, 2), 64, 32, torch.float16),
     "prompts": partial(case, [17, 65], [0, 0], (3, 1)),
     "prompts longer than a tile, on a context": partial(case, [150, 17], [37, 64], (2, 1), 16, dtype=torch.float16),
-    **{
-        # None, one and several whole tiles of keys that every row sees.
-        f"prompts on contexts, head_dim {head_dim}, pages of {block_size}": partial(
-            case, [20, 17, 0], [330, 90, 9], (3, 1), head_dim, block_size, torch.float16, *features, sinks=sinks
-        )
-        for head_dim, block_size, features, sinks in (
-            (64, 16, (0, 0.0), False),
-            (96, 32, (300, 0.0), False),
-            (128, 64, (0, 20.0), True),
-            (192, 128, (90, 0.0), False),
-            (256, 16, (260, 0.0), False),
-        )
-    },
+    **some_of(
+        {
+            # None, one and several whole tiles of keys that every row sees.
+            f"prompts on contexts, head_dim {head_dim}, pages of {block_size}": partial(
+                case, [20, 17, 0], [330, 90, 9], (3, 1), head_dim, block_size, torch.float16, *features, sinks=sinks
+            )
+            for head_dim, block_size, features, sinks in (
+                (64, 16, (0, 0.0), False),
+                (96, 32, (300, 0.0), False),
+                (128, 64, (0, 20.0), True),
+                (192, 128, (90, 0.0), False),
+                (256, 16, (260, 0.0), False),
+            )
+        }
+    ),
     "prompts on contexts, by descriptors of one layer's pages": partial(
         case, [20, 17, 0], [330, 90, 9], (6, 2), 64, 64, torch.float16, in_group=True
     ),
     "mixed, empty requests": partial(case, *MIXED, (4, 4)),
     "padding": padding,
-    **{
-        f"group of {group}": partial(case, [1, 17, 3], [40, 30, 31], (group, 1))
-        for group in (1, 2, 3, 5, 6, 7, 8, 12, 16, 20)
-    },
-    **{
-        f"head_dim {head_dim}": partial(case, [1, 19], [40, 30], (2, 1), head_dim, 16, torch.float16)
-        for head_dim in (8, 24, 64, 80, 96, 112, 128, 192, 256)
-    },
-    **{
-        f"pages of {block_size}": partial(case, [1, 20, 2], [5, 280, 290], (2, 1), 16, block_size)
-        for block_size in (8, 16, 32, 64, 128, 256)
-    },
-    **{
-        f"a block table with rows anywhere, pages of {block_size}": partial(
-            case, [1, 20, 2], [5, 280, 290], (2, 1), 16, block_size, aligned_table=False
-        )
-        for block_size in (16, 128)
-    },
+    **some_of(
+        {
+            f"group of {group}": partial(case, [1, 17, 3], [40, 30, 31], (group, 1))
+            for group in (1, 2, 3, 5, 6, 7, 8, 12, 16, 20)
+        }
+    ),
+    **some_of(
+        {
+            f"head_dim {head_dim}": partial(case, [1, 19], [40, 30], (2, 1), head_dim, 16, torch.float16)
+            for head_dim in (8, 24, 64, 80, 96, 112, 128, 192, 256)
+        }
+    ),
+    **some_of(
+        {
+            f"pages of {block_size}": partial(case, [1, 20, 2], [5, 280, 290], (2, 1), 16, block_size)
+            for block_size in (8, 16, 32, 64, 128, 256)
+        }
+    ),
+    **some_of(
+        {
+            f"a block table with rows anywhere, pages of {block_size}": partial(
+                case, [1, 20, 2], [5, 280, 290], (2, 1), 16, block_size, aligned_table=False
+            )
+            for block_size in (16, 128)
+        }
+    ),
     "contexts that end with a page, a tile and a block table": partial(case, [1, 1, 2], [127, 63, 110], (4, 2)),
     "verification of 2 to 16 tokens": partial(case, [2, 3, 8, 16, 9], [50, 0, 16, 70, 31], (4, 2)),
     "verification in several tiles": partial(case, [16, 7], [40, 9], (8, 1)),
-    **{
-        f"verification, group of {group}, head_dim {head_dim}, fp8 {fp8}, window {window}": partial(
-            case, [16, 2, 9, 5], [40, 70, 3, 0], (group, 1), head_dim, dtype=torch.float16, fp8=fp8, window=window
-        )
-        for group, head_dim, fp8, window in (
-            (1, 64, False, 0),
-            (2, 128, True, 0),
-            (3, 80, False, 20),
-            (4, 96, True, 13),
-            (6, 192, False, 0),
-            (7, 256, True, 30),
-            (8, 64, True, 0),
-            (12, 128, False, 9),
-            (16, 256, False, 0),
-        )
-    },
+    **some_of(
+        {
+            f"verification, group of {group}, head_dim {head_dim}, fp8 {fp8}, window {window}": partial(
+                case, [16, 2, 9, 5], [40, 70, 3, 0], (group, 1), head_dim, dtype=torch.float16, fp8=fp8, window=window
+            )
+            for group, head_dim, fp8, window in (
+                (1, 64, False, 0),
+                (2, 128, True, 0),
+                (3, 80, False, 20),
+                (4, 96, True, 13),
+                (6, 192, False, 0),
+                (7, 256, True, 30),
+                (8, 64, True, 0),
+                (12, 128, False, 9),
+                (16, 256, False, 0),
+            )
+        }
+    ),
     "verification, padding": longer_padding,
     "verification, window": partial(case, [16, 5], [90, 40], (6, 2), window=13),
     "window": partial(case, [1, 30, 1], [200, 60, 3], (3, 1), window=11),

@@ -25,7 +25,7 @@ from pagewire.kernels.quantized.weights import BITS
 from pagewire.kernels.triton.common import arrivals
 from pagewire.kernels.triton.products import grouped_gemm, grouped_layout, grouped_linear
 from tests.kernels.grouped_weights import FORMS, grouped_weight
-from tests.kernels.triton.interpreted import run_cases
+from tests.kernels.triton.interpreted import run_cases, some_of
 
 F32, F16 = torch.float32, torch.float16
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -168,41 +168,47 @@ def fitting_case() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
-    **{
-        f"gemm {form}, groups of {group}, {bits} bits": partial(product_case, "gemm", 3, (70, 200), bits, group, form)
-        for form, group, bits in (
-            ("symmetric", 128, 4),
-            ("zeros", 128, 4),
-            ("zeros", 32, 4),
-            ("minimums", 32, 4),
-            ("fp32 zeros", 64, 4),
-            ("super minimums", 32, 4),
-            ("symmetric", 1000, 4),
-            ("zeros", 1000, 4),
-            ("minimums", 1000, 4),
-            ("supers", 16, 6),
-            ("super minimums", 16, 2),
-            ("symmetric", 128, 8),
-            ("fp32 zeros", 32, 8),
-        )
-    },
-    **{
-        f"wide {form}, groups of {group}, {bits} bits": partial(
-            product_case, "gemm", 3, (70, 200), bits, group, form, wide=1, block_n=128
-        )
-        for form, group, bits in (
-            ("symmetric", 128, 4),
-            ("zeros", 128, 4),
-            ("zeros", 32, 4),
-            ("fp32 zeros", 64, 4),
-            ("super minimums", 32, 4),
-            ("minimums", 1000, 4),
-            ("super minimums", 16, 2),
-            ("symmetric", 128, 8),
-            ("fp32 zeros", 32, 8),
-            ("supers", 16, 6),
-        )
-    },
+    **some_of(
+        {
+            f"gemm {form}, groups of {group}, {bits} bits": partial(
+                product_case, "gemm", 3, (70, 200), bits, group, form
+            )
+            for form, group, bits in (
+                ("symmetric", 128, 4),
+                ("zeros", 128, 4),
+                ("zeros", 32, 4),
+                ("minimums", 32, 4),
+                ("fp32 zeros", 64, 4),
+                ("super minimums", 32, 4),
+                ("symmetric", 1000, 4),
+                ("zeros", 1000, 4),
+                ("minimums", 1000, 4),
+                ("supers", 16, 6),
+                ("super minimums", 16, 2),
+                ("symmetric", 128, 8),
+                ("fp32 zeros", 32, 8),
+            )
+        }
+    ),
+    **some_of(
+        {
+            f"wide {form}, groups of {group}, {bits} bits": partial(
+                product_case, "gemm", 3, (70, 200), bits, group, form, wide=1, block_n=128
+            )
+            for form, group, bits in (
+                ("symmetric", 128, 4),
+                ("zeros", 128, 4),
+                ("zeros", 32, 4),
+                ("fp32 zeros", 64, 4),
+                ("super minimums", 32, 4),
+                ("minimums", 1000, 4),
+                ("super minimums", 16, 2),
+                ("symmetric", 128, 8),
+                ("fp32 zeros", 32, 8),
+                ("supers", 16, 6),
+            )
+        }
+    ),
     "wide, act-order, bias, several blocks": partial(
         product_case,
         "gemm",
@@ -228,19 +234,21 @@ CASES: dict[str, Callable[[], None]] = {
     "gemm, permuted, bias": partial(product_case, "gemm", 9, (96, 256), 4, 64, "zeros", permuted=True, bias=True),
     "gemm, several blocks": partial(product_case, "gemm", 37, (200, 128), 4, 128, "zeros", block_m=16, block_n=128),
     "gemm, narrow blocks": partial(product_case, "gemm", 20, (150, 128), 4, 32, "minimums", block_m=8, block_n=32),
-    **{
-        f"gemv {form}, groups of {group}, {bits} bits": partial(
-            product_case, "gemv", 2, (70, 200), bits, group, form, block_n=64
-        )
-        for form, group, bits in (
-            ("symmetric", 128, 4),
-            ("zeros", 32, 4),
-            ("super minimums", 16, 2),
-            ("minimums", 1000, 4),
-            ("symmetric", 32, 8),
-            ("fp32 zeros", 1000, 8),
-        )
-    },
+    **some_of(
+        {
+            f"gemv {form}, groups of {group}, {bits} bits": partial(
+                product_case, "gemv", 2, (70, 200), bits, group, form, block_n=64
+            )
+            for form, group, bits in (
+                ("symmetric", 128, 4),
+                ("zeros", 32, 4),
+                ("super minimums", 16, 2),
+                ("minimums", 1000, 4),
+                ("symmetric", 32, 8),
+                ("fp32 zeros", 1000, 8),
+            )
+        }
+    ),
     "gemv fp32, permuted, bias": partial(
         product_case, "gemv", 1, (40, 200), 4, 128, "zeros", F32, permuted=True, bias=True, block_n=32
     ),
@@ -250,15 +258,27 @@ CASES: dict[str, Callable[[], None]] = {
     "splits": partial(split_case, "gemm"),
     "splits, wide": partial(split_case, "gemm", wide=1),
     "splits, gemv": partial(split_case, "gemv"),
-    **{
-        f"{path}, gated, {outputs} outputs{', wide' * wide}": partial(
-            product_case, path, 3, (2 * outputs, 200), 4, 64, form, bias=True, gated=True, wide=wide, block_n=block_n
-        )
-        for path in PATHS
-        for outputs, form in ((72, "zeros"), (72, "minimums"), (37, "symmetric"))
-        for wide, block_n in ((0, 32), (1, 128))
-        if path == "gemm" or not wide
-    },
+    **some_of(
+        {
+            f"{path}, gated, {outputs} outputs{', wide' * wide}": partial(
+                product_case,
+                path,
+                3,
+                (2 * outputs, 200),
+                4,
+                64,
+                form,
+                bias=True,
+                gated=True,
+                wide=wide,
+                block_n=block_n,
+            )
+            for path in PATHS
+            for outputs, form in ((72, "zeros"), (72, "minimums"), (37, "symmetric"))
+            for wide, block_n in ((0, 32), (1, 128))
+            if path == "gemm" or not wide
+        }
+    ),
     "splits, gated": partial(
         product_case, "gemm", 3, (2 * 24, 1024), 4, 128, "zeros", gated=True, programs_per_sm=16, block_n=32
     ),

@@ -14,7 +14,18 @@ from unittest import mock
 
 import torch
 
+from tests.sweep import IS_FULL
+
 Cases = Mapping[str, Callable[[], None]]
+
+
+def some_of(cases: Cases, num: int = 3) -> Cases:
+    """Returns `num` of these variants, from the first to the last; in the full sweep all of them."""
+    names = list(cases)
+    if IS_FULL or len(names) <= num:
+        return cases
+    chosen = (names[index * (len(names) - 1) // (num - 1)] for index in range(num))
+    return {name: cases[name] for name in chosen}
 
 
 def run_cases(cases: Cases, sweep: Cases | None = None) -> int:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.main import make_grammars
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
+from pagewire.services.executor.service.seams import Grammars
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
 
 
-def servicer_of(worker: Worker, config: ExecutorConfig) -> ExecutorServicer:
-    """Returns the servicer of a worker without other ranks. config: of grammars and of weights to load."""
+def servicer_of(
+    worker: Worker, config: ExecutorConfig, grammars: Callable[[ExecutorInfo], Grammars] | None = None
+) -> ExecutorServicer:
+    """Returns the servicer of a worker without other ranks.
+
+    config: of grammars and of weights to load. grammars: instead of those of the config.
+    """
     load = partial(load_weights, config)
     return ExecutorServicer(
-        worker, partial(make_grammars, config), lambda info: Replacements(worker, load, first_weights(info))
+        worker, grammars or partial(make_grammars, config), lambda info: Replacements(worker, load, first_weights(info))
     )

@@ -36,7 +36,10 @@ def answer_of(module: str, *arguments: Path | int | str, **environment: str) -> 
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(model, marks=() if model == "mixtral in 4 bits" else pytest.mark.slow) for model in MODELS],
+)
 def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, model: str) -> None:
     answer = answer_of("executor", tmp_path, model, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
     assert answer["backend"] == "triton"
@@ -91,7 +94,9 @@ def test_a_layer_of_a_decode_step_is_six_kernels(tmp_path: Path) -> None:
     assert answer["dense"]["12"]["gated_kernel"] == 1
 
 
-@pytest.mark.parametrize(("model", "max_num_seqs"), [("llama", 1), ("llama", 130), ("mixtral", 130)])
+@pytest.mark.parametrize(
+    ("model", "max_num_seqs"), [("llama", 1), pytest.param("llama", 130, marks=pytest.mark.slow), ("mixtral", 130)]
+)
 def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, model: str, max_num_seqs: int) -> None:
     forms = answer_of("forms", tmp_path, max_num_seqs, model, TRITON_INTERPRET="0")
     assert forms["warm-up"] > 10 and forms["serving"] == []
