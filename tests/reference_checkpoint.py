@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def converted(gguf: Path, factory: pytest.TempPathFactory) -> Path:
         if not path.is_dir():
             partial = path.with_suffix(".partial")
             AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
             model.hf_quantizer = None  # the weights are fp32 now
             model.config.__dict__.pop("quantization_config", None)
             model.save_pretrained(partial)

@@ -1,20 +1,12 @@
-"""The GPU's kernels under the whole executor, in Triton's interpreter. Run by test_triton_executor.py as
-
-    TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton.executor DIRECTORY MODEL
-
-in a process of its own: tiny models (fp32) generate for a few requests, prefilled in chunks, batched, decoded through
-recorded graphs and eagerly, greedy and sampled, with drafts and without. Prints the tokens as JSON, which the test
-compares with the CPU's.
+"""Tiny models (fp32) under the whole executor, which generate for a few requests: prefilled in chunks, batched, decoded
+through recorded graphs and eagerly, greedy and sampled, with drafts and without. See `tokens.py`.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.kernels.triton.interpreted import nothing_computed
@@ -57,12 +49,3 @@ def generate(directory: Path, model: str) -> dict[int, list[int]]:
     driver.step({1: 1, 2: 1})
     driver.step({1: 2}, {1: 1})  # padded
     return driver.tokens
-
-
-def main() -> None:
-    tokens = generate(Path(sys.argv[1]), sys.argv[2])
-    print(json.dumps({"backend": cpu_backend(), "tokens": tokens}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,9 @@
-"""Outputs with a grammar on the GPU's kernels, in Triton's interpreter. Run by test_triton_executor.py as
-
-    TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton.grammars DIRECTORY
-
-in a process of its own; the test compares with the CPU's.
-"""
+"""Outputs with a grammar, under the whole executor. See `tokens.py`."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
-from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.v1.common_pb2 import Grammar
@@ -37,11 +29,3 @@ def generate(directory: Path) -> list[list[int]]:
     for _ in range(NUM_STEPS - 1):
         driver.step(dict.fromkeys(running, 1))
     return [driver.tokens[request_id] for request_id in running]
-
-
-def main() -> None:
-    print(json.dumps({"backend": cpu_backend(), "tokens": generate(Path(sys.argv[1]))}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,13 @@
-"""The GPU's kernels of layers with a state, under the whole executor. Run by test_triton_executor.py as
-
-    TRITON_INTERPRET=1 PAGEWIRE_CPU_KERNELS=triton python -m tests.services.executor.triton.states DIRECTORY
-
-in a process of its own. Prints the tokens as JSON, which the test compares with the CPU's.
-"""
+"""A model with a state in its layers, under the whole executor. See `tokens.py`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.models.mamba2 import Mamba2Model
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_graphs
@@ -61,12 +54,3 @@ def generate(directory: Path) -> dict[int, list[int]]:
     for _ in range(4):
         driver.step({2: 1, 0: 1, 3: 1})
     return driver.tokens
-
-
-def main() -> None:
-    tokens = generate(Path(sys.argv[1]))
-    print(json.dumps({"backend": cpu_backend(), "tokens": tokens}))
-
-
-if __name__ == "__main__":
-    main()

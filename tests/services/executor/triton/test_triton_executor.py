@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
-from tests.services.executor.triton import grammars, speculation, states
-from tests.services.executor.triton.executor import MODELS, generate
+from tests.services.executor.triton import speculation
+from tests.services.executor.triton.executor import MODELS
+from tests.services.executor.triton.tokens import generate
+from tests.sweep import IS_FULL
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -30,36 +32,43 @@ def answer_of(module: str, *arguments: Path | int | str, **environment: str) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=600 if IS_FULL else 280,
     )
     assert result.returncode == 0, result.stderr[-4000:]
     return json.loads(result.stdout)
 
 
+QUICK = ("mixtral in 4 bits", "states", "grammars")
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The GPU kernels' tokens by name, all from one process."""
+    names = [*MODELS, "states", "grammars"] if IS_FULL else QUICK
+    environment = {"TRITON_INTERPRET": "1", "PAGEWIRE_CPU_KERNELS": "triton"}
+    answer = answer_of("tokens", tmp_path_factory.mktemp("gpu"), *names, **environment)
+    assert answer["backend"] == "triton"
+    found: dict[str, Any] = answer["tokens"]
+    return found
+
+
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(model, marks=() if model == "mixtral in 4 bits" else pytest.mark.slow) for model in MODELS],
+    "model", [pytest.param(model, marks=() if model in QUICK else pytest.mark.slow) for model in MODELS]
 )
-def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, model: str) -> None:
-    answer = answer_of("executor", tmp_path, model, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
-    assert answer["backend"] == "triton"
-    assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == generate(tmp_path, model)
+def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, tokens: dict[str, Any], model: str) -> None:
+    assert tokens[model] == generate(tmp_path, model)
 
 
-def test_states_of_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path) -> None:
-    answer = answer_of("states", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
-    assert answer["backend"] == "triton"
-    expected = states.generate(tmp_path)
-    assert {int(request_id): tokens for request_id, tokens in answer["tokens"].items()} == expected
-    assert expected[2] == expected[0][: len(expected[2])], "a prefix hit goes on with the same tokens"
+def test_states_of_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path, tokens: dict[str, Any]) -> None:
+    expected = generate(tmp_path, "states")
+    assert tokens["states"] == expected
+    assert expected["2"] == expected["0"][: len(expected["2"])], "a prefix hit goes on with the same tokens"
 
 
-def test_grammars_on_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path) -> None:
-    answer = answer_of("grammars", tmp_path, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
-    assert answer["backend"] == "triton"
-    assert answer["tokens"] == grammars.generate(tmp_path)
-    decode = load_tokenizer(tmp_path).decode
-    digits, boolean, free = (decode(tokens, skip_special_tokens=True) for tokens in answer["tokens"])
+def test_grammars_on_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path, tokens: dict[str, Any]) -> None:
+    assert tokens["grammars"] == generate(tmp_path, "grammars")
+    decode = load_tokenizer(tmp_path / "grammars").decode
+    digits, boolean, free = (decode(given, skip_special_tokens=True) for given in tokens["grammars"])
     assert re.match("[0-9]{3}-[0-9]{2}", digits) and re.match("true|false", boolean)
     assert not re.match("[0-9]{3}-|true|false", free)
 
