@@ -188,7 +188,7 @@ class Driver:
             line.on_decision(self, step)
             if step is None:
                 return
-            pacer.on_sent(sum(step.num_scheduled_tokens), self._timeline.now)
+            pacer.on_sent(self.replica.expected_seconds(step), self._timeline.now)
             line.on_step(self, step)
             self._execute(step)
 

@@ -8,6 +8,7 @@ Feature code does not belong here: running requests and what they hold are in `r
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.core.limits import StepLimits
@@ -169,9 +170,14 @@ class Replica:
         """The cost model of steps on the attached executor."""
         return self._rows.costs
 
-    def expected_drafts(self, step: ScheduledStep) -> float:
-        """Returns how many of the drafts that a step asks for are likely to be found."""
-        return self._rows.drafts.expected(step)
+    def expected_seconds(self, step: ScheduledStep) -> float:
+        """Returns how long a step that was decided should take, with as many drafts as are likely to be found; 0 if
+        that is unknown."""
+        work = step.work
+        if step.drafts_of:
+            num_lacking = sum(step.drafts_of.values()) - int(self._rows.drafts.expected(step))
+            work = replace(work, num_decodes=work.num_decodes - num_lacking)
+        return self.costs.foreseen(work)
 
     def prompt_room(self, num_decodes: float, num_short_prompts: float, num_tokens: float) -> float:
         """Returns how many tokens of prompts a step computes beside so many decodes. num_short_prompts: that run, or

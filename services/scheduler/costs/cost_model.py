@@ -66,6 +66,7 @@ class StepCosts:
         self._was_surprise = [False, False]  # the last one
         self._largest = 0.0  # tokens of prompts in a step
         self._is_stale = False
+        self._last_ratio = 1.0  # of the last step's time to the expected one, at most 1
 
     @property
     def num_steps(self) -> int:
@@ -84,14 +85,16 @@ class StepCosts:
             self._largest = max(float(work.num_prompt_tokens), self._largest * _LARGEST_KEPT)
         features = _features(work)
         expected = sum(map(float.__mul__, self._coefficients, features))
+        if expected:
+            self._last_ratio = min(1.0, seconds / expected)
         seconds = self._believed(seconds, expected, work.num_prompt_tokens > 0)
         size = sqrt(sum(map(float.__mul__, features, features)))
         row = [feature / size for feature in features]
         for memory in self._memories[work.num_prompt_tokens > 0]:
             memory.add(row, seconds / size)
         self._is_stale = True
-        if self.num_steps % _STEPS_PER_FIT == 0:
-            self._fitted()  # otherwise it happens at the next query
+        if self.num_steps < _STEPS_PER_FIT or self.num_steps % _STEPS_PER_FIT == 0:
+            self._fitted()  # otherwise when a prediction is asked for
 
     def decode_seconds(self, num_decodes: float) -> float:
         """Returns the expected seconds of a step without prompts; 0 if nothing is known."""
@@ -101,6 +104,20 @@ class StepCosts:
     def seconds(self, work: StepWork) -> float:
         """Returns the expected seconds of a step; 0 if nothing is known."""
         return sum(map(float.__mul__, self._fitted(), _features(work)))
+
+    def foreseen(self, work: StepWork) -> float:
+        """Returns the expected seconds of a step, too few rather than too many; 0 if unknown, or if it computes nothing.
+
+        It fits nothing, and so can be called for each step. When steps become faster, the last one shows it before the
+        coefficients do.
+        """
+        if not (work.num_decodes or work.num_prompt_tokens):
+            return 0.0
+        per_token, fixed, per_decode, per_pair, first = self._coefficients
+        seconds = fixed + per_decode * _SCALES[2] * work.num_decodes
+        if work.num_prompt_tokens:
+            seconds += first + per_token * _SCALES[0] * work.num_prompt_tokens + per_pair * _SCALES[3] * work.num_pairs
+        return self._last_ratio * seconds
 
     @property
     def first_prompt_seconds(self) -> float:

@@ -107,8 +107,7 @@ class ReplicaDriver:
                 if step is None:
                     break
                 schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
-                num_drafts = self._replica.expected_drafts(step)
-                self._replica.pacer.on_sent(num_tokens - sum(step.drafts_of.values()), time.monotonic(), num_drafts)
+                self._replica.pacer.on_sent(self._replica.expected_seconds(step), time.monotonic())
                 self._stats.on_step(self._replica, num_tokens, schedule_seconds)
                 await self.client.send(step, self._listener.on_step(self._replica, step))
 
@@ -139,8 +138,7 @@ class ReplicaDriver:
     def on_result(self, result: StepResult, clock: StepClock) -> None:
         now = time.monotonic()
         self._listener.on_result(self._replica, result, clock, self._replica.pacer.seconds_of_oldest(now))
-        num_drafts = sum(result.num_drafted)
-        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now, num_drafts)
+        self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)
 
     def on_leaving(self, is_leaving: bool) -> None:
         self._is_ending = is_leaving

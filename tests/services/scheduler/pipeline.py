@@ -33,7 +33,7 @@ class Pipeline:
         while self.now < until:
             hold = pacer.hold(self.now)
             if not hold and (step := self.line.schedule()) is not None:
-                pacer.on_sent(sum(step.num_scheduled_tokens), self.now)
+                pacer.on_sent(self.line.replica.expected_seconds(step), self.now)
                 self._execute(step)
                 continue
             if not self._results:

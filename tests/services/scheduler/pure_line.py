@@ -214,6 +214,11 @@ class PureLine:
             self._note_end(request)
         return outputs
 
+    def find_drafts(self, num_drafted: int, index: int = 0) -> None:
+        """Makes the result of the last step one for which so many drafts of each request were found."""
+        result = self._results[index].pop()
+        self._results[index].append(replace(result, num_drafted=[num_drafted] * len(result.request_ids)))
+
     def oldest_in_flight(self, index: int = 0) -> ScheduledStep:
         """Returns the step that is answered next."""
         return self._in_flight[index][0]

@@ -1,5 +1,6 @@
 """Pacing, against a simulated device with the clock of the test."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -7,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.scheduler.costs.cost_model import StepCosts
 from pagewire.services.scheduler.costs.pacing import Pacer
+from pagewire.services.scheduler.speculation.speculation import Speculation
+from pagewire.services.scheduler.values.step import StepWork
+from tests.fakes import FakeExecutor
+from tests.services.scheduler.pure_line import PureLine
 
 LATENCY = 0.002  # of a message, seconds
 
@@ -25,13 +31,21 @@ class Run:
         return Run(self.waited[half:], self.idle[half:], self.wake_ups[half:])
 
 
+def work_of(num_tokens: int) -> StepWork:
+    """Decodes, or with many tokens one prompt."""
+    work = StepWork() if num_tokens > 256 else StepWork(num_tokens)
+    if num_tokens > 256:
+        work.add_prompt(0, num_tokens)
+    return work
+
+
 def simulate(pacer: Pacer, steps: Iterable[tuple[int, float, float]]) -> Run:
-    """A scheduler that always has a next step, and a device that executes them.
+    """A scheduler that always has a next step and learns what steps cost, and a device that executes them.
 
     steps: tokens; seconds on the device; seconds that a message takes, of the step as of its result. Timers have whole
     milliseconds, as uvloop's: they may be early.
     """
-    run = Run()
+    run, costs, works = Run(), StepCosts(), deque[StepWork]()
     now = free_at = 0.0  # the scheduler's clock; when the device is done with all it has
     results: list[tuple[float, float, float | None]] = []  # of the steps in flight: when it is here, seconds, idle
     for num_tokens, seconds, latency in steps:
@@ -40,6 +54,7 @@ def simulate(pacer: Pacer, steps: Iterable[tuple[int, float, float]]) -> Run:
             while results and (len(results) == 2 or results[0][0] <= now):
                 time, execute_seconds, idle = results.pop(0)
                 now = max(now, time)
+                costs.learn(works.popleft(), pacer.seconds_of_oldest(now))
                 pacer.on_result(execute_seconds, idle, now)
             hold = pacer.hold(now)
             if hold == 0:
@@ -48,7 +63,8 @@ def simulate(pacer: Pacer, steps: Iterable[tuple[int, float, float]]) -> Run:
             num_wake_ups += 1
             assert num_wake_ups < 100, "the processor spins"
             now = min(now + round(hold, 3), results[0][0])
-        pacer.on_sent(num_tokens, now)
+        works.append(work_of(num_tokens))
+        pacer.on_sent(costs.foreseen(works[-1]), now)
         start = max(now + latency, free_at)
         run.waited.append(start - now)
         run.idle.append(start - free_at)
@@ -118,32 +134,44 @@ def test_a_smaller_step_of_the_same_magnitude_takes_less() -> None:
     assert num_late(run.idle) < 0.2 * len(run.idle)
 
 
-def test_drafts_that_are_seldom_found_are_not_waited_for() -> None:
+def test_drafts_that_are_seldom_found_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """All steps ask for seven, but few have some: after one that took long, the next is guessed to be a short one."""
-    pacer, now = Pacer(2), 0.0
+    monkeypatch.setattr(Speculation, "expected", lambda self, step: 0.2)
+    executor = FakeExecutor(num_blocks=1024, max_draft_tokens=7, draw_gain=lambda most: 1)
+    line = PureLine(executor, check=False)
+    line.add([1, 2, 3], max_tokens=400, ignore_eos=True)
     for found in [0] * 50 + [7, 0]:
-        pacer.on_sent(1, now, num_drafts=0.2)
-        now += (seconds := 0.1 if found else 0.05)
-        pacer.on_result(seconds, 0.0, now, found)
-    pacer.on_sent(1, now, num_drafts=0.2)
-    assert 0.04 < pacer.hold(now) < 0.05
+        line.schedule()
+        line.find_drafts(found)
+        line.receive(seconds=0.1 if found else 0.05)
+    step = line.schedule()
+    assert step is not None and step.drafts_of == {0: 7}
+    assert 0.04 < line.replica.expected_seconds(step) < 0.055
 
 
 def test_nothing_is_held_with_one_step_in_flight_at_a_time() -> None:
     pacer = Pacer(1)
     for now in range(3):
         assert pacer.hold(now) == 0
-        pacer.on_sent(64, now)
+        pacer.on_sent(0.9, now)
         assert pacer.hold(now + 0.1) == 0
         pacer.on_result(0.9, 0.1, now + 0.9)
     assert pacer.num_late == 0, "it was not held, so it is not late"
 
 
 def test_another_executor_is_another_device() -> None:
-    pacer = Pacer(2)
-    simulate(pacer, [(64, 1.0, LATENCY)] * 20)
-    pacer.start_over()
-    pacer.on_sent(64, 100.0)
+    line = PureLine(FakeExecutor())
+    line.add([1, 2, 3], max_tokens=200, ignore_eos=True)
+    for _ in range(50):
+        line.schedule()
+        line.receive(seconds=1.0)
+    pacer, replica = line.replica.pacer, line.replica
+    pacer.on_sent(replica.expected_seconds(line.steps[-1]), 100.0)
+    assert 0.9 < pacer.hold(100.0) < 1
+    line.die()
+    step = line.schedule()
+    assert step is not None
+    pacer.on_sent(replica.expected_seconds(step), 100.0)
     assert pacer.hold(100.0) == 0
 
 
@@ -152,7 +180,15 @@ def test_an_executor_that_tells_nothing_leaves_the_lead_alone() -> None:
     lead = pacer.lead
     for now in range(200):
         pacer.hold(now)
-        pacer.on_sent(64, now)
+        pacer.on_sent(1.0, now)
         if now > 0:
             pacer.on_result(1.0, None, now + 0.01)
     assert pacer.lead == lead
+
+
+@pytest.mark.parametrize("seconds", [(0.1, 0.05), (0.05, 0.1)])
+def test_steps_that_become_faster_or_slower_at_once_are_soon_foreseen(seconds: tuple[float, float]) -> None:
+    before, after = seconds
+    run = simulate(Pacer(2), [(64, before, LATENCY)] * 100 + [(64, after, LATENCY)] * 100)
+    assert num_late(run.idle[100:]) <= 15
+    assert mean(run.waited[-40:]) < 5 * LATENCY
