@@ -106,7 +106,7 @@ class StepCosts:
         return sum(map(float.__mul__, self._fitted(), _features(work)))
 
     def foreseen(self, work: StepWork) -> float:
-        """Returns the expected seconds of a step, too few rather than too many; 0 if unknown, or if it computes nothing.
+        """Returns the expected seconds of a step, rather too few; 0 if unknown, or if it computes nothing.
 
         It fits nothing, and so can be called for each step. When steps become faster, the last one shows it before the
         coefficients do.

@@ -37,7 +37,7 @@ def test_values_in_the_interpreter(module: str, reports: dict[str, list[str]]) -
 
 
 def test_values_of_bf16_in_the_interpreter() -> None:
-    """It changes the interpreter, and has a process of its own."""
+    """Runs them in a process of their own, as they change the interpreter."""
     run_module("triton.bf16", TRITON_INTERPRET="1")
 
 
