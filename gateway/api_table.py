@@ -19,9 +19,9 @@ This page is generated from the declared types by `make docs`. A running server 
 `/openapi.json`. [usage.md](usage.md) has examples.
 
 - A parameter that a body does not list is refused with 400 and its name. `null` means unset.
-- "Default" is what holds for an unset parameter. The model's `generation_config.json` may say otherwise.
-- "Where" is the service that does what a parameter asks for.
-- Members of an answer marked with "?" are left out where there is nothing to say; all others are always there.
+- "Default" is the value of an unset parameter. The model's `generation_config.json` may override it.
+- "Where" is the service that applies a parameter.
+- Members of an answer marked with "?" are left out if they have no value; all others are always present.
 - Every error is an [ErrorResponse](#errorresponse).
 
 {routes}
@@ -48,7 +48,7 @@ This page is generated from the declared types by `make docs`. A running server 
 """
 
 _BOUNDS = {"minimum": "≥ ", "exclusiveMinimum": "> ", "maximum": "≤ ", "exclusiveMaximum": "< "}
-# What is no more than the size of a number is not worth saying.
+# Bounds that only state the size of an integer type are left out.
 _INT32_MAX = 2**31 - 1
 
 
@@ -163,7 +163,7 @@ def _default(value: Schema) -> str:
 
 
 def _type(value: Schema, null: str = "") -> str:
-    """In words. null: how it is called; "" leaves it out."""
+    """Returns the type in words. null: the word for null; "" leaves it out."""
     if "$ref" in value:
         return _link(value["$ref"].rpartition("/")[2])
     if options := value.get("anyOf") or value.get("oneOf"):

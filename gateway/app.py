@@ -126,14 +126,14 @@ def create_metrics_app(parts: Parts) -> Starlette:
 def with_routes(*, for_operators: bool = True) -> FastAPI:
     """Returns an application with enough to document the API.
 
-    for_operators: with the routes of --admin-port.
+    for_operators: whether the routes of --admin-port are included.
     """
     app = openapi.DocumentedApp(
         title="Pagewire",
         version=__version__,
         description=openapi.DESCRIPTION,
         responses=openapi.ERROR_RESPONSES,
-        docs_url=None,  # the page serves it, with files of its own
+        docs_url=None,  # the page serves it from its own files
         redoc_url=None,
     )
     app.include_router(chat_routes.router)

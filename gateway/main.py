@@ -89,7 +89,7 @@ def _listen(host: str, port: int, flags: tuple[str, str], *, reuse_port: bool) -
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; its accepted sockets inherit it
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_TIMEOUT_S * 1000))
         sock.bind(address)
         sock.listen(BACKLOG)
@@ -115,7 +115,7 @@ async def serve(
     """Serves REST until SIGTERM, or until `stop` returns True; requests in flight then get shutdown_timeout seconds.
     After SIGINT they get none.
 
-    limits: of connections; by default as many as this process has descriptors for.
+    limits: of connections; by default, as the descriptors of this process allow.
 
     Raises StartupError.
     """

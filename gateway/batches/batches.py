@@ -31,7 +31,7 @@ KEPT_S = 90 * 86400.0
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """A batch in the store, and what clients do not see of it."""
+    """A batch in the store, with fields that clients do not see."""
 
     batch: Batch
     # The files of its answers. Clients see an id only once its file exists.
@@ -54,7 +54,7 @@ class Batches:
         self.jobs = store.jobs("batch")
 
     def working_file(self, name: str) -> Path:
-        """Returns a file of a running batch. name: the id of the batch for its input, or of a file of answers."""
+        """Returns a file of a running batch. name: the id of the batch (its input) or of a file of answers."""
         return self._folder / name
 
     async def create(self, request: BatchRequest) -> Batch:
@@ -116,14 +116,14 @@ class Batches:
         )
 
     async def cancel(self, id: str) -> Batch:
-        """Marks a batch for the process that runs it, which ends it."""
+        """Marks a batch as cancelled; the process that runs it ends it."""
         batch = (await self.record(id, present.get().name)).batch
         if not await self.jobs.cancel(id):
             raise ApiError(409, f"{id} cannot be cancelled, as it is {batch.status}")
         return await self.get(id)
 
     async def record(self, id: str, owner: str | None = None) -> Record:
-        """Returns a batch of this tenant. owner: None: of any tenant."""
+        """Returns a batch of this tenant, or of any tenant if owner is None."""
         document = await self._documents.get(id, owner)
         if document is None:
             raise _not_found(id, "batch_id")

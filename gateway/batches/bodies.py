@@ -54,7 +54,7 @@ class BatchRequest(Parameters):
             Field(max_length=16),
         ]
         | None
-    ) = field("gateway", "Labels, which the batch has too.")
+    ) = field("gateway", "Labels, returned with the batch.")
     output_expires_after: ExpiresAfter | None = field("gateway", "When the output is deleted. Unset: after 30 days.")
 
 

@@ -17,7 +17,7 @@ class InProcess:
         self._app = app
 
     async def post(self, path: str, body: Mapping[str, Any], request_id: str, tenant: Tenant) -> Answer:
-        """Returns the answer, whatever its status. If this is cancelled, the request is aborted."""
+        """Returns the answer, with any status. If the call is cancelled, the request is aborted."""
         content = json.dumps(body).encode()
         headers = [
             (b"content-type", b"application/json"),

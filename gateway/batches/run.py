@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two updates of the request counts that clients see.
 REPORT_S = 1.0
-# Seconds between two looks for models that are not served yet, or for files that the previous owner still has open.
+# Seconds between two checks for models that are not served yet, or for files that the previous owner still has open.
 LOOK_S = 1.0
 # The most lines of a batch: all of their custom ids are in memory.
 MAX_REQUESTS = 200_000
-# Processes that may die while they run a batch before its remaining lines are taken for the cause.
+# The number of processes that may die while they run a batch before its remaining lines are taken for the cause.
 MAX_DEATHS = 20
 EXPIRED = "batch_expired", "the completion window ended before this request could be run"
 DEADLY = "gateway_died", f"the gateway died {MAX_DEATHS} times while it ran this batch"
@@ -67,7 +67,7 @@ class BatchRun:
     async def run(self, room: asyncio.Semaphore, concurrency: int, stopping: asyncio.Event) -> None:
         """Runs the batch to its end, or until `stopping`: then requests in flight end, and the next process continues.
 
-        room: for requests of all batches.
+        room: limits the requests in flight of all batches.
 
         Raises LeaseLost, ApiError or OSError.
         """

@@ -18,7 +18,7 @@ from pagewire.wire.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 
-# Batches that one process runs at once. They share its room for requests.
+# Batches that one process runs at once. They share its limit of requests in flight.
 MAX_BATCHES = 4
 # The pause after an error of the store or the disk.
 PAUSE_S = 10.0
@@ -29,7 +29,7 @@ _HAVE_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class BatchWorker:
-    """The work of one gateway process on batches, its own and those of other processes."""
+    """Runs the batches that one gateway process claims, whichever process created them."""
 
     def __init__(
         self, batches: Batches, files: Files, tokenizer: TokenizerClient, app: InProcess, concurrency: int

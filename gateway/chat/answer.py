@@ -44,7 +44,7 @@ class ChatAnswer:
         self._has_functions = bool(body.functions)
         self._include_reasoning = body.include_reasoning is not False
         self._head = head
-        # There is one tier, which is named if the request names any.
+        # There is one tier. The answer names it if the request names any.
         self._tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
         chunk = ChatCompletionChunk(
             id=head.id, created=head.created, model=head.model, choices=[], service_tier=self._tier

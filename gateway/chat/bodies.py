@@ -41,10 +41,10 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
         "scheduler", "Newer name of `max_tokens`."
     )
-    # Together the `logprobs` of the wire: whether, and how many.
+    # Both become `logprobs` of the gRPC request: whether, and how many.
     logprobs: bool | None = field("executor", f"Log probabilities of the output's tokens. {EAGER}", False)
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With `logprobs`: how many of the most probable tokens, at most 20.", 0
+        "executor", "With `logprobs`: the number of most probable tokens, at most 20.", 0
     )
 
     @model_validator(mode="after")

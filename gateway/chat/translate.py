@@ -54,7 +54,7 @@ def choose_tools(body: ChatCompletionRequest) -> None:
 def set_output_parsing(parsing: inference_pb2.OutputParsing, body: ChatCompletionRequest) -> None:
     """Sets what the tokenizer service looks for in the output: reasoning and calls."""
     choice = body.tool_choice
-    # What a client has begun to write is the answer, not the reasoning before it.
+    # A beginning that the client has written belongs to the answer, not to the reasoning before it.
     parsing.reasoning = not body.continue_final_message and body.separate_reasoning is not False
     parsing.first_tool_call_only = body.parallel_tool_calls is False
     if choice == "required":

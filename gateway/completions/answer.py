@@ -44,7 +44,7 @@ class CompletionAnswer:
     operation = "text_completion"
 
     def __init__(self, body: CompletionRequest, head: Head, echoes: Sequence[str] = ()) -> None:
-        """echoes: by prompt, the text that its choices begin with; empty: none, or it comes with log probabilities."""
+        """echoes: the text that the choices of each prompt begin with; empty: none, or one with log probabilities."""
         self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]  # by choice
         self._num_top = body.logprobs  # None: no log probabilities
         self._num_prompt_top = body.prompt_logprobs

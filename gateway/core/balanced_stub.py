@@ -1,4 +1,4 @@
-"""Calls of their own, beside the link's streams: each goes to the tokenizer service with the fewest requests."""
+"""Calls outside the link's streams: each goes to the tokenizer service with the fewest requests."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -48,7 +48,7 @@ class AdminStub(Protocol):
 
 
 class BalancedStub:
-    """Has the methods of a gRPC stub. They raise ApiError 503 as long as no tokenizer service is known."""
+    """Has the methods of a gRPC stub. They raise ApiError 503 while no tokenizer service is known."""
 
     def __init__(self, link: ResubmittingLink[Any, Any, Any], make_stub: Callable[[grpc.aio.Channel], Any]) -> None:
         self._link = link

@@ -46,7 +46,7 @@ _OPENAI_CODES = {
 }
 
 
-# Fields of gRPC's requests with the prompt, and messages that bodies do not nest.
+# Fields of gRPC requests that hold the prompt, and nested messages that bodies flatten.
 _PROMPTS = ("text", "token_ids", "prompt", "prompt_token_ids")
 CONTAINERS = ("sampling_params", "options")
 
@@ -69,8 +69,8 @@ class ApiError(Exception):
             param: the parameter that is wrong.
             code: a machine-readable cause.
             retry_delay: seconds after which the same request will probably be admitted; None: unknown.
-            violations: (path in the gRPC request, description) of all that is wrong. They are phrased for the client
-                when the error is sent, instead of param and message.
+            violations: (path in the gRPC request, description) of each fault. When the error is sent, they are phrased
+                for the client and replace param and message.
         """
         super().__init__(message)
         self.retry_delay = retry_delay
@@ -86,9 +86,9 @@ class ApiError(Exception):
 
 
 class Dialect(Protocol):
-    """An API that clients speak, as far as its errors differ from those of others."""
+    """The error format of an API that clients speak."""
 
-    # The header of an answer that repeats the id of the request beside X-Request-Id; None if the API has none.
+    # The header of an answer that repeats the request id in addition to X-Request-Id; None if the API has none.
     request_id_header: bytes | None
 
     def error_body(self, error: ApiError, request_id: str) -> Body:
@@ -124,7 +124,7 @@ def from_rpc(error: RpcError) -> ApiError:
 
 
 def parameter_of(path: str) -> str | None:
-    """Returns what chats and completions call a field of gRPC's requests; None if each API has another name for it."""
+    """Returns the name of a gRPC field in chats and completions; None if each API has its own name for it."""
     first, _, rest = path.partition(".")
     if first in _PROMPTS:
         return "prompt"

@@ -1,11 +1,11 @@
 """The names that clients know for the fields at fault.
 
 Services name a field by its path in the gRPC request, and the bodies of some APIs are translated to those of chats and
-completions. A route notes in the context of its request what its client calls these fields (`names`); an error is
-phrased with them when it is sent.
+completions. A route records its client's names for these fields in the context of the request (`names`);
+an error is phrased with them when it is sent.
 
-A field comes as data: the path of a `Violation`, or the `param` of an ApiError. Descriptions begin with the name of
-their field; no other word of them is looked at.
+A field is given as data: the path of a `Violation`, or the `param` of an ApiError. Descriptions begin with the name of
+their field; the rest of their text is not examined.
 """
 
 import re
@@ -19,7 +19,7 @@ _OF_GRPC = {
     "logit_bias_values": "logit_bias",
     "beam_search": "use_beam_search",
 }
-# The services know a form and the calls of tools alike as a grammar.
+# To the services, a form and the calls of tools are both a grammar.
 GRAMMAR, TOOLS = "grammar", "tools"
 
 
@@ -70,7 +70,7 @@ def _led_by(own: str, description: str, *names: str) -> str:
 
 
 def _heads(parameter: str) -> Iterator[str]:
-    """Yields the path and what it lies in: a.b[0].c, a.b[0], a.b, a."""
+    """Yields the path and all paths that contain it: a.b[0].c, a.b[0], a.b, a."""
     yield parameter
     for match in reversed(list(re.finditer(r"[.\[]", parameter))):
         yield parameter[: match.start()]

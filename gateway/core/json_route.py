@@ -21,7 +21,7 @@ from pagewire.gateway.core.validation import with_integers
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# A half of a pair, which is a character; or a lone one, which is invalid.
+# Half of a surrogate pair: both halves are a character, a lone half is invalid.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

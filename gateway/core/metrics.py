@@ -48,7 +48,7 @@ HTTP_CONNECTIONS = Gauge(
     "Open HTTP connections: idle, sending a head or a body, or waiting for an answer.",
     ["phase"],
 )
-HTTP_CONNECTION_LIMIT = Gauge("pagewire:http_connection_limit", "Most HTTP connections that this process accepts.")
+HTTP_CONNECTION_LIMIT = Gauge("pagewire:http_connection_limit", "Limit of HTTP connections that this process accepts.")
 HTTP_CONNECTIONS_CLOSED = Counter(
     "pagewire:http_connections_closed",
     "HTTP connections closed by the gateway: refused, to make room, too slow, or not HTTP.",

@@ -38,7 +38,7 @@ def merged_by_choice(outputs: ChoiceOutputs) -> ChoiceOutputs:
 
 
 class UnreadOutputs:
-    """Outputs of one choice, merged into one, which grows with tokens and text but not with their number."""
+    """The outputs of one choice, merged into one. Its size depends on tokens and text, not on the number of outputs."""
 
     __slots__ = ("_output", "_reasoning", "_text")
 
@@ -49,7 +49,7 @@ class UnreadOutputs:
         self._reasoning: list[str] = []
 
     def add(self, newer: ChoiceOutput) -> None:
-        """Merges an output, except for the usage, which the PendingChoice has."""
+        """Merges an output, except for the usage, which the PendingChoice keeps."""
         if self._text is None:
             self._text = io.StringIO()
             self._append(self._text, self._output)
@@ -69,7 +69,7 @@ class UnreadOutputs:
 
     def read(self) -> ChoiceOutput:
         if self._text is not None:
-            # Merging messages keeps the last string.
+            # MergeFrom() keeps only the last string.
             self._output.text = self._text.getvalue()
             if not isinstance(self._output, ChoiceDelta):
                 self._output.reasoning = "".join(self._reasoning)

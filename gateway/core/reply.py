@@ -94,7 +94,7 @@ class PendingChoice(LinkedRequest):
 
 
 class Submission(NamedTuple):
-    """A choice that is about to be sent. The message is written where it is sent from, so a prompt is copied once."""
+    """A choice that is about to be sent. Its message is written in place, so that the prompt is copied once."""
 
     choice: PendingChoice
     resumes: bool  # after an interruption
@@ -113,7 +113,7 @@ class Submission(NamedTuple):
         if reply.deadline is not None:
             timeout = max(0.0, reply.deadline - time.monotonic())
             message.context.timeout.CopyFrom(error_details.duration(timeout))
-        # The first choice is admitted or refused for all: they would wait for each other.
+        # The first choice is admitted or refused for all; otherwise they would wait for each other.
         message.resubmitted = self.resumes or choice.index > 0
         if self.resumes:
             metrics.RESUBMISSIONS.inc()
@@ -133,7 +133,7 @@ Abort = Callable[[Iterable[PendingChoice]], None]
 
 
 class Reply:
-    """The choices of one HTTP response, and their outputs that were not read yet."""
+    """The choices of one HTTP response, and their unread outputs."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Reply:
 
 
 class Line(Protocol):
-    """A way to the tokenizer service."""
+    """Runs generations through the tokenizer service."""
 
     def generate(
         self,
@@ -239,7 +239,7 @@ class Line(Protocol):
 
         Args:
             context: the context of all requests.
-            earlier: by request, all outputs of an earlier attempt, after which the generation continues.
+            earlier: for each request, all outputs of an earlier attempt; the generation continues after them.
 
         Raises RpcError UNAVAILABLE.
         """

@@ -10,10 +10,10 @@ from pagewire.gateway.core.errors import OPENAI, Dialect
 
 _SCOPE_KEY = "pagewire.request"
 
-# Of an id that a client gives; it returns in a header.
+# The form of a client's request id, which is returned in a header.
 REQUEST_ID_PATTERN = r"^[\x21-\x7e]{1,128}$"
 
-# In the scope of a request without a client, its tenant.
+# Scope key of the tenant of a request that the gateway itself makes.
 IN_PROCESS = "pagewire.in_process"
 
 # The deadline of the present request, by time.monotonic(); None: no deadline.
@@ -26,9 +26,9 @@ def time_left() -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-# In the scope of a request over a connection above the limit: only probes and metrics are answered.
+# Scope key of a request over a connection above the limit: only probes and metrics are answered.
 OVER_LIMIT = "pagewire.over_limit"
-# In the scope of a request without a required client certificate: only probes are answered.
+# Scope key of a request without a required client certificate: only probes are answered.
 NO_CERTIFICATE = "pagewire.no_certificate"
 
 
@@ -40,7 +40,7 @@ class RequestContext:
     def __init__(self, request_id: str, send: Send, dialect: Dialect = OPENAI) -> None:
         """
         Args:
-            send: the server's own, for the body of an answer after its head has passed the middleware.
+            send: the server's send(), for the body of an answer after its head has passed the middleware.
             dialect: the API that the client speaks.
         """
         self.request_id = request_id

@@ -1,4 +1,4 @@
-"""The way to the tokenizer service: the streams of generations, unary calls, and recovery when it restarts."""
+"""The client of the tokenizer service: the streams of generations, unary calls, and recovery when it restarts."""
 
 import asyncio
 import itertools
@@ -23,10 +23,10 @@ from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.wire.status import error_details
 
 CALL_TIMEOUT_S = 60.0
-# For a tokenizer service that is away: as long as a restart takes, and less than clients wait.
+# Seconds to wait for an unreachable tokenizer service: as long as a restart takes, and less than clients wait.
 AWAY_TIMEOUT_S = 10.0
 
-# Attempts at a call under which the service died: the next attempt may be what kills it again.
+# Attempts at a call during which the service dies: the call may be the cause.
 MAX_ATTEMPTS = 3
 AWAY_POLL_S = 0.1
 # After a broken call: seconds until the link, on the same connection, breaks too. The streams of a service that stops
@@ -86,7 +86,7 @@ class TokenizerClient:
         return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
 
     async def call(self, method: Method[Answered], request: object, metadata: Metadata = ()) -> Answered:
-        """Makes a unary call. It waits for a service that is away for a moment, and is made again if that dies.
+        """Makes a unary call. It waits briefly for an unreachable service, and is repeated if the service dies.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
@@ -108,7 +108,7 @@ class TokenizerClient:
     async def call_to_its_end(self, method: Method[Answered], request: object, trace: Trace) -> Answered:
         """Makes a unary call that computes, for as long as it takes.
 
-        It waits for a tokenizer service that is away, and is made again if that dies under it.
+        It waits for an unreachable tokenizer service, and is repeated if the service dies during the call.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
@@ -141,7 +141,7 @@ class TokenizerClient:
             return_exceptions=True,
         )
         for answer in answers:
-            # The requests of a service that dies go on elsewhere.
+            # The requests of a service that dies continue elsewhere.
             if isinstance(answer, BaseException) and not (
                 isinstance(answer, grpc.aio.AioRpcError) and _has_died(answer)
             ):
@@ -171,13 +171,13 @@ TOKENIZER = AppState[TokenizerClient]("tokenizer")
 
 
 def _has_died(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed on the way. A service that refuses a call names a delay for the next attempt; gRPC cancels
-    the calls that arrive while a server stops."""
+    """Whether the service died during a call. A service that refuses a call names a delay for the next attempt; gRPC
+    cancels the calls that arrive while a server stops."""
     is_refused = error_details.retry_delay_of(error) is not None
     return error.code() is grpc.StatusCode.CANCELLED or (error.code() is grpc.StatusCode.UNAVAILABLE and not is_refused)
 
 
 def _at_most(seconds: float) -> float:
-    """Returns these seconds, or fewer if the present request has fewer left."""
+    """Returns `seconds`, or the time left to the present request if that is less."""
     left = time_left()
     return seconds if left is None else min(seconds, left)

@@ -53,7 +53,7 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
 
         Args:
             context: the context of all requests.
-            earlier: by request, all outputs of an earlier attempt, after which the generation continues.
+            earlier: for each request, all outputs of an earlier attempt; the generation continues after them.
 
         Raises RpcError UNAVAILABLE if there has been no service for recovery_timeout seconds, or none yet.
         """

@@ -18,7 +18,7 @@ from pagewire.gateway.files.upload import save, storage_error
 from pagewire.gateway.store import Document, Store
 from pagewire.wire.tenants import present
 
-# A file without a document has expired, was deleted, or is about to get its document; after so long, it is no upload.
+# A file without a document has expired, was deleted, or is being uploaded; after this time, it is not an upload.
 ORPHAN_S = 3600.0
 
 
@@ -26,7 +26,7 @@ class Files:
     """The files of all tenants; a tenant finds its own. Every method raises ApiError if the disk fails."""
 
     def __init__(self, store: Store, max_bytes: int, max_total_bytes: int) -> None:
-        """max_bytes: of an uploaded file. max_total_bytes: of all files; answers of batches count, and always fit."""
+        """max_bytes: limit of an upload. max_total_bytes: limit of all files; answers of batches count but always fit."""
         self._folder = store.directory / "files"
         self._folder.mkdir(exist_ok=True)
         self._documents = store.documents("file")

@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store.failure import storage_failure
 
-MAX_FIELD_BYTES = 64 * 1024  # of all fields but the file
+MAX_FIELD_BYTES = 64 * 1024  # bytes of all fields except the file
 WRITE_BYTES = 1024 * 1024
 
 

@@ -26,7 +26,7 @@ class Answer(Protocol):
     operation: str
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
-        """Writes the events before any text; the first output has arrived."""
+        """Writes the events that precede the text, once the first output has arrived."""
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
         """Writes the events of an output, if it has any content for the client."""

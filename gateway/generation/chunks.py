@@ -17,12 +17,12 @@ class ChunkWriter:
 
     def __init__(self, chunk: Body, options: StreamOptions | None) -> None:
         """chunk: the common part of all events, without choices."""
-        # The usage in one more event at the end, `usage: null` in the others.
+        # The usage is sent in one more event at the end; the others have `usage: null`.
         self._include_usage = bool(options and options.include_usage)
-        # The usage so far instead of null.
+        # Each event has the current usage instead of null.
         self._continuous_usage = bool(options and options.include_usage and options.continuous_usage_stats)
         self._chunk = msgspec.structs.replace(chunk, usage=None) if self._include_usage else chunk
-        self._framed_for: str | None = None  # the version of weights in these two
+        self._framed_for: str | None = None  # the version of the weights in the next two
         self._head, self._end = self._frame(None)
 
     def _frame(self, version: str | None) -> tuple[bytes, bytes]:
@@ -46,7 +46,7 @@ class ChunkWriter:
         Args:
             usage: the usage so far.
             extra: more fields of this chunk.
-            version: of the weights that generate the choice.
+            version: the version of the weights that generate the choice.
         """
         if version and version != self._framed_for:
             self._head, self._end = self._frame(version)

@@ -61,7 +61,7 @@ def generation_attributes(
     """Returns the attributes of a generation, successful or not."""
     request = requests[0]
     params = request.sampling_params
-    # Rounded: the wire's floats are of 32 bits.
+    # Rounded: floats of the gRPC request have 32 bits.
     sampling = {
         attribute: round(getattr(params, name), 6)
         for name, attribute in semconv.REQUEST_SAMPLING.items()
@@ -87,9 +87,9 @@ def observe(
     """Records an operation in the histograms.
 
     Args:
-        models: of the request and of the response; of a request for a model that is not served, neither: clients could
-            make series without end.
-        tokens: by gen_ai.token.type.
+        models: the models of the request and of the response; both "" if the model is not served, as clients could
+            create any number of series.
+        tokens: the counts by gen_ai.token.type.
     """
     labels = (operation_name(operation), semconv.PROVIDER, *models)
     OPERATION_DURATION.labels(*labels, error_type(status) or "").observe(seconds, span.exemplar)

@@ -37,8 +37,8 @@ def grammar_of(body: GenerationParameters) -> Grammar | None:
 
 
 def names_of(body: GenerationParameters) -> dict[str, str]:
-    """Returns the body's names for the grammar, which is the parameter that sets the form, or `tools`; and for
-    parameters that have SGLang's names."""
+    """Returns the body's names for the grammar (the parameter that sets the form, or `tools`) and for parameters that
+    have SGLang's names."""
     names = {ours: theirs for theirs, ours in OF_SGLANG.items() if getattr(body, theirs) is not None}
     forms = [name for name in ("response_format", "structured_outputs", *_GUIDED) if getattr(body, name) is not None]
     if forms and not isinstance(getattr(body, forms[0]), TextFormat):

@@ -1,4 +1,4 @@
-"""The lines that generate outputs, and the seam for requests that the link to the tokenizer service does not take."""
+"""The lines that generate outputs: the link to the tokenizer service, and others for requests that do not use it."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,10 +8,10 @@ from pagewire.v1.inference_pb2 import GenerateRequest
 
 
 class Lines:
-    """The link to the tokenizer service, and a line of its own for each kind of request that does not use the link."""
+    """The link to the tokenizer service, and a separate line for each kind of request that does not use the link."""
 
     def __init__(self, link: Line, *others: tuple[Callable[[GenerateRequest], bool], Line]) -> None:
-        """others: a test of a request, and the line that generates the requests which pass it."""
+        """others: pairs of a test and the line for the requests that pass it."""
         self._link = link
         self._others = others
 

@@ -12,7 +12,7 @@ from pagewire.v1 import inference_pb2
 def fill_chat(prompt: inference_pb2.ChatPrompt, messages: Sequence[Message], body: ChatPromptParameters) -> None:
     """Writes a conversation and its parameters into a message of the wire.
 
-    The message is the one that is sent: a conversation may be megabytes, images included, and is not copied.
+    The message is the one that is sent, without a copy: a conversation with images may have megabytes.
 
     Raises ApiError 400.
     """

@@ -1,4 +1,4 @@
-"""Requests without outputs before their end: best_of and beam search.
+"""Requests that return no output before their end: best_of and beam search.
 
 The tokenizer service searches. The client receives nothing before the end, so a search restarts with the same seed if
 that service dies.
@@ -41,7 +41,7 @@ class Searches:
         Args:
             requests: one for each output; those of a search are the same object, side by side.
             context: the context of all requests.
-            earlier: by request, the outputs of an earlier attempt; a search has all of them or none.
+            earlier: for each request, the outputs of an earlier attempt; a search has all of them or none.
         """
         tasks: list[asyncio.Task[None]] = []
 

@@ -29,7 +29,7 @@ from pagewire.wire import tenants
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.status import error_details
 
-# Seconds that the services have to report themselves that a request has timed out.
+# Seconds in which the services can report a timeout themselves.
 _GRACE_S = 0.2
 OK = 200
 
@@ -116,7 +116,7 @@ class GenerationResponse(Response):
         give_up = _give_up_later(reply)
         try:
             if self._streaming:
-                # In a task of its own, so that a token does not wake the layers that wait for the end of the response.
+                # In a separate task, so that a token does not wake the layers that wait for the end of the response.
                 await asyncio.create_task(self._stream(reply, context, send))
             else:
                 await self._whole(reply, send)
@@ -131,7 +131,7 @@ class GenerationResponse(Response):
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
     def _begin(self, context: common_pb2.RequestContext) -> Outputs:
-        """Starts the generation. context: travels with the requests. Raises RpcError UNAVAILABLE."""
+        """Starts the generation. context: is sent with the requests. Raises RpcError UNAVAILABLE."""
         if (left := time_left()) is not None:
             context.timeout.CopyFrom(error_details.duration(left))
         if self._kept is not None:
@@ -215,7 +215,7 @@ class GenerationResponse(Response):
 
 
 def _weights_header(choices: Sequence[PendingChoice]) -> list[tuple[bytes, bytes]]:
-    """Returns the header with the version of weights, for a stream as known with its first output."""
+    """Returns the header with the version of the weights; for a stream, the version known with its first output."""
     version = fingerprint(choices)
     return [] if version is None else [(b"x-weights-version", version.encode())]
 

@@ -73,7 +73,7 @@ def choices_of(request: GenerateRequest, body: GenerationParameters) -> list[Gen
     for choice in range(1, body.n or 1):
         one = GenerateRequest()
         one.CopyFrom(request)
-        if not body.stream:  # the first choice carries those of the prompt for all
+        if not body.stream:  # the first choice returns them for all
             one.sampling_params.ClearField("prompt_logprobs")
         one.sampling_params.seed = seed_of_choice(seed, choice)
         requests.append(one)

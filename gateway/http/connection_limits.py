@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pagewire.process.process import open_descriptors, raise_descriptor_limit
 
-# 16,000 idle connections take some 250 MB, with TLS some 800 MB.
+# 16,000 idle connections take about 250 MB, with TLS about 800 MB.
 MAX_CONNECTIONS = 16_384
 BACKLOG = 2048
 
@@ -13,13 +13,13 @@ BACKLOG = 2048
 class Limits:
     """Limits in seconds, bytes and connections."""
 
-    idle_s: float = 75.0  # longer than load balancers keep idle connections, which must not be closed under a request
-    # From the first byte of a request to the end of its headers; also for a TLS handshake, from the connection on.
+    idle_s: float = 75.0  # longer than load balancers keep idle connections, so that none closes as a request arrives
+    # From the first byte of a request to the end of its headers; for a TLS handshake, from the start of the connection.
     head_s: float = 15.0
     # From the headers to the end of the body; each KiB of it adds a second.
     body_s: float = 30.0
     body_bytes_per_s: int = 1024
-    unread_s: float = 60.0  # to read 48 KiB of an answer that wait beyond the system's buffers
+    unread_s: float = 60.0  # to read 48 KiB of an answer that wait in addition to the system's buffers
     new_s: float = 1.0  # a younger connection is not closed to make room
     head_bytes: int = 64 * 1024
     pipelined: int = 64  # requests that are sent before the previous answer

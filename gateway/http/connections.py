@@ -1,8 +1,8 @@
 """The HTTP connections of a gateway process: their number, their time, and which one closes to make room.
 
 A connection (`http_connection.py`) is in one of a few phases, each with a time limit, so that clients that connect and
-then send little or nothing cannot keep others out. A connection that waits for an answer or receives one has no limit,
-as long as its client reads.
+then send little or nothing cannot keep others out. A connection that waits for an answer or receives one has no limit
+while its client reads.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Connections:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.phases: dict[Phase, dict[Any, float]] = {phase: {} for phase in Phase}
-        self.stalled: dict[Any, float] = {}  # with a client that does not read
+        self.stalled: dict[Any, float] = {}  # connections whose client does not read
         self._closed: Counter[str] = Counter()  # since the last line in the log, by reason
         self._logged_at = -limits.log_every_s
         metrics.HTTP_CONNECTION_LIMIT.set(limits.connections)
@@ -56,7 +56,7 @@ class Connections:
         return sum(map(len, self.phases.values()))
 
     def add(self, connection: Bounded) -> None:
-        """Adds a connection and makes room for it. If that fails, it is one of the reserve, or it is closed."""
+        """Adds a connection and makes room for it. If there is none, it joins the reserve or is closed."""
         if len(self) >= self.limits.connections:
             self._make_room()
             connection.over_limit = len(self) >= self.limits.connections

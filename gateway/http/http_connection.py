@@ -20,7 +20,7 @@ logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Inval
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of uvicorn, with limits and phases."""
+    """A uvicorn connection with limits and phases."""
 
     def __init__(self, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
             self.send_400_response("")
 
-    # The parser's.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         self._parsing = Phase.HEAD
@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._moved()
 
-    # The answer's.
+    # Callbacks of the answer.
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -16,7 +16,7 @@ class EventIds:
         self._number = 0
 
     def added(self, pieces: Iterable[bytes]) -> list[bytes]:
-        """Returns the events with ids. pieces: of whole events, each of which ends with its only empty line."""
+        """Returns the events with ids. pieces: parts of whole events; each event ends with its only empty line."""
         events = []
         for event in b"".join(pieces).split(b"\n\n")[:-1]:
             if self._number > self._last:

@@ -12,12 +12,12 @@ from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-# Between two looks at the entries of another process.
+# Seconds between two reads of the entries of another process.
 POLL_S = 0.05
 
 
 class KeptGeneration:
-    """Generates if no other process does, as long as it has followers. Without any, the generation rests."""
+    """Generates while it has followers and no other process does. Without followers, the generation pauses."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class KeptGeneration:
     ) -> None:
         """pace_s: the least time between two entries. on_close: called when no follower can join any more."""
         self.entries: list[bytes] = []
-        self.error: Exception | None = None  # that comes after these entries
+        self.error: Exception | None = None  # ends the generation after these entries
         self.is_closed = False  # there are no more entries
         self.changed = asyncio.Event()  # set once any of these three has changed, and replaced by another event
         self._id = id
@@ -49,7 +49,7 @@ class KeptGeneration:
         self._followers.add(follower)
 
     def leave(self, follower: object) -> None:
-        if follower in self._followers:  # a second time would interrupt the release of the lease
+        if follower in self._followers:  # leaving twice would interrupt the release of the lease
             self._followers.remove(follower)
             if not self._followers and not self.is_closed:
                 self._on_close()
@@ -81,7 +81,7 @@ class KeptGeneration:
             self.notify()
 
     async def _read(self) -> bool:
-        """Adds the entries that are in the log by now. Returns whether this process may become the owner."""
+        """Adds the new entries of the log. Returns whether this process may become the owner."""
         tail = await self._log.read(self._id, len(self.entries))
         if tail is None:
             raise _no_room()

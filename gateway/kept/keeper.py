@@ -1,7 +1,7 @@
-"""Keeps generations at the wish of their clients, so that any gateway can continue them.
+"""Keeps generations for clients that ask for it, so that any gateway can continue them.
 
-A client asks with the header `Idempotency-Key`, and sends its request again to continue. So the log has no request, but
-its hash, its seed and the head of its answer, with which the same request means the same generation, and the outputs.
+A client asks with the header `Idempotency-Key`, and sends its request again to continue. So the log holds the outputs,
+and of the request only its hash, its seed and the head of its answer: with them, it continues the same generation.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class About(msgspec.Struct):
     tenant: str
     request_id: str
     created: int  # Unix time, seconds
-    seed: int  # for a body without one
+    seed: int  # used if the body has none
 
 
 class Keeper:
@@ -61,7 +61,7 @@ class Keeper:
     async def open(self, request: Request, body: GenerationParameters) -> "Kept | None":
         """Returns the generation that a request asks to keep or to continue; None if it does not ask.
 
-        The request gets the id and the time of the first attempt, with which an answer begins, and its seed.
+        The request gets the id, the time and the seed of the first attempt.
 
         Raises ApiError: 400, 404 if the generation is gone, 422 if it belongs to another request.
         """
@@ -83,7 +83,7 @@ class Keeper:
         first = None if begun is None else msgspec.msgpack.decode(begun, type=About)
         if first is None or first.tenant != tenant:
             message = (
-                "the generation of Last-Event-ID is not kept, or not any more; send the request without that header"
+                "the generation of Last-Event-ID is not kept, or no longer kept; send the request without that header"
             )
             raise ApiError(404, message, code="generation_not_found")
         if first.fingerprint != fingerprint:
@@ -97,7 +97,7 @@ class Keeper:
     def reply(
         self, id: str, link: Line, requests: Sequence[GenerateRequest], context: RequestContext, pace_s: float
     ) -> KeptReply:
-        """Returns the outputs of a generation, from its first one on."""
+        """Returns all outputs of a generation, from the first one."""
 
         def start(earlier: Sequence[Sequence[GenerateResponse]]) -> Source:
             return link.generate(requests, streaming=True, context=context, earlier=earlier)
@@ -131,7 +131,7 @@ class Kept:
 
 
 def _tenant(headers: Headers) -> str:
-    """Returns the scope of keys and ids: the tenant, which may change its API key, or without one the API key."""
+    """Returns the scope of keys and ids: the tenant, whose API key may change, or without a tenant the API key."""
     scope = tenants.present.get().name or headers.get("authorization", "") + "\n" + headers.get("x-api-key", "")
     return hashlib.sha256(scope.encode()).hexdigest()[:16]
 

@@ -1,6 +1,6 @@
-"""The outputs of a kept generation, as one HTTP response reads them from the log, in the place of a `Reply`.
+"""The outputs of a kept generation, as one HTTP response reads them from the log instead of from a `Reply`.
 
-So every response to the generation, the first and any later one, of this gateway or another, has the same events.
+So all responses to the generation, from this gateway or another, have the same events.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ class KeptReply:
         self.abort()
 
     def abort(self) -> None:
-        """Stops following. A generation without followers rests."""
+        """Stops following. A generation without followers pauses."""
         self._generation.leave(self)
 
 

@@ -1,4 +1,4 @@
-"""Generating into a log: a generation goes on after its last entry, and each of its outputs becomes an entry."""
+"""Generating into a log: a generation continues after its last entry, and each of its outputs becomes an entry."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -42,7 +42,7 @@ async def written(
 ) -> AsyncGenerator[bytes, None]:
     """Continues a generation to its end, and yields each entry once it is in the log.
 
-    values: the entries that the log has already.
+    values: the entries that are already in the log.
     pace_s: the least time between two entries; outputs that arrive meanwhile are one entry.
     ends_job: whether the job ends with the last entry.
 

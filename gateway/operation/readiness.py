@@ -35,7 +35,7 @@ READINESS = AppState[Readiness]("readiness")
 
 
 async def _why_not(peer: Peer[Any, Any]) -> str:
-    """As `Readiness.why_not`, of one tokenizer service."""
+    """The same as `Readiness.why_not` for one tokenizer service."""
     request = health_pb2.HealthCheckRequest(service=LINK_NAME)
     try:
         health = await health_pb2_grpc.HealthStub(peer.channel).Check(request, timeout=PROBE_TIMEOUT_S)

@@ -2,8 +2,8 @@
 
 A scrape reaches one process and shows the metrics of all; an account of a request may be in another process, too.
 
-Each process has a place, a number from 0 on: a file that it holds locked, and a Unix socket that answers one line. A
-place is free again when its process ends, so the names in metrics stay few.
+Each process has a place, which is a number from 0: it locks a file and opens a Unix socket that answers one line. A
+place is free again when its process ends, so the number of names in metrics stays small.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _METRICS, _EXPLAIN = b"metrics", b"explain "
 
 class Siblings:
     def __init__(self, directory: Path, exposition: Callable[[], str], accounts: Accounts) -> None:
-        """directory: the data directory. exposition, accounts: of this process."""
+        """directory: the data directory. exposition, accounts: those of this process."""
         self._directory = directory / "metrics"
         self._exposition = exposition
         self._accounts = accounts

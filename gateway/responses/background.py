@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 
 # Responses that one process generates at once.
 MAX_RUNNING = 256
-# The least time between two entries of a response, and the time between two looks for entries by readers of its events.
-# Most readers want only the end, so entries are larger and fewer than those of kept streams.
+# The least time between two entries of a response, and between two reads of its entries for clients of its events.
+# Most clients want only the end, so entries are larger and fewer than those of kept streams.
 WRITE_S = 0.1
-# The pause after a refusal that passes: too many requests, or no engine.
+# The pause after a temporary refusal: too many requests, or no engine.
 PAUSE_S = 1.0
-# Gateway processes that may die under a response before it fails: it may be the cause.
+# The number of gateway processes that may die during a response before it fails: it may be the cause.
 MAX_LOST_LEASES = 3
 CANCEL_TIMEOUT_S = 5.0
 
 
 class Background:
-    """The work of one gateway process on responses in the background, its own and those of other processes."""
+    """Generates the background responses that one gateway process claims, whichever process created them."""
 
     def __init__(self, link: TokenizerLink, responses: Responses, jobs: Jobs) -> None:
         self._link = link
@@ -162,7 +162,7 @@ class Background:
             logger.warning("response %s was deleted, or another process generates it now", lease.id)
 
     async def _finish(self, lease: Lease) -> None:
-        """Brings a response to its end and stores it. Raises ApiError or LeaseLost."""
+        """Completes a response and stores it. Raises ApiError or LeaseLost."""
         try:
             stored = await self._responses.find_any(lease.id)
             if stored is not None and not has_ended(stored):

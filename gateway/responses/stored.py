@@ -52,12 +52,12 @@ class Responses:
         self._ttl_s = ttl_s
 
     async def save(self, id: str, stored: Stored, *, first: Work | None = None) -> None:
-        """Saves a response. first: work that comes first in the same transaction."""
+        """Saves a response. first: work to do first in the same transaction."""
         owner = present.get().name
         await self._documents.put(id, _encode(stored), owner=owner, expires_at=self._expires_at(), first=first)
 
     async def update(self, id: str, stored: Stored, lease: Lease) -> bool:
-        """Saves a response, unless it was deleted. Returns whether it was there. Raises LeaseLost."""
+        """Saves a response, unless it was deleted. Returns whether it existed. Raises LeaseLost."""
         return await self._documents.put(
             id, _encode(stored), expires_at=self._expires_at(), first=held(lease), adds=False
         )

@@ -63,9 +63,7 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
     "ngram_corpus_id": Refused("drafts do not come from a corpus"),
     "prediction": Refused(_CHAT_ONLY),
-    "prompt_cache_retention": Refused(
-        "the prefix cache keeps blocks as long as it has room", ("in_memory", "in-memory")
-    ),
+    "prompt_cache_retention": Refused("the prefix cache keeps blocks while it has room", ("in_memory", "in-memory")),
     "prompt_embeds": Refused("send prompts as text or token ids"),
     "reasoning": Refused("see reasoning_effort"),
     "reasoning_effort": Refused(_CHAT_ONLY),

@@ -82,7 +82,7 @@ class NativeGenerateRequest(Parameters):
     rid: RequestId | None = field("gateway", "An id for /abort_request.")
     return_logprob: bool | None = field("executor", "Log probabilities of the output's tokens.", False)
     top_logprobs_num: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With `return_logprob`: how many of the most probable tokens.", 0
+        "executor", "With `return_logprob`: the number of most probable tokens.", 0
     )
     return_text_in_logprobs: bool | None = field("tokenizer", "With `return_logprob`: the tokens' texts.", False)
     cache_salt: CacheSalt | None = field(

@@ -1,4 +1,4 @@
-"""Bodies of /generate as those of text completions, which ask for the same."""
+"""Converts bodies of /generate to equivalent bodies of text completions."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 BUSY_TIMEOUT_S = 10.0
 
 TABLES = ("documents", "totals", "jobs", "entries")
-# Each script makes the next version of the schema of the one before; the first makes version 1 of an empty database.
+# Each script upgrades the schema to the next version; the first makes version 1 of an empty database.
 SCRIPTS = (
     """
 CREATE TABLE documents (
@@ -159,12 +159,12 @@ Method = Callable[Concatenate[Any, Params], Coroutine[Any, Any, Result]]
 
 
 def reading(work: Work[Params, Result]) -> Method[Params, Result]:
-    """Makes work on a connection a method that is awaited without one, and runs in a transaction of `self.database`."""
+    """Makes a method that is awaited without a connection and does its work in a transaction of `self.database`."""
     return _method(work, "read")
 
 
 def writing(work: Work[Params, Result]) -> Method[Params, Result]:
-    """Does what `reading` does, for work that writes."""
+    """The same as `reading`, for work that writes."""
     return _method(work, "write")
 
 
@@ -182,7 +182,7 @@ def _open(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error, and StartupError for an unknown schema."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
-        # The death of a process loses nothing that was committed; that of the machine perhaps the last moments.
+        # If a process dies, nothing that was committed is lost; if the machine dies, the last moments may be.
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")  # processes that start together make one schema

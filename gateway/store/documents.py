@@ -22,7 +22,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Bound:
-    """The room of a collection; the oldest documents make room for a new one."""
+    """The limits of a collection; the oldest documents make room for a new one."""
 
     count: int
     bytes: int
@@ -55,8 +55,8 @@ class Documents(OnDatabase):
     ) -> bool:
         """Adds or replaces a document; a replaced one keeps its owner. Returns whether it did.
 
-        first: comes first in the same transaction; if it raises, nothing is written.
-        adds: False: only replaces; a document that was deleted does not come back.
+        first: work to do first in the same transaction; if it raises, nothing is written.
+        adds: False to only replace: a deleted document stays deleted.
 
         Raises the errors of `first`, and ApiError 413 if the value alone is larger than the bound.
         """
@@ -85,7 +85,7 @@ class Documents(OnDatabase):
     def delete(
         self, connection: sqlite3.Connection, id: str, owner: str | None = None, *, first: Work | None = None
     ) -> bool:
-        """Returns whether the document was there. first: work of the same transaction, if it was."""
+        """Deletes a document. Returns whether it existed. first: work of the same transaction, if it did."""
         if self._get(connection, id, owner) is None:
             return False
         if first is not None:
@@ -103,7 +103,7 @@ class Documents(OnDatabase):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Sequence[Document] | None:
-        """Returns a page of documents. after: the last id of the previous page; None is returned if that is gone."""
+        """Returns a page of documents. after: the last id of the previous page; Returns None if that is gone."""
         comes_after, order = ("<", "DESC") if newest_first else (">", "ASC")
         of_owner, values = "collection = ? AND owner = coalesce(?, owner)", (self._collection, owner)
         condition = f"{of_owner} AND (expires_at IS NULL OR expires_at > ?)"
@@ -121,7 +121,7 @@ class Documents(OnDatabase):
 
     @reading
     def total(self, connection: sqlite3.Connection) -> tuple[int, int]:
-        """Returns the number of documents and of their bytes, with those that have expired but are still there."""
+        """Returns the number of documents and of their bytes, including expired ones that are not deleted yet."""
         statement = "SELECT count, bytes FROM totals WHERE collection = ?"
         return connection.execute(statement, (self._collection,)).fetchone() or (0, 0)
 

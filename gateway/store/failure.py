@@ -14,7 +14,7 @@ _logged: dict[str, float] = {}  # kind of the failure -> time of its latest log 
 
 
 def storage_failure(directory: Path, error: Exception, *, is_full: bool) -> ApiError:
-    """Returns ApiError 507 for a full disk, else 500. Logs one line a minute, however many requests fail."""
+    """Returns ApiError 507 for a full disk, else 500. Logs at most one line a minute for each kind of failure."""
     now, kind = time.monotonic(), "full" if is_full else type(error).__name__
     cause = "no space is left: free some" if is_full else f"cannot be used: {error}"
     if now - _logged.get(kind, -math.inf) >= _LOG_EVERY_S:

@@ -11,7 +11,7 @@ from pagewire.gateway.store.sqlite_log import SqliteLog
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks for jobs without an owner.
+# Seconds between two searches for jobs without an owner.
 POLL_S = 1.0
 
 
@@ -53,7 +53,7 @@ class Leases:
             lease.interrupt = lambda: None
             self._forget(lease)
             if not lease.is_lost and not lease.has_ended:
-                with suppress(ApiError):  # the lease runs out instead
+                with suppress(ApiError):  # the lease expires instead
                     await self._log.release(lease)
 
     async def append(self, lease: Lease, number: int, value: bytes, *, is_last: bool = False) -> None:
@@ -70,7 +70,7 @@ class Leases:
         try:
             is_held = await asyncio.shield(appended)
         except asyncio.CancelledError:
-            await asyncio.wait([appended])  # so that a reader of the log finds the entry, or never will
+            await asyncio.wait([appended])  # later readers of the log either find the entry or never will
             appended.exception()
             raise
         if not is_held:
@@ -109,7 +109,7 @@ class Leases:
             leases = list(self._held.values())
             try:
                 standings = await self._log.renew(leases)
-            except ApiError as error:  # of a full disk, for instance; nothing is written without a lease
+            except ApiError as error:  # a full disk, for instance; nothing is written without a lease
                 logger.warning("leases cannot be renewed, other processes may take the jobs: %s", error.message)
                 continue
             for lease, standing in zip(leases, standings, strict=True):
@@ -122,7 +122,7 @@ class Leases:
 
 
 class Jobs(Leases):
-    """Jobs that processes look for, first come, first served. They are in the data directory."""
+    """Jobs in the data directory, which processes claim in order of arrival."""
 
     def __init__(self, log: SqliteLog, poll_s: float = POLL_S) -> None:
         super().__init__(log)
@@ -131,7 +131,7 @@ class Jobs(Leases):
         self._added = asyncio.Event()
 
     def wake(self) -> None:
-        """Makes next() look at once."""
+        """Makes next() search immediately."""
         self._added.set()
 
     async def next(self) -> Lease:
@@ -144,7 +144,7 @@ class Jobs(Leases):
                 await asyncio.wait_for(self._added.wait(), self._poll_s)
 
     async def cancel(self, id: str) -> bool:
-        """Marks the job for its present or next owner, which ends it. Returns whether there is an unfinished job."""
+        """Marks the job as cancelled; its present or next owner ends it. Returns whether there is an unfinished job."""
         exists = await self.log.cancel(id)
         if exists and id in self._held:
             self._held[id].cancelled.set()

@@ -1,9 +1,9 @@
-"""The log of work that outlives the gateway process which does it: a generation that is kept for its client, a response
-in the background, a batch.
+"""The log of jobs that outlive their gateway process: a generation that is kept for its client, a response in the
+background, a batch.
 
-Such a job has a description (`about`) and entries in order. One process at a time owns it, by a lease that the process
-renews. A process without the lease cannot append, and no entry reaches a client before it is in the log: so the next
-owner, which goes on after the last entry, continues what every client has seen.
+A job has a description (`about`) and entries in order. One process at a time owns it, by a lease that the process
+renews. A process without the lease cannot append, and no entry reaches a client before it is in the log. So the next
+owner, which starts after the last entry, continues what every client has seen.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-# If the owner of a job has not renewed its lease for so long, another process may take the job. Clients of an owner
-# that died wait for this long. An owner that is merely slow loses the job too, and the work since its last entry.
+# If the owner of a job has not renewed its lease for this time, another process may take the job. Clients of an owner
+# that died wait for this long. An owner that is merely slow also loses the job, and its work since the last entry.
 LEASE_S = 1.0
 
 
@@ -24,13 +24,13 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The room of a log. The oldest jobs make room for new ones, those without an owner first."""
+    """The limits of a log. The oldest jobs make room for new ones, those without an owner first."""
 
     count: int
     bytes: int
     ttl_s: float  # after which a job without an owner is gone
-    # Whether unfinished jobs expire and make room, too. A client asks again for a generation that is kept, and sends
-    # the request again; a response in the background exists nowhere else.
+    # Whether unfinished jobs also expire and make room. The client of a kept generation can send its request again;
+    # a response in the background exists nowhere else.
     drops_unfinished: bool = True
 
 
@@ -60,7 +60,7 @@ class Append:
 
 @dataclass(frozen=True)
 class Tail:
-    """The entries from some number on, and the state of the job after them."""
+    """The entries from a given number, and the state of the job after them."""
 
     values: list[bytes]
     ended: bool  # these are the last ones
@@ -72,7 +72,7 @@ class Standing(Enum):
 
     LOST = 0
     HELD = 1
-    CANCELLED = 2  # held, and the owner is to end the job
+    CANCELLED = 2  # held, but the owner must end the job
 
 
 class Log(Protocol):
@@ -81,7 +81,7 @@ class Log(Protocol):
     lease_s: float  # the duration of a lease
 
     async def begin(self, id: str, about: bytes) -> bytes:
-        """Adds a job without entries, unless there is one of this id. Returns the description of the job."""
+        """Adds a job without entries, unless one with this id exists. Returns the description of the job."""
 
     async def find(self, id: str) -> bytes | None:
         """Returns the description of a job; None if there is none, or it has expired."""

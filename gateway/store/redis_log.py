@@ -1,6 +1,6 @@
-"""The log in Redis, for the gateways of several hosts. It has what generations need that are kept for their clients.
+"""The log in Redis, for the gateways of several hosts. It implements only what kept generations need.
 
-Each method is one script, which Redis runs as a whole, by its own clock. All keys begin alike, with a hash tag.
+Each method is one script, which Redis runs as a whole, by its own clock. All keys share a prefix with a hash tag.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +15,7 @@ from pagewire.gateway.store.log import LEASE_S, Append, Bounds, Lease, Standing,
 PREFIX = "pagewire:{generations}:"
 TIMEOUT_S = 5.0
 
-# KEYS[1]: the beginning of all keys. `about:ID` is a hash of the description and the lease of a generation,
+# KEYS[1]: the prefix of all keys. `about:ID` is a hash of the description and the lease of a generation,
 # `entries:ID` the list of its entries; `ages` orders ids by the time of the last claim or release, `sizes` has their
 # bytes, and `total` the sum of these.
 _COMMON = """

@@ -30,7 +30,7 @@ class SqliteLog(OnDatabase):
     """A `Log`. An entry survives the death of the process, but perhaps not that of the machine."""
 
     def __init__(self, database: Database, kind: str, bounds: Bounds | None, lease_s: float = LEASE_S) -> None:
-        """bounds: None: jobs are few, and nothing is kept of one that has ended."""
+        """bounds: None if jobs are few and deleted when they end."""
         super().__init__(database)
         self._kind = kind
         self._bounds = bounds
@@ -66,7 +66,7 @@ class SqliteLog(OnDatabase):
         return self._find(connection, id)
 
     async def claim(self, id: str | None = None) -> Lease | None:
-        """Claims a job. id: None: the oldest of those without an owner."""
+        """Claims a job. id: None for the oldest job without an owner."""
         # A process that only looks needs no lock.
         is_free = await self.database.read(lambda connection: self._find_free(connection, id)) is not None
         return await self._claim(id) if is_free else None
@@ -166,7 +166,7 @@ class SqliteLog(OnDatabase):
 
     def _renew(self, connection: sqlite3.Connection, lease: Lease) -> Standing:
         if not self._update(connection, "leased_until = :until", lease):
-            # This process was slow and not dead, as the next owner had to assume.
+            # This process was only slow; the next owner had to assume that it was dead.
             statement = f"UPDATE jobs SET lost_leases = max(lost_leases - 1, 0) WHERE {_OF_JOB}"
             self._execute(connection, statement, id=lease.id)
             return Standing.LOST

@@ -35,7 +35,7 @@ def data_directory(given: str | None, port: int) -> Path:
 class Store:
     """Documents and jobs in a directory, which any number of processes of one host may have open.
 
-    Features that need files have a folder each in `directory`.
+    Each feature that needs files has its own folder in `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,7 +72,7 @@ def open_log(choice: str, directory: Path, bounds: Bounds) -> Log:
         logger.info("%s/generations.db, with generations kept by an earlier version, is removed", directory)
         for path in old:
             path.unlink(missing_ok=True)
-    # A connection of its own, as the entries of streams do not wait for documents.
+    # A separate connection, so that the entries of streams do not wait for documents.
     return SqliteLog(Database(Path(":memory:") if choice == "memory" else directory / DATABASE), "kept", bounds)
 
 
@@ -84,4 +84,4 @@ def _redis_log(url: str, bounds: Bounds) -> Log:
     try:
         return RedisLog(url, bounds)
     except ValueError as error:
-        raise StartupError(f"--generation-store is no URL of Redis: {error}") from error
+        raise StartupError(f"--generation-store is not a Redis URL: {error}") from error

@@ -147,7 +147,7 @@ async def encoded_items(
 
 
 async def _scores(call: VectorCall, body: PairParameters, first: Sequence[str], second: Sequence[str]) -> list[float]:
-    """Returns the score of each of the first texts with the second one at its place."""
+    """Returns the score of each first text with the second text at the same place."""
     result: list[float] = []
     pairs = pairs_of(first, second)
     async with aclosing(call.answers(call.tokenizer.inference.Score, score_request(body), pairs)) as answers:

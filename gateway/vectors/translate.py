@@ -19,7 +19,7 @@ from pagewire.gateway.vectors.bodies.requests import (
 from pagewire.v1 import inference_pb2
 
 MAX_INPUTS = 65_536
-# Of the pairs of a request, which may repeat one text.
+# The limit for all pairs of a request, which may repeat one text.
 MAX_PAIR_CHARACTERS = 128 * 1024 * 1024
 
 

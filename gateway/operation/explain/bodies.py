@@ -44,8 +44,8 @@ class Explanation(Body):
     object: Literal["request.explanation"]
     id: str
     trace_id: str | None
-    is_running: bool  # then all values are so far
+    is_running: bool  # if true, all values cover the time until now
     seconds: float
     outputs: list[ExplainedOutput]
-    silent: list[Service]  # without an account: not reached yet, restarted since, or a gateway elsewhere
+    silent: list[Service]  # have no account: not reached yet, restarted since, or a gateway elsewhere
     text: str  # the same as readable text

@@ -10,7 +10,7 @@ _ENCODE = "encode"
 
 
 def explain(request_id: str, accounts: Sequence[RequestAccount]) -> Explanation | None:
-    """Returns the explanation of a request; of its last attempt, or of the last request with its id.
+    """Returns the explanation of a request: of its last attempt, or of the last request with this id.
 
     None: no service has an account.
     """
@@ -106,4 +106,4 @@ def _lines(output: ExplainedOutput, *, is_one: bool) -> Iterable[str]:
     if output.first_token_seconds is not None:
         yield f"  first token after {output.first_token_seconds:.3f} s"
     if output.detokenize_seconds:
-        yield f"  text of tokens   {output.detokenize_seconds:8.3f} s, beside the executor's steps"
+        yield f"  text of tokens   {output.detokenize_seconds:8.3f} s, in parallel to the executor's steps"

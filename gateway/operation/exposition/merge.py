@@ -64,7 +64,7 @@ def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Family]:
 
 
 class _Labelled(dict[str, str]):
-    """A cache: labels -> the same with those of a service. Many samples have the same labels."""
+    """A cache: labels -> the same labels with those of a service. Many samples have the same labels."""
 
     def __init__(self, own: dict[str, str]) -> None:
         super().__init__()

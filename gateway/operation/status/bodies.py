@@ -17,11 +17,11 @@ class ServiceHealth(Body):
     detail: str
     pid: int
     uptime_seconds: float
-    cpus: str = ""  # processors that its threads may run on, as "0-3,8"
+    cpus: str = ""  # processors that its threads may run on, such as "0-3,8"
 
 
 class RequestCounts(Body):
-    running: int  # these hold a row
+    running: int  # requests that hold a row
     waiting: int
 
 
@@ -63,7 +63,7 @@ class PageMap(Body):
 
 
 class PageGroup(Body):
-    """KV blocks of one group of layers: free + cached + used = blocks; the shared are among the used."""
+    """KV blocks of one group of layers: free + cached + used = blocks; shared blocks are part of the used ones."""
 
     blocks: int
     block_size: int  # tokens

@@ -206,7 +206,7 @@ class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its
         "gateway", f"`{LOGPROBS}`: log probabilities of the text's tokens. {EAGER} Others are ignored."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = field(
-        "executor", "With log probabilities: how many of the most probable tokens, at most 20.", 0
+        "executor", "With log probabilities: the number of most probable tokens, at most 20.", 0
     )
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = field(
         "scheduler", "Most tokens of the output, including reasoning. Unset: as many as the model allows."

@@ -121,7 +121,7 @@ class PairParameters(VectorParameters):
 
 class ScoreRequest(PairParameters):
     """Pairs of texts: text_1 and text_2, queries and documents, queries and items, or data_1 and data_2. One first text
-    is scored with each second one; several are scored with the second one at their place."""
+    is scored with each second one; several are scored with the second one at the same place."""
 
     text_1: Texts | None = field("tokenizer", FIRST)
     text_2: Texts | None = field("tokenizer", SECOND)
