@@ -26,7 +26,7 @@ class Files:
     """The files of all tenants; a tenant finds its own. Every method raises ApiError if the disk fails."""
 
     def __init__(self, store: Store, max_bytes: int, max_total_bytes: int) -> None:
-        """max_bytes: limit of an upload. max_total_bytes: limit of all files; answers of batches count but always fit."""
+        """max_bytes: limit of an upload. max_total_bytes: limit of all files; batches' answers count but always fit."""
         self._folder = store.directory / "files"
         self._folder.mkdir(exist_ok=True)
         self._documents = store.documents("file")

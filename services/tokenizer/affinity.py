@@ -2,7 +2,7 @@
 
 Two chats have the same beginning if all messages before the first one of the user are equal, as with a shared system
 prompt; they are the same conversation if that first message is equal too. A chat that begins with the user's message
-has no beginning of its own. A request without a chat is hashed by the beginning of its prompt. Every tokenizer service
+has no such beginning. A request without a chat is hashed by the beginning of its prompt. Every tokenizer service
 computes the same hashes.
 """
 

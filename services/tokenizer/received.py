@@ -1,4 +1,4 @@
-"""A request for text as it arrived, over a gateway's link or as a call of its own."""
+"""A request for text as it arrived, over a gateway's link or as a separate call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ class Received:
     context: RequestContext
     # The sampling parameters that the client gave, for this output.
     given: SamplingParams
-    # In time.monotonic(); None: none.
+    # By time.monotonic(); None: no deadline.
     deadline: float | None
     # Tokens that an earlier attempt at this request has delivered, and the version of the weights that made them.
     resume_token_ids: Sequence[int] = ()
     weights_version: str = ""
-    # An earlier attempt at this request was admitted: it is not refused because too many wait.
+    # An earlier attempt at this request was admitted, so it is not refused if too many wait.
     resubmitted: bool = False
 
     @classmethod
     def of_call(cls, request: GenerateRequest, context: RequestContext) -> "Received":
-        """Returns a request that arrives now as a call of its own."""
+        """Returns a request that arrives now as a separate call."""
         return cls(request, context, request.sampling_params, deadline_of(context))
 
     @classmethod

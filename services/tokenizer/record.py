@@ -28,7 +28,7 @@ class Record:
         self.arrived = time.monotonic()
         request = received.request
         self._operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
-        # Clients may send any name; each that is not served would be a time series of its own.
+        # Clients may send any name; each one that is not served would add a time series.
         self._model = request.model if request.model in served_model_names else served_model_names[0]
         self.span = Span(f"{self._operation} {self._model}", Trace.of(received.context), serves=True)
         self._request_id, self._tenant = request.request_id, received.context.tenant

@@ -27,7 +27,7 @@ from pagewire.wire.streams import Affinity, LinkedRequest, OpenCall, Peer, Pings
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a request that needs to know the model waits for a scheduler, as one is about to come.
+# Seconds for which a request that depends on the model waits for a scheduler, which may be about to start.
 _START_TIMEOUT_S = 10.0
 _NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 
@@ -52,7 +52,7 @@ class TokenListener(Protocol):
         """Takes the version of the weights that compute all of its tokens, or its vector. The first output follows."""
 
     def on_prompt_logprobs(self, logprobs: Logprobs) -> None:
-        """Takes those of the prompt's tokens from the second on. The first output follows."""
+        """Takes the log probabilities of the prompt's tokens from the second on. The first output follows."""
 
     def on_vector(self, vector: Vector) -> None:
         """Takes the vector that ends a request with yields_vector."""
@@ -62,7 +62,7 @@ class TokenListener(Protocol):
 
 
 class SubmittedRequest(LinkedRequest):
-    """A request at the scheduler: its message, and the tokens received since that was last sent."""
+    """A request at the scheduler: its message, and the tokens received since the message was last sent."""
 
     __slots__ = ("deadline", "listener", "message", "received")
 
@@ -147,7 +147,7 @@ class SchedulerLink(
         raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "the scheduler serves another model than the others")
 
     def affinity_of(self, received: Received) -> Affinity | None:
-        """Returns the affinity of a request; None where there is one scheduler."""
+        """Returns the affinity of a request; None if there is only one scheduler."""
         return affinity_of(received) if len(self.peers) > 1 else None
 
     async def wait_for_model(self) -> ModelInfo:

@@ -31,7 +31,7 @@ ENCODE_TIME = Histogram(
     "Time to render and encode one prompt, without waiting, in the pool or (short texts) at once",
     buckets=LATENCY_BUCKETS,
 )
-IMAGES = Counter(_P + "tokenizer_images", "Images of chats, by what became of them: read or refused", ["outcome"])
+IMAGES = Counter(_P + "tokenizer_images", "Images of chats, by outcome: read or refused", ["outcome"])
 IMAGE_TIME = Histogram(
     _P + "tokenizer_image_seconds",
     "Time to decode an image and prepare it for the model, waiting for a worker included",
@@ -54,7 +54,7 @@ INTER_TOKEN_LATENCY = LoopHistogram(
 )
 TIME_PER_OUTPUT_TOKEN = LoopHistogram(
     _P + "request_time_per_output_token_seconds",
-    "Seconds per token of a request's output behind its first one, on average over the request",
+    "Seconds per token of a request's output after its first one, on average over the request",
     LATENCY_BUCKETS,
 )
 E2E_LATENCY = LoopHistogram(
@@ -76,7 +76,7 @@ GENAI_TIME_TO_FIRST_TOKEN = LoopHistogram(
 )
 GENAI_TIME_PER_OUTPUT_TOKEN = LoopHistogram(
     "gen_ai_server_time_per_output_token_seconds",
-    "Seconds per token of a generation behind its first one, on average over the generation",
+    "Seconds per token of a generation after its first one, on average over the generation",
     (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     GENAI_LABELS,
 )

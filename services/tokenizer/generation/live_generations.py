@@ -15,36 +15,36 @@ class Endable(Protocol):
     tenant: str
 
     def end_early(self) -> bool:
-        """Ends it; its client receives what there is. Returns False if it has ended before."""
+        """Ends it; its client receives the output until then. Returns False if it had already ended."""
 
 
 class LiveGenerations:
-    """All generations of this service: those that are prepared here, and those at the scheduler."""
+    """All generations of this service: those being prepared here, and those at the scheduler."""
 
     def __init__(self, link: SchedulerLink) -> None:
         self._link = link
         self._preparing: set[asyncio.Future[Any]] = set()
-        # All that live, and some that have ended.
+        # All live generations, and some that have ended.
         self._generations: WeakSet[Endable] = WeakSet()
 
     def add(self, generation: Endable, preparing: asyncio.Future[Any]) -> None:
-        """Adds a generation. preparing: is done when the scheduler has all of its requests, or none will follow."""
+        """Adds a generation. preparing: is done when the scheduler has all of its requests, or no more will follow."""
         self._generations.add(generation)
         self._preparing.add(preparing)
         preparing.add_done_callback(self._preparing.discard)
 
     @property
     def num_preparing(self) -> int:
-        """Generations that the scheduler does not know yet."""
+        """The number of generations that the scheduler does not know yet."""
         return len(self._preparing)
 
     @property
     def num_live(self) -> int:
-        """Generations that are prepared, and requests at the scheduler."""
+        """The number of generations being prepared and of requests at the scheduler."""
         return len(self._preparing) + self._link.num_live
 
     async def drained(self) -> None:
-        """Returns when no prompt is prepared and no request is live at the scheduler."""
+        """Returns when no prompt is being prepared and no request is live at the scheduler."""
         while self.num_live:
             if self._preparing:
                 await asyncio.wait(self._preparing)
@@ -61,7 +61,7 @@ class LiveGenerations:
 
 
 def _has_id(generation: Endable, request_ids: Collection[str]) -> bool:
-    """Whether the id is among these, or that of a choice: `ID-NUMBER`, with ID among these. "" never is."""
+    """Whether the generation has one of these ids, or is a choice `ID-NUMBER` of one. An id "" never matches."""
     whole, _, choice = generation.request_id.rpartition("-")
     return bool(generation.request_id) and (
         generation.request_id in request_ids or (choice.isdecimal() and whole in request_ids)

@@ -2,12 +2,12 @@
 
     receive   `TextGenerator.start` takes a request in; a task of its own (`Generation._run`) takes it through the rest
     prepare   its parameters are checked and resolved, its prompt is rendered and encoded: a `PreparedRequest`
-    open      a `TextStream` stands ready for its tokens; the output of an earlier attempt goes in first
+    open      a `TextStream` is ready for its tokens; the output of an earlier attempt goes in first
     submit    the scheduler gets it; from then on the link hands its tokens to the stream
     end       the stream delivers the last response, or the client aborts it, or a call ends it by its id
 
-Features join by seams: reasoning and tool calls by `OutputReading`, images by the pool's `ImageReader`, requests with
-several outputs by starting one generation for each (`choices/`). Nothing here knows a gRPC call.
+Features join through interfaces: reasoning and tool calls through `OutputReading`, images through the pool's
+`ImageReader`, requests with several outputs by one generation for each (`choices/`). Nothing here depends on gRPC.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class PreparedRequest:
     params: common_pb2.SamplingParams
     options: OutputOptions
     prompt: Prompt
-    affinity: Affinity | None  # to requests that had better be at the same scheduler
+    affinity: Affinity | None  # to requests that should go to the same scheduler
 
 
 class TextGenerator:
@@ -73,7 +73,7 @@ class TextGenerator:
         reading: OutputReading,
         defaults: common_pb2.SamplingParams,
     ) -> None:
-        """defaults: sampling parameters of requests that name no value. Raises UnsupportedDecoderError."""
+        """defaults: sampling parameters for requests that give no value. Raises UnsupportedDecoderError."""
         self.pool = pool
         self.link = link
         self.served_model_names = served_model_names
@@ -128,10 +128,10 @@ class TextGenerator:
         return PreparedRequest(received, params, options, prompt, self.link.affinity_of(received))
 
     async def _room(self, received: Received, params: common_pb2.SamplingParams) -> Room:
-        if received.resume_token_ids:  # the prompt of an earlier attempt is cut already
+        if received.resume_token_ids:  # the earlier attempt has already cut the prompt
             return Room(self.max_model_len, counts=False)
         if received.request.truncate_prompt_tokens == -1:
-            await self.link.wait_for_model()  # which says what fits
+            await self.link.wait_for_model()  # which has max_model_len
         return room_for(received.request, params, self.max_model_len)
 
     async def _encode(self, received: Received, room: Room, parent: Span) -> Prompt:
@@ -161,7 +161,7 @@ class TextGenerator:
         )
 
     async def replay(self, stream: TextStream, token_ids: Sequence[int]) -> None:
-        """Has a stream take in the output of an earlier attempt; may finish it.
+        """Feeds the output of an earlier attempt into a stream; may finish it.
 
         In pieces, one request at a time: after a restart all come at once, and tokens of other requests must not wait.
         """
@@ -186,7 +186,7 @@ class TextGenerator:
 
 
 class Generation:
-    """One request on its way, from its arrival to its end."""
+    """One request, from its arrival to its end."""
 
     def __init__(self, generator: TextGenerator, received: Received, deliver: Deliver) -> None:
         self.request_id = received.request.request_id
@@ -245,7 +245,7 @@ class Generation:
             self._generator.link.abort(self._submitted)
 
     def end_early(self) -> bool:
-        """Ends it; the client receives the output so far as the end. Returns False if it has ended before."""
+        """Ends it; the client receives the output until then as the end. Returns False if it had already ended."""
         if self._stream is not None:
             if self._stream.finished:
                 return False

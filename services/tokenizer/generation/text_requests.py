@@ -16,17 +16,17 @@ from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
-# Each is searched at every token, on the event loop that serves all requests.
+# Each is searched for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
-# Of prompt and resumed output: more than any model reads. At up to five bytes each they fit into a message to the
-# scheduler, beside all else that it may hold.
+# The limit of prompt and resumed output: more than any model reads. At up to five bytes each, they fit into a message
+# to the scheduler along with its other fields.
 MAX_TOKENS = 2_000_000
 
 
 def check_parameters(received: Received, params: common_pb2.SamplingParams) -> None:
-    """Checks all that needs neither the prompt's tokens nor the model, at once: the error names all that is wrong.
+    """Checks everything that needs neither the prompt's tokens nor the model. The error names all faults.
 
-    params: of the request, with defaults. Raises RpcError (INVALID_ARGUMENT).
+    params: the request's parameters, with defaults. Raises RpcError (INVALID_ARGUMENT).
     """
     request = received.request
     if received.resume_token_ids and request.WhichOneof("prompt") != "token_ids" and not image_urls(request.chat):
@@ -73,7 +73,7 @@ def output_options(received: Received, marks: frozenset[str]) -> OutputOptions:
 
 
 def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
-    """Returns what the client gave over the defaults. The seed is resolved, as it must survive a resubmission."""
+    """Returns the client's values over the defaults. The seed is resolved, as it must survive a resubmission."""
     params = common_pb2.SamplingParams()
     params.CopyFrom(defaults)
     params.MergeFrom(given)

@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# As Qwen's processor: an image of one line would be enlarged until memory ends.
+# As in Qwen's processor: a one-line image would be enlarged until memory is exhausted.
 MAX_ASPECT_RATIO = 200
 # Each scan of a progressive JPEG decodes the whole image but takes less than a hundred bytes. Encoders write ten scans.
 MAX_JPEG_SCANS = 100
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
-_JPEG_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # not what scans contain: \xff\x00 and restarts
+_JPEG_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")  # excludes what scans contain: \xff\x00 and restarts
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 class ImageError(ValueError):
-    """The image cannot be read; the message says why, for the client."""
+    """The image cannot be read; the message tells the client why."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class PlainTensor:
 class ProcessedImage:
     hash: bytes  # sha256 of the tensors
     tensors: Mapping[str, PlainTensor]  # by the names that transformers gives them
-    text: str  # stands in the prompt for the image: placeholder tokens and what frames them
+    text: str  # represents the image in the prompt: placeholder tokens and their frame
     num_placeholders: int
 
 
 @dataclass(frozen=True)
 class ImageProcessorSource:
-    """All that is needed to make an ImageProcessor in another process."""
+    """The data needed to make an ImageProcessor in another process."""
 
     path: str  # of the model's directory
     image_token: str  # the placeholder, as text
     max_pixels: int
-    options: Mapping[str, Any] = field(default_factory=dict)  # instead of what preprocessor_config.json says
+    options: Mapping[str, Any] = field(default_factory=dict)  # override preprocessor_config.json
 
     def make(self) -> ImageProcessor:
         """Makes the processor. Called in a process of its own."""

@@ -43,7 +43,7 @@ _PACKAGES = {"transformers": "transformers", "numpy": "numpy", "PIL": "pillow"}
 NUM_WORKERS = 2
 # The largest images and the start of a worker take a few seconds. Some files cost a decoder hours.
 MAX_SECONDS = 60.0
-# Of one request: its tensors travel in one message.
+# The limit of one request: its tensors are sent in one message.
 MAX_TENSOR_BYTES = 32 * 1024 * 1024
 
 
@@ -80,14 +80,14 @@ class ImageWorkers:
     """Reads the images of chats: URLs on the event loop, bytes in worker processes, which make tensors of them."""
 
     def __init__(self, source: ImageProcessorSource, image_token_id: int, media: MediaReader, limit: int) -> None:
-        """limit: images of one request."""
+        """limit: the most images of one request."""
         self._image_token_id = image_token_id
         self.image_token = source.image_token
         self._media = media
         self._limit = limit
         self._source = source
         self._workers = [WorkerProcess(source.make)]
-        # The latest idle worker is the next: another one is started (None) only when all are busy.
+        # The worker that became idle last comes next: another one is started (None) only when all are busy.
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for worker in (*[None] * (NUM_WORKERS - 1), *self._workers):
             self._idle.put(worker)
@@ -147,7 +147,7 @@ class ImageWorkers:
             return await asyncio.wrap_future(self._threads.submit(self._work, data))
 
     def _work(self, data: bytes) -> ProcessedImage:
-        worker = self._idle.get_nowait() or self._start_worker()  # there are as many as threads
+        worker = self._idle.get_nowait() or self._start_worker()  # there is one for each thread
         try:
             try:
                 return self._processed(worker, data)
@@ -177,7 +177,7 @@ class ImageWorkers:
 
 
 def make_image_reader(config: TokenizerConfig, model_path: Path, tokenizer: LoadedTokenizer) -> ImageReader:
-    """Returns the reader of the model's images. model_path: of its files.
+    """Returns the reader of the model's images. model_path: where its files are.
 
     Raises StartupError naming the flag that is wrong.
     """

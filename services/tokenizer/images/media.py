@@ -28,7 +28,7 @@ _SHOWN = 100
 
 
 class MediaError(ValueError):
-    """The URL cannot be read; the message says why, for the client."""
+    """The URL cannot be read; the message tells the client why."""
 
 
 class MediaReader:
@@ -37,7 +37,7 @@ class MediaReader:
     def __init__(
         self, *, allowed_domains: tuple[str, ...], allowed_path: str | None, max_bytes: int, timeout: float
     ) -> None:
-        """allowed_domains: hosts; "*" = all with public addresses. allowed_path: what file: URLs may lie in.
+        """allowed_domains: hosts; "*" = all with public addresses. allowed_path: the directory for file: URLs.
 
         Raises ValueError if allowed_path is no directory.
         """
@@ -48,14 +48,14 @@ class MediaReader:
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
-        # Threads of their own: a lookup continues after its timeout, and other work must not wait for it.
+        # Separate threads: a lookup continues after its timeout, and other work must not wait for it.
         self._lookups = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="lookup")
 
     async def read(self, url: str) -> bytes:
         """Raises MediaError."""
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
-            return await asyncio.to_thread(self._decode, url)  # megabytes, perhaps
+            return await asyncio.to_thread(self._decode, url)  # may be megabytes
         if scheme == "file":
             return await asyncio.to_thread(self._read_file, url)
         if scheme in ("http", "https"):
@@ -111,11 +111,11 @@ class MediaReader:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """The settings of TLS. Made once: it takes 20 ms, in which no request gets tokens."""
+        """The settings of TLS. Made once: it takes 20 ms, during which no request gets tokens."""
         return httpx.create_ssl_context(trust_env=False)
 
     async def _fetch(self, url: str) -> bytes:
-        # No proxies from the environment: a proxy would resolve names once more.
+        # No proxies from the environment: a proxy would resolve names again.
         async with httpx.AsyncClient(trust_env=False, timeout=self._timeout, verify=self._tls) as client:
             for _ in range(1 + MAX_REDIRECTS):
                 found = await self._fetch_one(client, url)

@@ -1,4 +1,4 @@
-"""Plans of decoders: the streaming steps that do the same as the decoder of a tokenizer."""
+"""Plans of decoders: streaming steps that are equivalent to a tokenizer's decoder."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def _flatten(description: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _metaspace_plan(step: dict[str, Any]) -> Plan:
-    """The mark is a space, but nothing in the first token."""
+    """The mark becomes a space. In the first token, it may be dropped."""
     mark = step["replacement"]
     in_first = " " if step["prepend_scheme"] == "never" else ""
 
@@ -71,7 +71,7 @@ _WORD_PIECE_CLEAN_UPS = (*CLEAN_UPS[:6], (" 'm", "'m"), (" do not", " don't"), *
 
 
 def _word_piece_plan(step: dict[str, Any]) -> Plan:
-    """A space comes before each token but the first and those that go on with a word, which have a prefix."""
+    """A space precedes each token except the first and those that continue a word, which have a prefix."""
     prefix, cleans_up = step["prefix"], step["cleanup"]
 
     def shown(piece: str) -> str:

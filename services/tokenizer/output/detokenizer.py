@@ -1,8 +1,8 @@
 """Token ids to text, one token at a time, in constant time per token.
 
 `Detokenizer.push(token_id)` returns the text that this token makes certain and `flush()` the rest; together they are
-exactly what decoding the whole sequence at once gives. Text is held back while its bytes are incomplete; nothing that
-was returned is ever taken back. What was returned depends on nothing but the tokens pushed.
+exactly what decoding the whole sequence at once gives. Text is held back while its bytes are incomplete; returned
+text is never taken back. The returned text depends only on the pushed tokens.
 
 A tokenizer's decoder is a chain of steps over all tokens. It is rebuilt here as a chain of streaming steps: a first
 one (a "joiner") that turns tokens into text, then any number that rewrite text.
@@ -53,7 +53,7 @@ class Detokenizers:
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         self._tokenizer = tokenizer
         self._all_pieces = self._lookup(tokenizer, frozenset())
-        # Without special tokens except these.
+        # Pieces without special tokens, except for those in the key.
         self._pieces_but_special: dict[frozenset[str], _Lookup] = {}
 
     def _lookup(self, tokenizer: LoadedTokenizer, skipped: frozenset[int]) -> "_Lookup":
@@ -94,7 +94,7 @@ class Detokenizers:
 
 
 class _Lookup(dict[int, Any]):
-    """token id -> piece (None: contributes nothing), found once and then a plain dict access. Shared by requests."""
+    """A cache: token id -> piece (None: no text). Shared by requests."""
 
     def __init__(self, find: Callable[[int], Any]) -> None:
         super().__init__()

@@ -17,8 +17,8 @@ def prompt_logprobs(
 ) -> inference_pb2.PromptLogprobs:
     """Returns the message for the client.
 
-    columns: of all token_ids except the first. text: of the prompt, if the client gave a text; otherwise it is decoded,
-    with or without special tokens.
+    columns: the log probabilities of all token_ids except the first. text: that of the prompt, if the client gave it;
+    otherwise it is decoded, with or without special tokens.
     """
     own_texts = {token_id: detokenizers.token_text(token_id) for token_id in {token_ids[0], *columns.token_ids}}
     prompt_text, offsets = _located(detokenizers, token_ids, text, skip_special_tokens)

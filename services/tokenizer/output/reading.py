@@ -1,6 +1,6 @@
-"""The seam through which reasoning and tool calls enter the path of a request for text.
+"""The interface through which reasoning and tool calls enter the path of a request for text.
 
-`generation/` and `output/` know these protocols alone; `main.py` hands in what implements them (`parsers/`).
+`generation/` and `output/` use only these protocols; `main.py` passes their implementation (`parsers/`).
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ class OutputReader(Protocol):
         """Tokens of reasoning so far."""
 
     def push(self, *texts: str) -> Parsed:
-        """Returns what is certain after these texts, one of each token."""
+        """Returns the parts that are certain after these texts, one for each token."""
 
     def finish(self, *texts: str, rest: str = "") -> Parsed:
-        """Returns the same of the last texts, and all that was held back. rest: text of these or of earlier tokens."""
+        """Returns the same for the last texts, and all held text. rest: text of these or of earlier tokens."""
 
 
 class OutputReading(Protocol):

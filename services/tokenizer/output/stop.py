@@ -1,7 +1,7 @@
 """Stop strings, found across token borders. Text is held back only while it may still become one.
 
-Text is checked token by token. Of several stop strings that one token completes, the one that begins first in the text
-counts; of those that begin at the same place, the first in the list. The result depends on the tokens alone, never on
+Text is checked token by token. If one token completes several stop strings, the one that begins first in the text
+counts; if several begin at the same place, the first in the list does. The result depends on the tokens alone, never on
 how they were batched.
 """
 
@@ -23,7 +23,7 @@ class StopChecker:
     __slots__ = ("_held", "_include", "_last_chars", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
-        """stops: none of them empty."""
+        """stops: the stop strings, none of them empty."""
         self._stops = tuple(stops)
         self._include = include_stop_str_in_output
         # A text that ends in another character cannot end in the beginning of a stop string.

@@ -1,4 +1,4 @@
-"""Outputs on their way to a client: their forms, their sizes, and how several become one."""
+"""Outputs for a client: their forms, their sizes, and their merging."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ MAX_UNREAD = 32_768
 
 @dataclass(slots=True)
 class TextDelta:
-    """More text of a request, and nothing else. Most outputs are this, and it is cheaper than a message."""
+    """More text of a request, and nothing else. Most outputs have this form, which is cheaper than a message."""
 
     text: str
     token_ids: Sequence[int]
-    usage: common_pb2.Usage  # of the request; changes with it
+    usage: common_pb2.Usage  # of the request, and updated with it
 
     @property
     def response(self) -> inference_pb2.GenerateResponse:
@@ -35,7 +35,7 @@ def is_last(output: TextOutput) -> bool:
 
 
 def size_of(output: TextOutput) -> int:
-    """Returns how many tokens and log probabilities are in an output, those of the prompt too."""
+    """Returns the number of tokens and log probabilities in an output, including those of the prompt."""
     if isinstance(output, RpcError):
         return 0
     if isinstance(output, TextDelta):
@@ -47,10 +47,10 @@ def size_of(output: TextOutput) -> int:
 
 
 def merged(outputs: Sequence[TextOutput]) -> TextOutput:
-    """Returns the text, tokens and all else of several outputs of one request, the oldest first, with the newest usage
-    and end. An error replaces what was not read.
+    """Merges several outputs of one request, the oldest first, with the newest usage and end. An error replaces unread
+    outputs.
 
-    May change the first of them.
+    May change the first output.
     """
     first, last = outputs[0], outputs[-1]
     if isinstance(last, RpcError):
@@ -70,7 +70,7 @@ def merged(outputs: Sequence[TextOutput]) -> TextOutput:
         else:
             reasoning += output.reasoning
             whole.MergeFrom(output)
-    whole.text, whole.reasoning = text, reasoning  # of strings, a merged message has the last
+    whole.text, whole.reasoning = text, reasoning  # MergeFrom() keeps only the last string
     return whole
 
 

@@ -22,7 +22,7 @@ STOP = common_pb2.FINISH_REASON_STOP
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Settings of the way from output tokens to text."""
+    """Settings for turning output tokens into text."""
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
@@ -31,7 +31,7 @@ class OutputOptions:
     marks: frozenset[str] = frozenset()
     # Stop strings that end before this many tokens do not count.
     min_tokens: int = 0
-    # The places of tokens in the text are reported, with their log probabilities.
+    # Whether log probabilities are reported, with the places of their tokens in the text.
     has_logprobs: bool = False
 
 
@@ -74,7 +74,7 @@ Deliver = Callable[[TextOutput], None]
 
 
 class TextStream:
-    """Turns a request's tokens into GenerateResponses, handed to `deliver`. A TokenListener."""
+    """A TokenListener that turns a request's tokens into GenerateResponses and passes them to `deliver`."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class TextStream:
         prompt_text: str | None,
         prompt_field: str,
     ) -> None:
-        """reader: of its text; None leaves all of it text. prompt_text: the prompt, if it was given as text.
-        prompt_field: of the client's request, which has the prompt."""
+        """reader: reads the output's text; None if all of it is text. prompt_text: the prompt, if it was given as text.
+        prompt_field: the field of the client's request that has the prompt."""
         self._detokenizers = detokenizers
         self._options = options
         self._text = OutputText(detokenizers, options)
@@ -104,7 +104,7 @@ class TextStream:
         self.record = record
         self._has_output = False
         self.finished = False
-        # Called when a stop string ends the request, as the scheduler does not look for them.
+        # Called when a stop string ends the request, as the scheduler does not search for them.
         self.stop_upstream: Callable[[], None] = lambda: None
 
     def replay(self, token_ids: Sequence[int]) -> None:
@@ -223,7 +223,7 @@ class TextStream:
         self._deliver(response)
 
     def _more(self, texts: list[str], token_ids: Sequence[int], logprobs: common_pb2.Logprobs | None) -> TextOutput:
-        """Returns a delta, or a response if there is more to say. texts: of the tokens, one each."""
+        """Returns a delta, or a response if more fields are set. texts: one for each token."""
         if self._reader is None:
             parsed, text = None, "".join(texts)
         else:
@@ -242,7 +242,7 @@ class TextStream:
         logprobs: common_pb2.Logprobs | None,
         finish_reason: common_pb2.FinishReason,
     ) -> inference_pb2.GenerateResponse:
-        """Returns the last response. rest: text behind that of the last token with text."""
+        """Returns the last response. rest: text after that of the last token with text."""
         parsed = Parsed(text="".join(texts) + rest) if self._reader is None else self._reader.finish(*texts, rest=rest)
         response = self._response(parsed, token_ids, logprobs)
         if finish_reason == STOP and self._reader is not None and self._reader.has_called:

@@ -24,7 +24,7 @@ _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
 def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers: OutputParsers) -> Grammar | None:
-    """Returns the grammar of an output, or of what follows its reasoning; None: it is free. given: by the client.
+    """Returns the grammar of an output, or of the part after its reasoning; None if it is free. given: the client's.
 
     Raises RpcError (INVALID_ARGUMENT).
     """
@@ -102,7 +102,7 @@ def _json_format(grammar: Grammar) -> Format | None:
 
 
 def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str) -> Grammar:
-    """Returns a grammar of calls alone, in JSON, whatever the marks of the model are."""
+    """Returns a grammar of calls alone, in JSON, which does not depend on the model's marks."""
     if not tools:
         raise invalid(f"output_parsing.{kind} needs tools, in the chat or in output_parsing", f"output_parsing.{kind}")
     if kind == "required":

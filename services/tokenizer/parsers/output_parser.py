@@ -21,7 +21,7 @@ class OutputParser:
         return self._reasoning.num_tokens if self._reasoning is not None else 0
 
     def push(self, *texts: str) -> Parsed:
-        """Returns what is certain after these texts, one of each token."""
+        """Returns the parts that are certain after these texts, one for each token."""
         parsed = Parsed()
         if self._reasoning is None:
             text = "".join(texts)
@@ -37,7 +37,7 @@ class OutputParser:
         return parsed
 
     def finish(self, *texts: str, rest: str = "") -> Parsed:
-        """Returns the same of the last texts, and all that was held back. rest: text of these or of earlier tokens."""
+        """Returns the same for the last texts, and all held text. rest: text of these or of earlier tokens."""
         parsed = self.push(*texts)
         if self._reasoning is not None:
             held = Parsed()

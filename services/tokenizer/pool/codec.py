@@ -18,7 +18,7 @@ _LONG_TEXT = 256 * 1024
 
 @dataclass(frozen=True)
 class CodecSource:
-    """All that is needed to make a Codec in another process."""
+    """The data needed to make a Codec in another process."""
 
     # Directory or .gguf file.
     path: str

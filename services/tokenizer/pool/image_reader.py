@@ -1,4 +1,4 @@
-"""The seam through which images enter a prompt. `images/` implements it."""
+"""The interface through which images enter a prompt. `images/` implements it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,7 +14,7 @@ class ChatImages(Protocol):
 
     @property
     def texts(self) -> Sequence[str]:
-        """The text that stands for each in the prompt."""
+        """The text that represents each in the prompt."""
 
     def placed(self, token_ids: Sequence[int]) -> Sequence[PromptImage]:
         """Returns the images as the executor reads them, each with its place in the prompt. Raises RpcError

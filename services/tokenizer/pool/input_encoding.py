@@ -15,10 +15,10 @@ EncodedInput = tuple[list[int], int]
 class Cuts:
     """The numbers of tokens that are kept of longer texts; None: all."""
 
-    whole: int | None = None  # special tokens included; of a pair the longer text is cut first
+    whole: int | None = None  # including special tokens; the longer text of a pair is cut first
     first: int | None = None  # the first text, or the only one, without special tokens
     second: int | None = None  # the second text of a pair
-    from_start: bool = False  # `whole` cuts the beginning of a text off, not its end
+    from_start: bool = False  # `whole` cuts off the beginning of a text, not its end
     max_tokens: int | None = None  # of a text that is not cut; None: not known
 
     @property
@@ -27,7 +27,7 @@ class Cuts:
         return (self.whole, self.first, self.second) != (None, None, None)
 
     def room(self, *, is_second: bool) -> Room | None:
-        """Returns how much of a text has to be encoded so that these cuts leave the same of it."""
+        """Returns how much of a text must be encoded to get the same result after these cuts."""
         own = self.second if is_second else self.first
         if own is not None:
             # `whole` may keep the end of this beginning.
@@ -84,7 +84,7 @@ def _cut_whole(first: Encoding, second: Encoding | None, max_tokens: int, num_sp
     room = max_tokens - num_special
     if room < 1:
         raise ValueError(
-            f"truncate_prompt_tokens is {max_tokens}, which leaves no room for a text beside special tokens; raise it"
+            f"truncate_prompt_tokens is {max_tokens}, which leaves no room for a text next to special tokens; raise it"
         )
     if second is None:
         first.truncate(room, direction=direction)

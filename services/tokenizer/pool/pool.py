@@ -1,4 +1,4 @@
-"""The tokenizer pool: workers render and encode prompts, so that the event loop, which serves all requests, does not.
+"""The tokenizer pool: workers render and encode prompts instead of the event loop, which serves all requests.
 
 Workers are threads by default: the Rust tokenizer releases the interpreter lock while it encodes. Processes are for
 chat templates with heavy Python work, and for tokenizers that might crash. Either way each worker has one thread, which
@@ -33,11 +33,11 @@ from pagewire.wire.rpc import RpcError
 logger = logging.getLogger(__name__)
 
 MAX_DEFAULT_SIZE = 8
-# Characters; they take at most 100 microseconds. A thread takes 70 more, and waits for a core while all are busy.
+# In characters, which take at most 100 microseconds. A thread takes 70 more, and waits for a core while all are busy.
 SHORT_TEXT = 256
-# Of all texts that wait or are encoded, in characters. A single one may be longer.
+# The limit of all texts that wait or are being encoded, in characters. A single one may be longer.
 MAX_QUEUED_CHARS = 64 * 1024 * 1024
-# Characters. Encoding takes a hundred times the memory, so of such texts one is encoded at a time.
+# In characters. Encoding takes a hundred times the memory, so texts of this size are encoded one at a time.
 LARGE_TEXT = 1024 * 1024
 
 
@@ -55,8 +55,8 @@ class TokenizerPool:
     ) -> None:
         """Loads the tokenizer, on the caller's thread. kind: "thread" or "process"; processes load it too.
 
-        max_queued: calls that may wait when another request is admitted. timeout: seconds of a call's work, including
-        the start of a new process.
+        max_queued: the most calls that may wait when a request is admitted. timeout: seconds of a call's work,
+        including the start of a new process.
 
         Raises ValueError if the tokenizer cannot be loaded, or size is below 1.
         """
@@ -102,7 +102,7 @@ class TokenizerPool:
         return await self._call("encode_text", len(text), text, add_special_tokens, room)
 
     def encodes_at_once(self, text: str) -> bool:
-        """Returns whether `encode_at_once` may be called: not with process workers, as a crash must end one of them."""
+        """Whether `encode_at_once` may be called: not with process workers, as a crash may only end a worker."""
         return len(text) <= SHORT_TEXT and not self.workers
 
     def encode_at_once(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -149,7 +149,7 @@ class TokenizerPool:
         return await self._call("vocabulary_entries", len(token_ids), token_ids)
 
     def close(self) -> None:
-        """Drops calls that wait, and gives up those that do not end in a moment."""
+        """Drops calls that wait, and gives up those that do not end soon."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -5,7 +5,7 @@ compared with the most that its tokens can stand for, in this order:
 
 1. Bytes. A tokenizer that keeps all text covers at most `longest token of the vocabulary, in bytes` per token.
    A normalizer may shrink text before that: canonical and compatibility composition (NFC, NFKC, and SentencePiece's
-   tables made of them) by a factor of 4 at most, which the four bytes of a mathematical letter that becomes one show.
+   tables made of them) by a factor of at most 4: a mathematical letter of four bytes becomes one byte.
    So `most` tokens are never more than
 
        max(1 MiB, most * longest token * (4 if there is a normalizer, else 1)) bytes.
@@ -13,12 +13,12 @@ compared with the most that its tokens can stand for, in this order:
    Other changes have no bound: tokenizers drop white space, accents and control characters, and replace words of any
    length by one unknown token. The mebibyte leaves some room for that. A longer text is refused even if the tokenizer
    would drop nearly all of it.
-2. Tokens of pieces, if the text is longer than real texts of so many tokens (6 characters per token). The tokens of
+2. Tokens of pieces, if the text is longer than real texts of `most` tokens (6 characters per token). The tokens of
    pieces of 64 Ki characters are counted until there are more than `most`, so nothing larger is encoded in vain. A cut
    through a word adds a few tokens; SLACK for each cut allows for them.
 
-A text of which one end is kept is never too long: only as much of that end is encoded as has enough tokens. Tokens that
-change beside the cut are cut off later.
+A text of which only one end is kept is never too long: only enough of that end is encoded. Tokens that change next to
+the cut are removed later.
 
 Chats are checked after they are rendered, as templates may leave out parts.
 """
@@ -32,21 +32,21 @@ from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 MIN_BYTES = 1024 * 1024
 # Characters that are encoded at once before it is known that the text fits.
 PIECE = 64 * 1024
-# Characters of a token, on average, that no language or program reaches.
+# Characters per token that no language or program reaches on average.
 _LONG_TOKENS = 6
 # The most that composition shrinks text, in bytes.
 _SHRINKING = 4
-# Tokens that a cut may add, or change, beside it.
+# Tokens that a cut may add or change next to it.
 SLACK = 64
 
 
 class TextTooLong(ValueError):
-    """The message says how long it is and what is possible."""
+    """A text is too long; the message has its length and the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room for a text's tokens."""
+    """The limit of a text's tokens."""
 
     most: int  # tokens; 0: not known yet
     keeps: str = "all"  # or "start", "end": keeps that end of a text of any length
@@ -81,7 +81,7 @@ class TextLimit:
             raise self._too_long(room, f"{size} bytes of text, of which at most {most} are possible")
 
     def fitted(self, text: str, room: Room | None) -> str:
-        """Returns the text, or as much of the kept end as has the wanted tokens and some more. Raises TextTooLong."""
+        """Returns the text, or enough of the kept end for the wanted tokens and some more. Raises TextTooLong."""
         if room is None or len(text) <= (plausible := max(PIECE, _LONG_TOKENS * room.most)):
             return text
         if room.keeps != "all":
@@ -99,7 +99,7 @@ class TextLimit:
                 raise self._too_long(room, f"more than {room.most} tokens in its first {start + PIECE} characters")
 
     def _end_of(self, text: str, room: Room, num_chars: int) -> str:
-        """num_chars: to begin with."""
+        """num_chars: characters to begin with."""
         take: Callable[[int], str] = (lambda n: text[:n]) if room.keeps == "start" else lambda n: text[-n:]
         while num_chars < len(text):
             part = take(num_chars)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-# Seconds that a busy thread has to end when the pool is closed.
+# Seconds in which a busy thread can end when the pool is closed.
 _LAST_SECONDS = 0.5
 
 

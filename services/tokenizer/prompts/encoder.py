@@ -9,7 +9,7 @@ from pagewire.services.tokenizer.pool.text_limit import Room
 from pagewire.services.tokenizer.prompts.prompts import Prompt, adds_special_tokens, encode_prompt
 from pagewire.v1 import inference_pb2
 
-# Short texts that the event loop encodes in a row: a millisecond, for which other requests wait.
+# Short texts that the event loop encodes in a row: a millisecond, during which other requests wait.
 MOST_AT_ONCE = 16
 
 
@@ -59,7 +59,7 @@ class PromptEncoder:
                     del self._running[key]
 
     def _may_hold_up(self) -> bool:
-        """Whether the event loop may encode one more itself before it does anything else."""
+        """Whether the event loop may encode one more text itself before it does anything else."""
         if self._num_at_once == MOST_AT_ONCE:
             return False
         if not self._num_at_once:

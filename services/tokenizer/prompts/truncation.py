@@ -1,4 +1,4 @@
-"""Truncation of prompts, as truncate_prompt_tokens says."""
+"""Truncation of prompts by truncate_prompt_tokens."""
 
 import grpc
 

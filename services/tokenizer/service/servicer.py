@@ -160,7 +160,7 @@ def _page(names: Sequence[str], request: inference_pb2.ListModelsRequest) -> tup
     """Returns the names of a page, and the token of the next page. Raises RpcError (INVALID_ARGUMENT)."""
     if request.page_size < 0:
         raise invalid(f"page_size is {request.page_size}; it must be >= 0", "page_size")
-    # A token is the name that its page begins with.
+    # A page token is the name that its page begins with.
     if request.page_token and request.page_token not in names:
         raise invalid("page_token is not one of these models' lists; begin again without one", "page_token")
     start = names.index(request.page_token) if request.page_token else 0

@@ -20,7 +20,7 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatError(ValueError):
-    """The conversation cannot be rendered; the message says why, for the client."""
+    """The conversation cannot be rendered; the message tells the client why."""
 
 
 class TemplateError(ChatError):
@@ -40,7 +40,7 @@ class Chat:
     chat_template: str = ""
     # {"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}.
     tools: Sequence[Mapping[str, Any]] = ()
-    # {"title": ..., "text": ...}, or whatever else the template knows.
+    # {"title": ..., "text": ...}, or other keys that the template knows.
     documents: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         lists = {"tools": list(chat.tools) or None, "documents": list(chat.documents) or None}
         variables = {**lists, **special_tokens, **chat.template_kwargs}
         text = compiled.template.render(variables, messages=messages, add_generation_prompt=chat.add_generation_prompt)
-        text.encode()  # half a surrogate pair, from an escape in the template or its variables, is no text
+        text.encode()  # half a surrogate pair, from an escape in the template or its variables, is not text
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid jinja, line {error.lineno}: {error.message}") from error
     except jinja2.TemplateError as error:
@@ -235,7 +235,7 @@ def _mark_final_message(messages: list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_TAG
         return content
-    if not content or "text" not in content[-1]:  # the text continues behind an image
+    if not content or "text" not in content[-1]:  # the text continues after an image
         content.append({"type": "text", "text": ""})
     text: str = content[-1]["text"]
     content[-1]["text"] = text + _CONTINUE_TAG

@@ -63,7 +63,7 @@ def json_object(text: str, name: str, field: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except (ValueError, RecursionError) as error:
         raise invalid(f"{name} is not valid JSON: {error}", field) from error
     if not isinstance(value, dict):
@@ -121,7 +121,7 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     if message.HasField("tool_call_id"):
         plain["tool_call_id"] = message.tool_call_id
     if message.HasField("reasoning"):
-        # Each of these names is read by some templates; GPT-OSS's refuses the last one beside content.
+        # Each of these names is read by some templates; GPT-OSS's refuses the last one together with content.
         plain["reasoning"] = plain["reasoning_content"] = message.reasoning
         if not plain.get("content"):
             plain["thinking"] = message.reasoning
@@ -137,7 +137,7 @@ def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Arguments | str:
-    """Returns the object, or the text if it is no JSON: a conversation must be able to continue after a wrong call."""
+    """Returns the object, or the text if it is not JSON: a conversation must be able to continue after a wrong call."""
     try:
         values = json.loads(text) if text else {}
     except (ValueError, RecursionError):

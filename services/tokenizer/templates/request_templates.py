@@ -1,4 +1,4 @@
-"""Renders chat templates of requests, in processes of their own.
+"""Renders chat templates of requests in separate processes.
 
 A template is a program. Jinja's sandbox keeps it from the machine, but not from using up time and memory, and one long
 operation, such as `10 ** (10 ** 9)` or `'a' * 10 ** 10`, halts every thread of its process. So these templates run in
@@ -22,19 +22,19 @@ from pagewire.wire.rpc import RpcError
 
 # Seconds for one template; a model's takes less than a millisecond.
 TIMEOUT_S = 5.0
-# Of a process, beyond its memory before the first template.
+# The memory of a process in addition to its memory before the first template.
 MEMORY_BYTES = 512 * 1024 * 1024
-# Of a rendered prompt, and of the error of a template.
+# Limits of a rendered prompt, and of the error of a template.
 MAX_CHARS = 16 * 1024 * 1024
 MAX_ERROR_CHARS = 1000
-# Processes, started when they are needed, and requests that may wait for one.
+# The number of processes, which start on demand, and of requests that may wait for one.
 SIZE = 2
 MAX_WAITING = 64
 _START_TIMEOUT_S = 60.0
 
 
 class Renderer:
-    """Renders templates, in such a process."""
+    """Renders templates in such a process."""
 
     def __init__(self, special_tokens: Mapping[str, str], memory_bytes: int) -> None:
         self._special_tokens = special_tokens

@@ -11,15 +11,15 @@ from pagewire.v1 import common_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire.rpc import RpcError
 
-# Of one call, at the scheduler at once. More would not keep executors busier, and the scheduler takes 70 microseconds
-# for each, in which it decides no steps.
+# The most requests of one call at the scheduler. More would not keep executors busier, and the scheduler takes 70
+# microseconds for each, during which it decides no steps.
 MAX_IN_FLIGHT = 1024
 
 Outcome = common_pb2.Vector | RpcError
 
 
 class _Listener:
-    """Puts the outcome of one input into the queue of all; it is a TokenListener."""
+    """A TokenListener that puts the outcome of one input into the common queue."""
 
     def __init__(self, index: int, outcomes: asyncio.Queue[tuple[int, Outcome]]) -> None:
         self._index = index
@@ -52,7 +52,7 @@ class _Listener:
 class VectorBatch:
     """Requests for vectors that end together, all computed by the same weights.
 
-    If --max-waiting-requests leaves room for some of them only, the others wait here: a batch is refused as a whole or
+    If --max-waiting-requests leaves room for only some of them, the others wait here: a batch is refused as a whole or
     not at all.
     """
 
@@ -69,7 +69,7 @@ class VectorBatch:
         vectors: dict[int, common_pb2.Vector] = {}
         waiting = deque(range(len(self._messages)))
         window = MAX_IN_FLIGHT
-        latest = ""  # the version of the weights that the latest vector is of
+        latest = ""  # the version of the weights of the latest vector
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < window:
@@ -82,7 +82,7 @@ class VectorBatch:
                     window = min(window + 1, MAX_IN_FLIGHT)
                     latest = self._messages[index].weights_version
                     if not waiting and not self._running:
-                        # The weights were replaced meanwhile: vectors of different weights do not compare.
+                        # The weights were replaced meanwhile: vectors of different weights are not comparable.
                         waiting.extend(i for i in vectors if self._messages[i].weights_version != latest)
                 elif self._may_wait(index, outcome):
                     waiting.appendleft(index)
@@ -103,6 +103,6 @@ class VectorBatch:
         self._link.submit(request)
 
     def _may_wait(self, index: int, error: RpcError) -> bool:
-        """Whether another of the batch was admitted, or may be, and this one was refused for lack of room."""
+        """Whether another request of the batch was or may be admitted, and this one was refused for lack of room."""
         is_full = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not self._messages[index].resubmitted
         return is_full and (self._is_admitted or bool(self._running))

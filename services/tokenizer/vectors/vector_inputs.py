@@ -13,7 +13,7 @@ from pagewire.v1 import common_pb2, inference_pb2
 
 # Texts that one worker of the pool encodes in a row.
 TEXTS_PER_CALL = 32
-# Of one call, in the pool at once: texts of other calls wait for these only.
+# The most texts of one call in the pool: texts of other calls wait only for these.
 PARTS_PER_WORKER = 2
 
 Inputs = Sequence[inference_pb2.InputText]
@@ -31,7 +31,7 @@ async def encode(
     prefix: str = "",
     cuts: Cuts,
 ) -> list[EncodedInput]:
-    """Returns the tokens of each input. prefix: of each text. Raises RpcError (INVALID_ARGUMENT)."""
+    """Returns the tokens of each input. prefix: put before each text. Raises RpcError (INVALID_ARGUMENT)."""
     for index, given in enumerate(inputs):
         kind = given.WhichOneof("input")
         if kind is None or (kind != "text" and given.HasField("text_pair")):

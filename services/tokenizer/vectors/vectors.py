@@ -26,7 +26,7 @@ from pagewire.wire.rpc import MAX_MESSAGE_BYTES, RpcError
 
 EMBED, CLASSIFY = common_pb2.MODEL_KIND_EMBED, common_pb2.MODEL_KIND_CLASSIFY
 MAX_INPUTS = 65_536
-# Of the numbers of an answer: they fit into a message beside its other fields.
+# The limit of the numbers of an answer, which fit into a message along with its other fields.
 MAX_VECTOR_BYTES = MAX_MESSAGE_BYTES - 32 * MAX_INPUTS
 
 
@@ -34,14 +34,14 @@ class _Call:
     """The properties of one call."""
 
     def __init__(self, name: str, options: inference_pb2.InputOptions, external_id: str, trace: Trace) -> None:
-        """name: of the call, lower case."""
+        """name: the call's, in lower case."""
         self.rpc_method = f"pagewire.v1.InferenceService/{name.capitalize()}"
         self.options = options
         self.external_id = external_id
         self.trace = trace
 
     def attributes(self, code: str) -> dict[str, Any]:
-        """Returns the attributes of its span. code: of its gRPC status."""
+        """Returns the attributes of its span. code: that of its gRPC status."""
         return {semconv.RPC_SYSTEM: "grpc", semconv.RPC_METHOD: self.rpc_method, semconv.RPC_STATUS: code}
 
     def name_of(self, field: str) -> Name:

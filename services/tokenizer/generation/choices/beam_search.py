@@ -1,9 +1,9 @@
 """Beam search: chooses the beginnings of an output to continue, and the best outputs, as transformers' generate() does.
 
-Pure: it receives the most probable next tokens of each beginning, and does not know how they are computed.
+It is pure: its input is the most probable next tokens of each beginning, however they are computed.
 
-vLLM's search differs: it scores an output by all tokens, those of the prompt too, accepts outputs that end however
-improbable they are, and never stops before max_tokens.
+vLLM's search differs: it scores an output by all tokens, those of the prompt too, accepts improbable outputs
+once they end, and never stops before max_tokens.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,9 +17,9 @@ Continuations = Sequence[tuple[int, float]]
 class Hypothesis:
     """A beginning of an output, or all of it."""
 
-    parent: "Hypothesis | None" = None  # without the last token; None = there is no token yet
-    token_id: int = -1  # the last one
-    token_logprob: float = 0.0  # of it
+    parent: "Hypothesis | None" = None  # all but the last token; None = no token yet
+    token_id: int = -1  # the last token
+    token_logprob: float = 0.0  # of the last token
     alternatives: Continuations = ()  # among which it was chosen
     logprob: float = 0.0  # of all tokens together
     length: int = 0  # in tokens
@@ -46,7 +46,7 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """Continues `width` beginnings at a time, and keeps as many outputs."""
+    """Continues `width` beginnings at a time, and keeps the `width` best outputs."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class BeamSearch:
         length_penalty: float = 1.0,
         early_stopping: bool = False,
     ) -> None:
-        """max_tokens: of an output, with the end token. See `BeamSearch` of inference.proto for the others."""
+        """max_tokens: limit of an output, end token included. For the others, see `BeamSearch` of inference.proto."""
         self._width = width
         self._end_token_ids = frozenset(end_token_ids)
         self._max_tokens = max_tokens
@@ -67,17 +67,17 @@ class BeamSearch:
 
     @property
     def num_continuations(self) -> int:
-        """The number of most probable next tokens that are needed of each beginning: `width` of them do not end it."""
+        """The number of next tokens that each beginning needs, so that at least `width` of them do not end it."""
         return self._width + len(self._end_token_ids)
 
     @property
     def outputs(self) -> list[Hypothesis]:
-        """The best first."""
+        """The outputs, the best first."""
         return [output for _, output in self._outputs]
 
     def advance(self, continuations: Sequence[Continuations]) -> None:
-        """Takes one step. continuations: of each running hypothesis, at least num_continuations if the vocabulary has
-        as many."""
+        """Takes one step. continuations: at least num_continuations for each running hypothesis, if the vocabulary has
+        that many."""
         candidates = [
             hypothesis.then(token_id, logprob, following)
             for hypothesis, following in zip(self.running, continuations, strict=True)

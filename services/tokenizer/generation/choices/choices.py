@@ -21,8 +21,8 @@ from pagewire.wire.rpc import RpcError
 async def generate(
     generator: TextGenerator, received: Received
 ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-    """Yields the n outputs of a request as they are generated; of best_of and of a beam search the best when all have
-    ended.
+    """Yields the n outputs of a request as they are generated; for best_of and beam search, the best ones when
+    all have ended.
 
     Raises RpcError.
     """

@@ -14,8 +14,8 @@ from pagewire.wire.rpc import RpcError
 
 @contextmanager
 def composing(live: LiveGenerations, received: Received) -> Iterator[None]:
-    """Makes the requests that the present task submits one generation: a shutdown waits for the end of the block, and
-    the generation's id ends it.
+    """Combines the requests that the present task submits into one generation: a shutdown waits for the end of the
+    block, and the generation's id ends it.
 
     Raises RpcError (ABORTED) if the generation is ended by its id.
     """
@@ -44,7 +44,7 @@ class _Composed:
         self.was_ended = False
 
     def end_early(self) -> bool:
-        """Cancels the task, as there is no output yet. Returns False if the generation has ended before."""
+        """Cancels the task, as there is no output yet. Returns False if the generation had already ended."""
         if self.is_over or self.was_ended:
             return False
         self.was_ended = True

@@ -1,4 +1,4 @@
-"""Beam search by requests for one token each, which find their beginning in the prefix cache.
+"""Beam search by requests for one token each, whose beginnings are in the prefix cache.
 
 A search survives a restart of the scheduler or an executor, as the link submits its live requests again. If this
 service dies, the search starts over and returns the same outputs.
@@ -29,7 +29,7 @@ from pagewire.wire.rpc import RpcError
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 
-# Sampling parameters that change the probabilities of tokens, and the values that do nothing.
+# Sampling parameters that change the probabilities of tokens, and their neutral values.
 _REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
 
 
@@ -63,7 +63,7 @@ async def _searched(
     record.on_submitted()
     while search.running:
         continuations = await steps.continuations(search.running)
-        if len(steps.weights_versions) > 1:  # they were replaced meanwhile: probabilities of both do not compare
+        if len(steps.weights_versions) > 1:  # weights were replaced: probabilities of old and new are not comparable
             steps.weights_versions.clear()
             search, _ = _begin(info, prepared)
         else:
@@ -90,7 +90,7 @@ def _check(request: inference_pb2.GenerateRequest) -> None:
     if request.output_parsing.WhichOneof("forced"):
         given.append("tool_choice (required, or a tool's name)")
     if given:
-        # The field at fault leads, so that each API can report it by its own name.
+        # The field at fault comes first, so that each API can report it by its own name.
         field = given[0].partition(" ")[0]
         raise invalid(f"{', '.join(given)} cannot be combined with beam search; leave out one of them", field)
     if request.best_of:
@@ -134,7 +134,7 @@ def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamS
 
 
 class _Steps:
-    """Computes the next tokens of beginnings, each by a request of its own."""
+    """Computes the next tokens of beginnings, with one request for each."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Steps:
             temperature=1, max_tokens=1, seed=0, logprobs=num_logprobs, priority=prepared.params.priority
         )
         self._trace = trace
-        self.num_cached_tokens = 0  # of the prompt, when it was first seen
+        self.num_cached_tokens = 0  # of the prompt, in the first step
         self.weights_versions: set[str] = set()  # of the weights that have answered
         self._has_begun = False
 
@@ -178,7 +178,7 @@ class _Steps:
 
 
 class _NextToken:
-    """Receives the most probable tokens from a request for one token: a TokenListener."""
+    """A TokenListener that receives the most probable tokens from a request for one token."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Continuations] = asyncio.get_running_loop().create_future()
@@ -202,7 +202,7 @@ class _NextToken:
         if logprobs is None:  # the request was ended by its id
             self.answer.set_exception(RpcError(grpc.StatusCode.ABORTED, "the request was ended by its id"))
             return
-        # The first one is the token that was sampled; it is among the others if it belongs there.
+        # The first entry is the sampled token. It is repeated among the others if it is one of the most probable.
         self.answer.set_result(list(zip(logprobs.token_ids[1:], logprobs.logprobs[1:], strict=True)))
 
     def on_prompt_logprobs(self, logprobs: common_pb2.Logprobs) -> None:

@@ -1,4 +1,4 @@
-"""Calls that a grammar forces: JSON alone, whatever the marks of the model are."""
+"""Calls that a grammar forces: JSON alone, which does not depend on the model's marks."""
 
 from collections.abc import Callable
 

@@ -9,7 +9,7 @@ from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
 from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
 
-# Each pattern, with one of texts that may still become it.
+# Patterns, some followed by a pattern of text that may still become a match.
 _BEGIN = re.compile(r"\s{0,99}\{")
 _BEGIN_BEGINNING = re.compile(r"\s{0,99}")
 _END = re.compile(r"\s{0,99}\}")
@@ -20,7 +20,7 @@ _STRING_BEGINNING = re.compile(r'"(?:[^"\\]|\\.){0,256}\\?', re.DOTALL)
 
 
 class JsonCallReader(ToolCallReader):
-    """Base of such parsers. Subclasses enter the state `_object` at the place of a call's object."""
+    """The base of their parsers. Subclasses enter the state `_object` where a call's object begins."""
 
     # Whether an object without arguments is a call of a tool that takes none.
     takes_name_alone: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class JsonCallReader(ToolCallReader):
         return True
 
     def _between(self, parsed: Parsed) -> bool:
-        """A state: between two objects, or behind the last one."""
+        """A state: between two objects, or after the last one."""
         if not self.separator:
             return self._close()
         if found := self._next_object.match(self._held):

@@ -1,4 +1,4 @@
-"""Llama 3 and 4: {"name": ..., "parameters": {...}} as the whole answer, or behind <|python_tag|>; several
+"""Llama 3 and 4: {"name": ..., "parameters": {...}} as the whole answer, or after <|python_tag|>; several
 between semicolons."""
 
 from collections.abc import Mapping, Sequence

@@ -38,7 +38,7 @@ _KEYWORD = re.compile(r"\s{0,99}([^\W\d]\w{0,127})\s{0,99}=\s{0,99}(?=[^\s=])")
 _KEYWORD_BEGINNING = re.compile(r"\s{0,99}(?:[^\W\d]\w{0,127}\s{0,99}(?:=\s{0,99})?)?")
 _VALUE_END = re.compile(r"\s{0,99}(?:,|(?=\)))")
 _VALUE_END_BEGINNING = re.compile(r"\s{0,99}")
-# In a string: what is no escape, an escape, and what may become one. Two halves of a character are one escape.
+# In a string: plain text, an escape, and what may become one. Both halves of a surrogate pair are one escape.
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(
@@ -83,7 +83,7 @@ class PythonicReader(ToolCallReader):
         self._emitted: set[str] = set()  # keywords
         self._quote = ""  # of the string that is read
         self._value_end = ValueEnd()
-        self._pieces: list[str] = []  # of a value that is no string
+        self._pieces: list[str] = []  # of a value that is not a string
 
     def _start(self, parsed: Parsed) -> bool:
         return self._call(parsed)

@@ -1,6 +1,6 @@
-"""Calls with each argument between marks of its own: Qwen3-Coder, GLM-4.5, MiniMax-M2.
+"""Calls with each argument between its own marks: Qwen3-Coder, GLM-4.5, MiniMax-M2.
 
-A value has no quotes. The tool's schema says whether it is text or JSON; without a schema, it is JSON if it reads so.
+A value has no quotes. The tool's schema determines whether it is text or JSON; without a schema, valid JSON is JSON.
 """
 
 import json
@@ -27,7 +27,7 @@ from pagewire.services.tokenizer.parsers.shared.untyped_values import is_text, t
 
 
 class TaggedCallReader(ToolCallReader):
-    """Base of such parsers. Subclasses define the marks."""
+    """The base of their parsers. Subclasses define the marks."""
 
     reads_schemas = True
     # From an opening mark to the first argument, and text that may become that. Group 1 is the tool's name.
@@ -40,9 +40,9 @@ class TaggedCallReader(ToolCallReader):
     call_end: ClassVar[str]
     # Begins the next call, if no opening mark does.
     next_call: ClassVar[str] = ""
-    # Whether values have lines of their own.
+    # Whether values are on separate lines.
     values_have_lines: ClassVar[bool] = False
-    # Text that models write behind each mark, for grammars.
+    # Text that models write after each mark, for grammars.
     gap: ClassVar[Format] = text_of("\n")
 
     def __init__(self) -> None:

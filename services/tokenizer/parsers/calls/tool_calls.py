@@ -25,12 +25,12 @@ from pagewire.v1.inference_pb2 import ToolCallDelta
 # Characters from a call's mark to its arguments; a longer header is text.
 MAX_HEADER = 512
 
-# Of a function, as a pattern.
+# The pattern of a function's name.
 NAME = r"""[^\s{}\[\]<>|｜"'`]{1,128}"""
 
 
 class ToolCallReader(Reader):
-    """A parser of tool calls. Subclasses have a state `_call` for the text behind one of their opening marks."""
+    """A parser of tool calls. Subclasses have a state `_call` for the text after one of their opening marks."""
 
     # Marks that begin a call, or a list of calls.
     opening: ClassVar[tuple[str, ...]]
@@ -40,7 +40,7 @@ class ToolCallReader(Reader):
     reads_schemas: ClassVar[bool] = False
     # Text that models write between two calls.
     between: ClassVar[str] = ""
-    # Whether an output with calls has ended for that reason. As in OpenAI's API, one that had to call has not.
+    # Whether calls are an output's reason to end. As in OpenAI's API, they are not if a call was required.
     is_reason_to_end: ClassVar[bool] = True
     # Whether `output_format` describes the reasoning too.
     format_has_reasoning: ClassVar[bool] = False
@@ -52,8 +52,8 @@ class ToolCallReader(Reader):
         # Schemas by names of tools and arguments; set if `reads_schemas`.
         self.schemas: Mapping[str, dict[str, Any]] = {}
         self._num_calls = 0
-        self._unopened = ""  # what was read of a call that is not open yet
-        self._after_call = False  # since the last call there was nothing but white space
+        self._unopened = ""  # the part read of a call that is not open yet
+        self._after_call = False  # only white space has followed the last call
         self._arguments_end = ObjectEnd()
         self._closing_index = 0  # the next of the closing marks
         self._opening = re.compile("|".join(map(re.escape, self.opening)))
@@ -164,7 +164,7 @@ class ToolCallReader(Reader):
         return self._close()
 
     def _close(self) -> bool:
-        """Continues behind a call."""
+        """Continues after a call."""
         self._closing_index = 0
         self._state = self._closing
         return True
@@ -196,9 +196,9 @@ def check_names(tools: Sequence[CallableTool]) -> None:
 
 
 class HeadedCallReader(ToolCallReader):
-    """Calls with the name in a header and the object of the arguments behind it."""
+    """Calls with the name in a header and the object of the arguments after it."""
 
-    # All from the opening mark to the object; group 1 is the name.
+    # The text from the opening mark to the object; group 1 is the name.
     header: ClassVar[re.Pattern[str]]
 
     def _call(self, parsed: Parsed) -> bool:

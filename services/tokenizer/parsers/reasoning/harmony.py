@@ -15,7 +15,7 @@ _END = re.compile("|".join(map(re.escape, _ENDS)))
 _BODY = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-# Beginnings of a message, behind the prompt's <|start|>assistant or of a later message.
+# Beginnings of a message, after the prompt's <|start|>assistant or of a later message.
 _HEADERS = ("<|channel|>", "<|start|>", "to=", _BODY)
 
 

@@ -8,14 +8,14 @@ _INSIDE_STRINGS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 
 
 class _NestedEnd:
-    # Characters that matter outside of strings, and those of them that end a value before them.
+    # Characters that matter outside of strings, and those among them that end the value before them.
     _outside_strings: ClassVar[re.Pattern[str]]
     _ends_before: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self.found = False
         self._depth = 0
-        self._quote = ""  # that began the string which it is in
+        self._quote = ""  # that began the present string
         self._is_escaped = False  # the next character
 
     def find(self, piece: str) -> int:
@@ -50,7 +50,7 @@ class _NestedEnd:
 
 
 class ObjectEnd(_NestedEnd):
-    """The end of a JSON object: behind the bracket that closes it, whether it is valid or not."""
+    """The end of a JSON object, valid or not: after the bracket that closes it."""
 
     _outside_strings = re.compile(r'["{}\[\]]')
 

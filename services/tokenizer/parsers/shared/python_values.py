@@ -5,14 +5,14 @@ import json
 import warnings
 from typing import Any
 
-MAX_VALUE = 100_000  # characters of a value that is no string; it is parsed on the event loop
+MAX_VALUE = 100_000  # characters of a value that is not a string; it is parsed on the event loop
 
 # JSON's names are not Python's, but models mix them.
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def unescaped(escape: str) -> str:
-    """Returns the text that an escape stands for in Python. A text that is no escape stands for itself."""
+    """Returns the text that an escape stands for in Python. Other text is returned as it is."""
     if escape == "\\\n":
         return ""
     try:
@@ -21,12 +21,12 @@ def unescaped(escape: str) -> str:
             text: str = ast.literal_eval(f'"{escape}"')
     except (SyntaxError, ValueError):
         return escape
-    # Two halves of a character, as JSON writes it.
+    # A surrogate pair, as JSON writes it.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def to_json(value: str) -> str | None:
-    """Returns a plain value as JSON; None if it is none."""
+    """Returns a plain value as JSON; None for any other."""
     if len(value) > MAX_VALUE:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The base of all parsers: a machine of states that read held text from its front."""
+"""The base of all parsers: a state machine that reads held text from its front."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pagewire.services.tokenizer.output.reading import Parsed
 
-# White space that may belong to a mark, in characters. A model may write white space without end, and held text is
+# White space that may belong to a mark, in characters. A model may write endless white space, and held text is
 # read again at every token.
 MAX_SPACE = 255
 
@@ -27,7 +27,7 @@ class Reader(ABC):
         self._state = self._start
 
     def push(self, text: str, parsed: Parsed) -> None:
-        """Adds to `parsed` what is certain after this text."""
+        """Adds to `parsed` the parts that are certain after this text."""
         self._held += text
         while self._state(parsed):
             pass
@@ -75,7 +75,7 @@ class ReasoningReader(Reader):
 
 
 def len_of_space(text: str) -> int:
-    """Returns the length of the white space at the end of `text` that may belong to a mark behind it."""
+    """Returns the length of the white space at the end of `text` that may belong to a mark after it."""
     return (len(text) - len(text.rstrip())) % (MAX_SPACE + 1)
 
 
