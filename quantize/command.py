@@ -34,12 +34,12 @@ from pagewire.services.executor.start.startup import resolve_device
 
 logger = logging.getLogger(__name__)
 
-_MUCH = 0.1  # of perplexity
+_MUCH = 0.1  # relative rise of perplexity
 _GROUP_SIZES = (32, 64, 128, -1)
 
 
 def run(config: QuantizeConfig) -> int:
-    """Raises StartupError for whatever cannot be done; then nothing is left behind."""
+    """Runs the command. Raises StartupError if it cannot be done; then no files are left."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     transformers_logging.set_verbosity_error()
     method = method_of(config)
@@ -54,7 +54,7 @@ def run(config: QuantizeConfig) -> int:
     _check_space(out, decoder.weight_bytes())
     calibration, evaluation = texts(config, decoder)
     steps = tune_steps(config, decoder, calibration)
-    # As Ctrl-C does, it leaves nothing half-written behind.
+    # Like Ctrl-C, it leaves no half-written files.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with new_directory(out) as directory, Progress(source.config.num_layers) as progress:
         report = quantize(decoder, method, calibration, evaluation, steps, directory, _settings(config), progress)
@@ -66,7 +66,7 @@ def run(config: QuantizeConfig) -> int:
 
 
 def costly(config: QuantizeConfig, before: float, after: float) -> str | None:
-    """Returns a warning of a perplexity that rises by more than a tenth, and the remedy; None if it does not."""
+    """Returns a warning with remedies if perplexity rises by more than a tenth, otherwise None."""
     rise = after / before - 1
     if rise <= _MUCH:
         return None
@@ -161,8 +161,8 @@ def _evaluation(config: QuantizeConfig, source: Source, held: list[int], separat
 
 
 def tune_steps(config: QuantizeConfig, decoder: Decoder, calibration: Text | None) -> TuneSteps:
-    """Returns the value that is asked for, or one that suits the method and the memory there is."""
-    # With 8 bits a model is as close to the original as its own rounding lets it be.
+    """Returns the requested steps, or as many as suit the method and the available memory."""
+    # With 8 bits, a model is already as close to the original as its own rounding allows.
     if calibration is None or config.bits == 8:
         return TuneSteps(config.tune_layer_steps or 0, config.tune_steps or 0)
     layer, model = config.tune_layer_steps, config.tune_steps
@@ -177,7 +177,7 @@ def tune_steps(config: QuantizeConfig, decoder: Decoder, calibration: Text | Non
 
 
 def _check_space(out: Path, weight_bytes: int) -> None:
-    """Quantized weights take at most half of 16 bits, the embedding stays; a shard is written twice."""
+    """Checks the disk: weights take at most half of 16 bits, the embedding stays as it is, a shard is written twice."""
     parent = out.parent
     while not parent.exists():
         parent = parent.parent

@@ -30,9 +30,9 @@ _TYPES = {
 
 @contextlib.contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """A directory beside `out` that takes its place if the block ends well, and is removed if not.
+    """Yields a directory next to `out` that takes its place if the block succeeds, and is removed if not.
 
-    Raises StartupError if `out` is there and not empty, or cannot be written.
+    Raises StartupError if `out` exists and is not empty, or cannot be written.
     """
     out = out.absolute()
     check_free(out)
@@ -52,7 +52,7 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def check_free(out: Path) -> None:
-    """Raises StartupError if `out` is something else than an empty directory or nothing."""
+    """Raises StartupError unless `out` is an empty directory or does not exist."""
     if out.is_dir() and not any(out.iterdir()):
         return
     if out.exists():
@@ -63,7 +63,7 @@ class CheckpointWriter:
     """`model.safetensors`, or shards and their index where that would be larger than `max_shard_bytes`.
 
     Format: https://huggingface.co/docs/safetensors: the header's length as uint64, the header as JSON, then the bytes.
-    A shard's bytes go to a file at once, and behind its header when it is full: memory holds one tensor.
+    A shard's bytes go to a file at once, and after its header when it is full: memory holds one tensor.
     """
 
     def __init__(self, directory: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""Quantizes a model layer by layer, and the text for measuring goes through the original and the quantized one."""
+"""Quantizes a model layer by layer, and runs the evaluation text through the original and the quantized one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pagewire.quantize.training.tune_layer import tune_layer
 
 @dataclass(frozen=True)
 class TuneSteps:
-    """The numbers of steps for which each layer is tuned once it is quantized, and the whole model at the end."""
+    """The number of tuning steps for each layer once it is quantized, and for the whole model at the end."""
 
     layer: int
     model: int
@@ -33,7 +33,7 @@ class TuneSteps:
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens int64 [num_sequences, length], and where they are from."""
+    """Tokens int64 [num_sequences, length], and their origin."""
 
     tokens: Tensor
     description: str
@@ -76,7 +76,7 @@ def quantize(
 
 
 def quantization_config(method: Method) -> dict[str, Any]:
-    """Returns what config.json says of the checkpoint."""
+    """Returns the checkpoint's quantization config for config.json."""
     if method.name == "awq":
         return awq_config(method.grid)
     if method.name == "rtn":
@@ -98,13 +98,13 @@ class _Run:
         self.tuning: Tuning | None = None
 
     def run(self, calibration: Text | None, evaluation: Text) -> tuple[float, float]:
-        """The perplexity of the evaluation text before and after."""
+        """Returns the perplexity of the evaluation text before and after."""
         decoder = self._decoder
         self._copy(["model.embed_tokens.weight"])
         before = decoder.embed(evaluation.tokens)
         after = before.clone()
         inputs = None if calibration is None else decoder.embed(calibration.tokens)
-        # What the original makes of the calibration text.
+        # The original's hidden states of the calibration text.
         tuned = self._steps.layer or self._steps.model
         targets = inputs.clone() if inputs is not None and tuned else None
         state: QuantizedState = {}
@@ -140,7 +140,7 @@ class _Run:
     def _quantize_layer(
         self, layer: nn.Module, index: int, inputs: Tensor | None, targets: Tensor | None
     ) -> QuantizedState:
-        """inputs, targets: hidden states of the calibration text before the quantized, after the original layer."""
+        """Hidden states of the calibration text. inputs: before the quantized layer. targets: after the original."""
         decoder, prefix = self._decoder, f"model.layers.{index}."
 
         def progress(module: str, error: float) -> None:
@@ -174,12 +174,12 @@ class _Run:
         return tuned.state
 
     def _perplexity(self, hidden: Tensor, tokens: Tensor, state: QuantizedState | None = None) -> float:
-        """hidden: after the last layer; is overwritten."""
+        """hidden: hidden states after the last layer, which are overwritten."""
         self._decoder.apply_norm(hidden, state)
         return perplexity(self._decoder.log_likelihood(hidden, tokens), tokens[:, 1:].numel())
 
     def _perplexity_of(self, state: QuantizedState, tokens: Tensor) -> float:
-        """Layer by layer, of what is written."""
+        """Returns the perplexity of the written model, computed layer by layer."""
         hidden = self._decoder.embed(tokens)
         for index in range(self._decoder.num_layers):
             with self._decoder.layer(index, state) as layer:

@@ -14,13 +14,13 @@ from pagewire.quantize.rounding.layer import STAGES
 
 logger = logging.getLogger(__name__)
 
-_NUM_MODULES = sum(len(stage.modules) for stage in STAGES)  # of a layer
-_SMOOTHED = 10  # steps that a shown divergence is the mean of
-_LINES = 20  # of tuning
+_NUM_MODULES = sum(len(stage.modules) for stage in STAGES)  # in a layer
+_SMOOTHED = 10  # steps over which a shown divergence is averaged
+_LINES = 20  # log lines of tuning
 
 
 class Progress:
-    """A context manager, which ends the bars."""
+    """A context manager that reports progress."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
@@ -45,7 +45,7 @@ class Progress:
             self._bar = tqdm(total=total, desc=title, unit=unit)
 
     def module(self, name: str, error: float) -> None:
-        """A module is quantized, with this error."""
+        """Reports a quantized module and its error."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"{name.removeprefix('model.')}: error {error:.2%}", refresh=False)
             self._bar.update()
@@ -57,7 +57,7 @@ class Progress:
             self._line.clear()
 
     def layer(self, index: int, before: float, after: float) -> None:
-        """A layer is tuned; its error before and after."""
+        """Reports a tuned layer, and its error before and after."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"layer {index + 1} tuned: error {before:.2%} -> {after:.2%}")
         else:
@@ -66,12 +66,12 @@ class Progress:
             )
 
     def tuning(self, num_steps: int) -> None:
-        """Quantizing is done, tuning begins."""
+        """Reports that tuning begins."""
         self._num_steps, self._tuning_since = num_steps, time.monotonic()
         self._start_bar(num_steps, "tuning", "step")
 
     def step(self, number: int, divergence: float) -> None:
-        """A step of tuning, from 1, is done; divergence: KL(original || quantized) before it."""
+        """Reports a step of tuning, from 1. divergence: KL(original || quantized) before it."""
         num_steps = self._num_steps
         self._recent.append(divergence)
         smoothed = sum(self._recent) / len(self._recent)

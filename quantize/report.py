@@ -1,4 +1,4 @@
-"""The report of a quantization: what was made, and what it costs in perplexity."""
+"""The report of a quantization: its result, and its cost in perplexity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE_NAME = "quantization_report.json"
 @dataclass(frozen=True)
 class Tuning:
     """The effect of tuning. divergences: KL(original || quantized) per token of calibration text before the first and
-    the last step. perplexity: of the evaluation text as it was before tuning.
+    the last step. perplexity: that of the evaluation text before tuning.
     """
 
     steps: int
@@ -26,7 +26,7 @@ class Tuning:
 class Report:
     """Numbers of a quantization. perplexity: before and after, on `num_tokens` predicted tokens. size: bytes of weights
     before (in the model's 16 bits) and after. errors: of each module, as LayerQuantizer reports it, before tuning.
-    layer_errors: of each layer's output, as `tune_layer` reports it; of none where layers are not tuned.
+    layer_errors: of each layer's output, as `tune_layer` reports it; empty if layers are not tuned.
     """
 
     settings: dict[str, Any]

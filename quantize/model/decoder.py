@@ -1,4 +1,4 @@
-"""A model one decoder layer at a time: never more of it in memory than a layer, or the embedding, or the head."""
+"""A model, one decoder layer at a time: memory never holds more than a layer, the embedding or the head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.weights.kv_scales import is_attention_scale
 
 _TOKENS_PER_BATCH = 4096
-_TOKENS_PER_HEAD = 256  # logits of a large vocabulary are the largest thing there is
+_TOKENS_PER_HEAD = 256  # logits of a large vocabulary take the most memory
 
 
 class _InputSeen(Exception):
@@ -27,7 +27,7 @@ class _InputSeen(Exception):
 
 
 class Decoder:
-    """The architecture's model of transformers, without weights, and the checkpoint that it reads them from.
+    """The architecture's model in transformers, without weights, and the checkpoint that has them.
 
     Hidden states are [num_sequences, length, hidden_size] in the model's dtype, in host memory; every sequence starts
     at position 0.
@@ -77,7 +77,7 @@ class Decoder:
         return sum(parameter.nbytes for name, parameter in parameters if not (self.tied and name == "lm_head.weight"))
 
     def layer_weights(self) -> int:
-        """Returns how many numbers a decoder layer has: all are alike."""
+        """Returns the number of weights in a decoder layer; all layers are alike."""
         return sum(parameter.numel() for parameter in self._model.model.layers[0].parameters())
 
     def attention_scales(self) -> list[str]:
@@ -85,7 +85,7 @@ class Decoder:
         return [name for name in self._weights.shapes if is_attention_scale(name)]
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor, in host memory and in the model's dtype."""
+        """Returns one tensor, in host memory and in the model's dtype."""
         tensor = torch.empty(self._weights.shapes[name], dtype=dtype or self.source.dtype)
         self._weights.read_into(name, tensor)
         return tensor
@@ -96,7 +96,7 @@ class Decoder:
 
     @contextmanager
     def layer(self, index: int, state: QuantizedState | None = None) -> Iterator[nn.Module]:
-        """A decoder layer with its weights: those of `state`, and the checkpoint's where it has none."""
+        """Yields a decoder layer with the weights of `state`, or the checkpoint's where it has none."""
         layer = self._model.model.layers[index]
         layer.to_empty(device="cpu")
         for name, parameter in layer.named_parameters():
@@ -109,11 +109,11 @@ class Decoder:
 
     @contextmanager
     def whole_model(self, state: QuantizedState | None = None) -> Iterator[nn.Module]:
-        """The causal language model with all its weights: those of `state`, and the checkpoint's where it has none."""
+        """Yields the causal language model with the weights of `state`, or the checkpoint's where it has none."""
         model = self._model
         model.to_empty(device=self.device)
         model.tie_weights()
-        for name, parameter in model.named_parameters():  # shared ones once, as the embedding
+        for name, parameter in model.named_parameters():  # shared parameters come once, as the embedding
             self._set(parameter, name, state or {})
         rotary, model.model.rotary_emb = model.model.rotary_emb, self._rotary
         try:
@@ -146,7 +146,7 @@ class Decoder:
             batch.copy_(self.forward(layer, index, batch))
 
     def inputs_of(self, layer: nn.Module, index: int, module: nn.Linear, hidden: Tensor) -> InputStatistics:
-        """Returns what a module within a layer receives, given the hidden states before the layer."""
+        """Returns statistics of the inputs of a module within a layer, given the hidden states before the layer."""
         statistics = InputStatistics(module.in_features, self.device)
 
         def look(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -186,7 +186,7 @@ class Decoder:
         return seen[None, None]
 
     def apply_norm(self, hidden: Tensor, state: QuantizedState | None = None) -> None:
-        """Replaces hidden states after the last layer by those after the norm that follows: `state`'s, if it has it."""
+        """Replaces hidden states after the last layer by those after the last norm: `state`'s, if it has one."""
         norm = self._model.model.norm
         norm.to_empty(device=self.device)
         self._set(norm.weight, "model.norm.weight", state or {})
@@ -195,7 +195,7 @@ class Decoder:
         norm.to("meta")
 
     def log_likelihood(self, hidden: Tensor, tokens: Tensor) -> float:
-        """The sum over all tokens but each sequence's first of log p(token | those before it).
+        """Returns the sum of log p(token | tokens before it) over all tokens except the first of each sequence.
 
         hidden: hidden states after the last norm.
         """

@@ -1,4 +1,4 @@
-"""Calibration text where none is given: what the model itself says."""
+"""Calibration text that the model itself generates, if none is given."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _WRITTEN_ANEW = ("config.json", "model.safetensors.index.json", "quantization_re
 
 
 class Source:
-    """A model that can be quantized. Raises StartupError naming what keeps it from being."""
+    """A model that can be quantized. Raises StartupError with the reason if it cannot be."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class Source:
         return None if token is None else self.tokenizer.backend.token_to_id(token)
 
     def write_files(self, directory: Path, quantization_config: dict[str, Any]) -> None:
-        """All but weights and report."""
+        """Writes all files except weights and report."""
         _write_json(directory / "config.json", self.keys | {"quantization_config": quantization_config})
         if isinstance(self.checkpoint, DirectoryCheckpoint):
             for pattern in _COPIED:

@@ -1,4 +1,4 @@
-"""A quantized model or layer as one that can be trained: what is trained, and what it makes of the weights."""
+"""A quantized model or layer in trainable form: the trained tensors, and the weights that they result in."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from pagewire.kernels.quantized import GroupedWeight
 
-# By a parameter's name: the quantized weight, or the values as they are.
+# Name of a parameter -> quantized weight, or values that are not quantized.
 QuantizedState: TypeAlias = dict[str, GroupedWeight | Tensor]
 
-_SMALLEST_MAGNITUDE = 1e-3  # of a vector's root mean square: also what is zero can move
+_SMALLEST_MAGNITUDE = 1e-3  # of a vector's root mean square, so that zeros can change
 _LEAST_CHANGE = -0.5  # a scale neither vanishes nor changes its sign
 
 
 class TunedWeight:
-    """A weight with scales that are trained, and with `positions` also its codes.
+    """A weight whose scales are trained, and with `positions` also its codes.
 
-    change: float32 [N, G]; scale = what it was * (1 + change). positions: float32 [N, K] in the order of the codes, or
-    None; code = the nearest to its position, whose gradient is that by the code (the straight-through estimator:
+    change: float32 [N, G]; scale = original scale * (1 + change). positions: float32 [N, K] in the order of the codes,
+    or None; a code is the one nearest to its position, which has the code's gradient (the straight-through estimator:
     Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons", 2013). The parameter holds scale *
-    (code - zero) of the scales as float16 holds them, in the model's dtype: the model is at each moment the one that
-    would be written.
+    (code - zero) in the model's dtype, with scales rounded to float16, so the model is always the one that would be
+    written.
     """
 
     def __init__(self, weight: GroupedWeight, parameter: nn.Parameter, positions: Tensor | None = None) -> None:
@@ -42,7 +42,7 @@ class TunedWeight:
         self.put()
 
     def _in_groups(self, values: Tensor) -> Tensor:
-        """[N, K] -> [N, G, inputs per group]; what a smaller last group lacks is zero."""
+        """[N, K] -> [N, G, inputs per group]; a smaller last group is padded with zeros."""
         num_outputs, num_inputs = values.shape
         size, num_groups = self._weight.group_size, self._weight.scales.shape[1]
         return F.pad(values, (0, num_groups * size - num_inputs)).view(num_outputs, num_groups, size)
@@ -70,7 +70,7 @@ class TunedWeight:
         return (self._weight.scales.float() * (1 + self.change)).clamp_(max=limit).half()
 
     def _gradient(self) -> Tensor:
-        """By the weight, float32 [N, K], a copy in the order of the codes."""
+        """Returns the gradient by the weight, float32 [N, K], a copy in the order of the codes."""
         assert self._parameter.grad is not None
         gradient = self._parameter.grad.to(torch.float32, copy=True)
         return gradient if self._permutation is None else gradient[:, self._permutation]
@@ -81,7 +81,7 @@ class TunedWeight:
         sums = self._in_groups(gradient).mul(self._levels).sum(dim=2)
         self.change.grad = sums.mul_(self._weight.scales)
         if self.positions is not None:
-            # Beyond the last code a position could move for long before anything changes.
+            # Beyond the last code, a position could move far before any code changes.
             beyond = (self.positions - self._codes(self.positions)).abs_() > 0.5
             gradient *= self._spread(self._scales().float().unsqueeze(2))
             self.positions.grad = gradient.masked_fill_(beyond, 0)
@@ -94,7 +94,7 @@ class TunedWeight:
 
 
 class TunedVector:
-    """A norm's weight or a bias: what it was + its magnitude * change, float32 of the vector's shape."""
+    """A norm's weight or a bias: original + magnitude * change, float32 of the vector's shape."""
 
     def __init__(self, vector: Tensor, parameter: nn.Parameter) -> None:
         self._parameter = parameter
@@ -118,9 +118,9 @@ class TunedVector:
 
 
 class Student:
-    """All that is trained of a model: parameters that `state` names. The others, embedding and head, are left alone.
+    """The trained part of a model: the parameters that `state` names. The others, embedding and head, do not change.
 
-    positions: of weights with codes that are trained too, as in TunedWeight.
+    positions: those of weights whose codes are also trained, as in TunedWeight.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Student:
                 parameter.grad.zero_()
 
     def is_finite(self) -> bool:
-        """Returns whether all gradients are."""
+        """Returns whether all gradients are finite."""
         gradients = [tensor.grad for tensor in (*self.changes(), *self.positions()) if tensor.grad is not None]
         return bool(torch.stack([gradient.norm() for gradient in gradients]).isfinite().all())
 

@@ -16,11 +16,11 @@ from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 logger = logging.getLogger(__name__)
 
 _BUNDLED = Path(__file__).with_name("evaluation.txt")  # the first chapter of Alice in Wonderland (1865)
-_HELD_OUT = 10  # one part in this many of the calibration text
+_HELD_OUT = 10  # the held-out share of the calibration text is 1 / this
 
 
 def read_documents(path: Path) -> list[str]:
-    """A text file is one document; of a .jsonl file each line is one, under the key "text". Raises StartupError."""
+    """Reads documents: a text file is one; in a .jsonl file, each line has one as "text". Raises StartupError."""
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +42,7 @@ def read_documents(path: Path) -> list[str]:
 
 
 def encode(tokenizer: LoadedTokenizer, documents: Sequence[str], separator: int | None) -> list[int]:
-    """All documents one after the other, with the separator's token between them."""
+    """Returns the tokens of all documents in order, with the separator's token between them."""
     tokens: list[int] = []
     for document in documents:
         if tokens and separator is not None:
@@ -52,7 +52,7 @@ def encode(tokenizer: LoadedTokenizer, documents: Sequence[str], separator: int 
 
 
 def held_out(tokens: list[int]) -> tuple[list[int], list[int]]:
-    """The text without its end, and its end."""
+    """Returns the text without its end, and its end."""
     cut = len(tokens) - len(tokens) // _HELD_OUT
     return tokens[:cut], tokens[cut:]
 
@@ -62,7 +62,7 @@ def bundled_documents() -> list[str]:
 
 
 def sequences(tokens: Sequence[int], count: int, length: int, what: str) -> Tensor:
-    """Returns int64 [at most count, length], spread evenly over the text. Raises StartupError if there is not one.
+    """Returns int64 [at most count, length], spread evenly over the text. Raises StartupError if there is none.
 
     what: names the text in messages.
     """

@@ -1,7 +1,7 @@
 """AWQ: inputs with large activations get finer weights, by scaling them up before rounding.
 
 Lin et al., "AWQ: Activation-aware Weight Quantization for On-Device LLM Compression and Acceleration" (2024), section
-3. What multiplies a weight's input column divides the output of the layer before, so that the model stays the same.
+3. The factor of a weight's input column divides the output of the layer before, so that the model stays the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pagewire.quantize.rounding.gptq import GptqOptions, gptq
 from pagewire.quantize.rounding.grid import Grid, Rounded, min_max_scales, row_errors
 
 _EXPONENTS = tuple(step / 10 for step in range(11))
-_SMALLEST = 1e-4  # of a mean magnitude: an input that is always zero must not get a scale of zero
+_SMALLEST = 1e-4  # lower bound of a mean magnitude: an input that is always zero must not get a scale of zero
 
 
 def input_scales(
@@ -26,7 +26,7 @@ def input_scales(
 
     weight float32 [N, K]; hessian float32 [K, K], the sum of x xT over the layer's inputs x; magnitude float32 [K], the
     mean of |x|. The candidates are magnitude**a and magnitude**a / (mean |weight|)**(1 - a) for a from 0 to 1.
-    producers: int64 [K], the output of the layer before that an input comes from, where several inputs share one; they
+    producers: int64 [K], the output of the layer before that each input comes from, if several inputs share one; these
     get the same scale.
     """
     magnitude = _shared(magnitude, producers).clamp(min=_SMALLEST)
@@ -39,7 +39,7 @@ def input_scales(
         for columns in grid.groups(weight.shape[1]):
             part = scaled[:, columns]
             min_max_scales(part, grid).nearest(part, grid, delta[:, columns])
-        with products_of(torch.bfloat16):  # precise enough to choose by
+        with products_of(torch.bfloat16):  # precise enough for the choice
             return row_errors(delta.div_(scales).sub_(weight), hessian).sum().item()
 
     least = output_error(best)
@@ -54,10 +54,10 @@ def input_scales(
 
 
 def awq(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> Rounded:
-    """Rounds a weight with scaled columns, float32 [N, K]; hessian [K, K] of inputs that are divided.
+    """Rounds a weight with scaled columns, float32 [N, K]; hessian [K, K] of the divided inputs.
 
-    Other than in the paper, columns make up for each other's errors as in GPTQ: the scales choose which weights are
-    precise, and leave as much to gain from that. Groups are of neighbouring inputs: the layout knows no others.
+    Unlike in the paper, columns compensate for each other's errors as in GPTQ: the scales determine which weights are
+    precise, and compensation gains as much with them. Groups are of neighbouring inputs: the layout has no others.
     """
     return gptq(weight, hessian, grid, replace(options, static_groups=True))
 
@@ -69,7 +69,7 @@ def _relative_magnitude(weight: Tensor, grid: Grid) -> Tensor:
 
 
 def _shared(values: Tensor, producers: Tensor | None) -> Tensor:
-    """The mean over the inputs that come from one output."""
+    """Returns the mean over the inputs that come from one output."""
     if producers is None:
         return values
     sums = torch.zeros_like(values).index_add_(0, producers, values)

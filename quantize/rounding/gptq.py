@@ -1,4 +1,4 @@
-"""GPTQ: each column is rounded in turn, and the columns not yet rounded make up for its error.
+"""GPTQ: each column is rounded in turn, and the columns not yet rounded compensate for its error.
 
 Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (2023), section 3.
 """
@@ -13,16 +13,16 @@ from torch import Tensor
 from pagewire.errors import StartupError
 from pagewire.quantize.rounding.grid import Grid, Rounded, Scales, clipped_scales, min_max_scales, rounded
 
-_BLOCK = 128  # columns that change the rest at once
-_DAMP_STEPS = 5  # tries with ten times the damping each, before a hessian counts as broken
+_BLOCK = 128  # columns whose errors change the rest together
+_DAMP_STEPS = 5  # tries, each with ten times the damping, before a hessian counts as broken
 
 
 @dataclass(frozen=True)
 class GptqOptions:
-    """The options of GPTQ. desc_act: columns with the largest inputs first. static_groups: groups stay those of
-    neighbouring inputs, with scales chosen beforehand; without, groups are of columns in the order in which they are
-    rounded. clip: search for the range of each group, instead of spanning all of it. damp: added to the hessian's
-    diagonal, in parts of its mean.
+    """The options of GPTQ. desc_act: round the columns with the largest inputs first. static_groups: groups are of
+    neighbouring inputs, with scales chosen beforehand; otherwise they are of columns in the order of rounding. clip:
+    search for the range of each group, instead of spanning all of it. damp: added to the hessian's diagonal, relative
+    to its mean.
     """
 
     desc_act: bool = True
@@ -54,7 +54,7 @@ def _scales(weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -
 
 
 class _Columns:
-    """The columns of a weight in the order in which they are rounded. `positions`: as in Rounded, once all are."""
+    """The columns of a weight in the order of rounding. `positions`: as in Rounded, once all are rounded."""
 
     def __init__(self, weight: Tensor, hessian: Tensor, grid: Grid, options: GptqOptions) -> None:
         self._weight = weight.clone()  # changes with every column that is rounded
@@ -64,7 +64,7 @@ class _Columns:
         self.positions = torch.empty_like(weight)
 
     def in_groups(self, groups: list[slice]) -> list[Scales]:
-        """Rounds with the scales that suit each group once all columns before it are rounded."""
+        """Rounds, and chooses the scales of each group once all columns before it are rounded."""
         chosen = []
         for group in groups:
             scales = _scales(self._weight[:, group], self._hessian[group, group], self._grid, self._options)

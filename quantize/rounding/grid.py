@@ -1,4 +1,4 @@
-"""The numbers that a group of weights may take, and which of these grids suits a group best."""
+"""The numbers that a group of weights may take, and the choice of the grid that suits a group best."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Grid:
         return 2**self.bits - 1
 
     def size(self, num_inputs: int) -> int:
-        """Inputs per group of a row of this many."""
+        """Returns the inputs per group in a row of `num_inputs`."""
         return num_inputs if self.group_size == -1 else min(self.group_size, num_inputs)
 
     def codes(self, positions: Tensor) -> Tensor:
-        """The codes, float32, that are nearest to where weights lie between them."""
+        """Returns the codes, float32, that are nearest to the positions of weights."""
         return positions.round().clamp_(0, self.max_code)
 
     def groups(self, num_inputs: int) -> list[slice]:
@@ -47,13 +47,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class Scales:
-    """Grids of one group: float32 [N, 1] each; scales are float16 numbers, zeros whole ones."""
+    """Grids of one group: float32 [N, 1] each; scales are float16 numbers, zeros are whole numbers."""
 
     scale: Tensor
     zero: Tensor
 
     def positions(self, weight: Tensor) -> Tensor:
-        """Returns where weights lie between codes: float32, of weight's shape [N, columns]."""
+        """Returns the positions of weights between codes: float32, of weight's shape [N, columns]."""
         return (weight / self.scale).add_(self.zero)
 
     def codes(self, weight: Tensor, grid: Grid) -> Tensor:
@@ -64,8 +64,8 @@ class Scales:
         return (codes - self.zero) * self.scale
 
     def nearest(self, weight: Tensor, grid: Grid, out: Tensor) -> Tensor:
-        """The numbers of the grids that are nearest to the weights. Written to `out`: fresh memory takes longer than
-        the arithmetic."""
+        """Writes the numbers of the grids that are nearest to the weights to `out`: new memory takes longer than the
+        arithmetic."""
         steps = torch.div(weight, self.scale, out=out).round_()
         return steps.clamp_(-self.zero, grid.max_code - self.zero).mul_(self.scale)
 
@@ -74,7 +74,7 @@ class Scales:
 class Rounded:
     """A quantized weight, and how close each of its codes was to being another.
 
-    positions: float32 [N, K], the numbers that rounding made the codes of, in the order of the codes.
+    positions: float32 [N, K], the numbers that were rounded to the codes, in the order of the codes.
     """
 
     weight: GroupedWeight
@@ -128,7 +128,7 @@ def clipped_scales(weight: Tensor, hessian: Tensor, grid: Grid) -> Scales:
 
 
 class _Best:
-    """The best grid so far, row by row."""
+    """The best grid found for each row."""
 
     def __init__(self, scales: Scales, weight: Tensor, hessian: Tensor, grid: Grid) -> None:
         self.scales = scales
@@ -137,7 +137,7 @@ class _Best:
         self._errors = self._row_errors(scales)
 
     def offer(self, scales: Scales) -> Tensor:
-        """Takes these grids for the rows where they are better; returns which, bool [N, 1]."""
+        """Takes these grids for the rows where they are better; returns these rows, bool [N, 1]."""
         errors = self._row_errors(scales)
         better = errors < self._errors
         self._errors = torch.where(better, errors, self._errors)

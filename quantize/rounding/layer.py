@@ -1,4 +1,4 @@
-"""Quantizes the linear modules of one decoder layer, those that share their inputs together."""
+"""Quantizes the linear modules of one decoder layer; modules with the same inputs are quantized together."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pagewire.quantize.rounding.awq import awq, input_scales
 from pagewire.quantize.rounding.gptq import GptqOptions, gptq
 from pagewire.quantize.rounding.grid import Grid, Rounded, round_to_nearest, row_errors
 
-# What a module receives, given the layer as it is.
+# The inputs of a module in the present layer.
 InputsOf = Callable[[nn.Linear], InputStatistics]
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Modules with the same inputs, and the module that has these as outputs, element by element."""
+    """Modules with the same inputs, and the module whose outputs are these inputs, element by element."""
 
     modules: tuple[str, ...]
     producer: str
@@ -44,7 +44,7 @@ class Method:
 
 
 class LayerQuantizer:
-    """Changes a layer's weights to what the quantized model computes with. `weights`: the quantized ones by module.
+    """Changes a layer's weights to those of the quantized model. `weights`: the quantized ones by module.
 
     positions: as in Rounded, by module.
     """
@@ -55,8 +55,8 @@ class LayerQuantizer:
         self._layer, self._method, self._head_dim = layer, method, head_dim
 
     def run(self, inputs_of: InputsOf, progress: Progress) -> None:
-        """Quantizes a layer. progress: called with each module done, and its error: the squared error of the output in
-        parts of the output's square; for rtn, which sees no inputs, of the weight's.
+        """Quantizes a layer. progress: called with each quantized module and its error: the squared error of the output
+        relative to the output's square; for rtn, which sees no inputs, that of the weight.
         """
         for stage in STAGES:
             modules = [self._linear(name) for name in stage.modules]
@@ -73,7 +73,7 @@ class LayerQuantizer:
     def _quantize(
         self, stage: Stage, weight: Tensor, statistics: InputStatistics | None
     ) -> tuple[Tensor, Rounded, Tensor | None]:
-        """What the weight is to be, what it becomes, and the hessian of its inputs."""
+        """Returns the wanted weight, the rounded weight, and the hessian of its inputs."""
         method = self._method
         if statistics is None:
             return weight, round_to_nearest(weight, method.grid), None
@@ -87,7 +87,7 @@ class LayerQuantizer:
         return weight, awq(weight, hessian, method.grid, method.gptq), hessian
 
     def _producers(self, stage: Stage, num_inputs: int) -> Tensor | None:
-        """Of attention with fewer heads of values than of queries: the value's output that each input comes from."""
+        """Returns the output of v_proj that each input of o_proj comes from; None for other stages."""
         if stage.producer != "self_attn.v_proj":
             return None
         num_values = self._linear(stage.producer).out_features
@@ -96,13 +96,13 @@ class LayerQuantizer:
         return inputs // (self._head_dim * heads_per_value) * self._head_dim + inputs % self._head_dim
 
     def _divide_outputs(self, name: str, scales: Tensor, producers: Tensor | None) -> Tensor:
-        """Divides a module's outputs; returns by what the inputs [K] of the next have really been divided."""
+        """Divides a module's outputs; returns the actual divisors [K] of the next module's inputs."""
         module = self._layer.get_submodule(name)
         if not isinstance(module, nn.Linear):
             norm = self._layer.get_parameter(f"{name}.weight").data
             before = norm.to(torch.float32, copy=True)
             norm.copy_(before / scales)
-            after = norm.float()  # rounded: what the next module's weight must make up for
+            after = norm.float()  # rounded; the next module's weight must compensate for it
             return torch.where(after == 0, scales, before / after)
         outputs = scales
         if producers is not None:
@@ -115,7 +115,7 @@ class LayerQuantizer:
         return scales
 
     def _set(self, names: tuple[str, ...], rounded: Rounded) -> None:
-        """The outputs of a weight, in order, are those of these modules."""
+        """Sets the weights of these modules, whose outputs in order are those of `rounded`."""
         start = 0
         for name in names:
             module = self._linear(name)

@@ -1,4 +1,4 @@
-"""Quantized weights in the layouts that checkpoints are exchanged in: AutoAWQ's "gemm" and AutoGPTQ's.
+"""Quantized weights in the usual layouts of checkpoints: AutoAWQ's "gemm" and AutoGPTQ's.
 
 N outputs, K inputs, G groups, `32 / bits` codes per int32 word, the first in the lowest bits.
 """
@@ -80,8 +80,8 @@ def awq_config(grid: Grid) -> dict[str, Any]:
 
 
 def gptq_config(grid: Grid, *, desc_act: bool, damp: float) -> dict[str, Any]:
-    """Returns what config.json says of AutoGPTQ's layout. desc_act: whether groups are not of neighbouring inputs,
-    in other words whether g_idx says something."""
+    """Returns the quantization config of AutoGPTQ's layout. desc_act: whether groups are not of neighbouring inputs,
+    so that g_idx is needed."""
     return {
         "quant_method": "gptq",
         "bits": grid.bits,

@@ -1,7 +1,7 @@
-"""The distance of a model's predictions from those of the original, and where its last hidden states should move.
+"""The distance of a model's predictions from those of the original, and its gradient by the last hidden states.
 
 Hinton et al., "Distilling the Knowledge in a Neural Network" (2015): the original's distribution over the next token
-says more than the token that came.
+carries more information than the token that came.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_TOKENS_PER_PRODUCT = 256  # that read the head once
-_TOKENS_PER_PASS = 16  # with logits that stay in the cache from one pass to the next
+_TOKENS_PER_PRODUCT = 256  # tokens for which the head is read once
+_TOKENS_PER_PASS = 16  # tokens whose logits stay in the cache from one operation to the next
 
 
 class Divergence:
     """KL(original || student) of the next token, in nats. head: [vocab_size, hidden_size], the same for both.
 
-    Logits of only `_TOKENS_PER_PRODUCT` tokens are there at once; the buffers for them are kept.
+    Logits of only `_TOKENS_PER_PRODUCT` tokens exist at once, in buffers that are kept.
     """
 
     def __init__(self, head: Tensor) -> None:
@@ -27,8 +27,8 @@ class Divergence:
 
     @torch.no_grad()
     def __call__(self, original: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over all tokens, float64, and its gradient by `student`, of which both are [num_tokens, hidden_size]:
-        hidden states after the last norm.
+        """Returns the sum over all tokens, float64, and its gradient by `student`. The arguments are hidden states
+        after the last norm, [num_tokens, hidden_size].
         """
         total = torch.zeros((), dtype=torch.float64, device=student.device)
         gradient = torch.empty_like(student)
@@ -44,7 +44,7 @@ class Divergence:
         return total, gradient
 
     def _pass(self, expected: Tensor, found: Tensor) -> Tensor:
-        """The sum over a few tokens' logits; `found` becomes the gradient by itself."""
+        """Returns the sum over a few tokens' logits, and replaces `found` by its gradient."""
         p, q, difference = (rows[: len(found)] for rows in self._rows)
         torch.log_softmax(expected, dim=-1, dtype=torch.float32, out=p)
         torch.log_softmax(found, dim=-1, dtype=torch.float32, out=q)

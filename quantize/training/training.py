@@ -1,4 +1,4 @@
-"""Training, of a whole model or of one layer: what both share."""
+"""What the training of a whole model and that of one layer share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SEED = 0
 class Descent:
     """Adam, with rates that rise for a few steps and fall to zero at the last.
 
-    groups: tensors with gradients in `.grad`, and by how much each of their elements changes in one of the
-    first steps.
+    groups: tensors with gradients in `.grad`, and by how much each of their elements changes in one of
+    the first steps.
     """
 
     def __init__(self, groups: Sequence[tuple[list[Tensor], float]], num_steps: int) -> None:
@@ -39,7 +39,7 @@ class Descent:
 
 
 def batches(num_sequences: int, size: int) -> Iterator[Tensor]:
-    """Endless picks of `size` sequences, or of all where there are fewer; each is seen once before any is again."""
+    """Yields picks of `size` sequences, or of all if there are fewer, endlessly; each occurs once before any recurs."""
     generator = torch.Generator().manual_seed(SEED)
     size = min(size, num_sequences)
     left = torch.empty(0, dtype=torch.int64)
@@ -70,7 +70,7 @@ def steps_that_fit(num_steps: int, decoder: Decoder, needed: int, flag: str, wha
 
 
 def activation_bytes(decoder: Decoder) -> int:
-    """Estimate: what autograd keeps per token and layer."""
+    """Estimates the bytes that autograd keeps per token and layer."""
     config, size = decoder.source.config, decoder.source.dtype.itemsize
-    # Measured: of norms in float32, of projections and their rotation, of the MLP.
+    # Measured: norms in float32, projections and their rotation, the MLP.
     return size * (20 * config.hidden_size + 5 * config.intermediate_size + 8 * config.num_heads * config.head_dim)

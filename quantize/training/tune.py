@@ -1,7 +1,7 @@
 """Trains a quantized model, as a whole, to predict what the original does.
 
-Layer by layer each module does its best for its own output; what is left adds up. Here scales and norms move together
-to what lets the whole model's predictions be closest to the original's. Chen et al., "EfficientQAT: Efficient
+Rounding minimizes the error of each module's own output, and the remaining errors add up. Here scales and norms are
+trained together to bring the whole model's predictions close to the original's. Chen et al., "EfficientQAT: Efficient
 Quantization-Aware Training for Large Language Models" (2024), train scales end to end in the same way (E2E-QP), on the
 text itself.
 """
@@ -23,9 +23,9 @@ from pagewire.quantize.training.training import Descent, activation_bytes, batch
 
 STEPS = 60
 TOKENS_PER_STEP = 4096
-RATE = 3e-3  # by how much, of itself, a scale or a norm's weight changes in one of the first steps
+RATE = 3e-3  # relative change of a scale or a norm's weight in one of the first steps
 
-TOKENS_PER_PASS = 1024  # with activations held for the gradient: at least one sequence's
+TOKENS_PER_PASS = 1024  # tokens whose activations are held for the gradient: at least one sequence
 
 # step from 1, KL of its tokens
 TuneProgress = Callable[[int, float], None]
@@ -33,8 +33,8 @@ TuneProgress = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of tuning. state: what the model is made of now. divergences: KL(original || quantized) per token, of
-    each step before it changed anything.
+    """The result of tuning. state: the tuned weights. divergences: KL(original || quantized) per token, of each step
+    before it changed anything.
     """
 
     state: QuantizedState
@@ -42,7 +42,7 @@ class Tuned:
 
 
 def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
-    """Estimate: weights, activations of a pass, and the original's hidden states."""
+    """Estimates the bytes of weights, activations of a pass, and the original's hidden states."""
     config, size = decoder.source.config, decoder.source.dtype.itemsize
     # The weight and its gradient; the code twice, as it was and without its zero.
     weights = decoder.weight_bytes() // size * (2 * size + 2)
@@ -55,7 +55,7 @@ def tune(
     decoder: Decoder, state: QuantizedState, tokens: Tensor, targets: Tensor, num_steps: int, progress: TuneProgress
 ) -> Tuned:
     """Trains the quantized model as a whole. tokens int64 [num_sequences, length]; targets [num_sequences, length,
-    hidden_size], the original's last hidden states of them after the norm. Raises StartupError where training breaks
+    hidden_size], the original's last hidden states after the norm. Raises StartupError where training breaks
     down.
     """
     divergences = []
@@ -79,9 +79,9 @@ def tune(
 
 
 def _add_gradients(decoder: Decoder, divergence: Divergence, tokens: Tensor, targets: Tensor) -> float:
-    """Of the divergence, summed over these tokens: it is returned, its gradients are added to the parameters'."""
+    """Returns the divergence, summed over these tokens, and adds its gradients to the parameters'."""
     with torch.enable_grad():
-        # A sequence's first token sees nothing: what comes next is anything.
+        # A sequence's first token has no context: anything may follow it.
         states = decoder.last_states(tokens)[:, 1:].flatten(0, 1)
     total, gradient = divergence(targets[:, 1:].flatten(0, 1).to(decoder.device), states.detach())
     states.backward(gradient)

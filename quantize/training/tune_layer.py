@@ -1,10 +1,9 @@
-"""Trains a decoder layer, just quantized, to make of its inputs what the original makes of its own.
+"""Trains a quantized decoder layer to give the outputs that the original layer gives for its own inputs.
 
-Rounding has made each module's output close to what it should be for the inputs as they are now. Here codes, scales,
-norms and biases of the whole layer move together, and make up for what the layers before have lost: the inputs are
-those of the quantized model, the outputs aimed at are the original's. Cheng et al., "Optimize Weight Rounding via
-Signed Gradient Descent for the Quantization of LLMs" (2024), and Chen et al., "EfficientQAT" (2024, Block-AP), train
-layers in this way.
+Rounding has made each module's output close to its ideal for the present inputs. Here codes, scales, norms and biases
+of the whole layer are trained together and compensate for the errors of the layers before: the inputs are those of the
+quantized model, the targets are the original's. Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for
+the Quantization of LLMs" (2024), and Chen et al., "EfficientQAT" (2024, Block-AP), train layers in this way.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from pagewire.quantize.training.training import Descent, activation_bytes, batch
 STEPS = 100
 TOKENS_PER_STEP = 2048
 RATE = 2e-3  # of scales, norms and biases, as in `tune`
-POSITION_RATE = 0.01  # of where weights lie between codes, in codes: few come so far that they get another
+POSITION_RATE = 0.01  # of positions between codes, in codes: few weights move far enough to change their code
 
 # The layer's outputs, given hidden states before it [num_sequences, length, hidden_size].
 Forward = Callable[[Tensor], Tensor]
 
 
 def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
-    """Estimate: a layer's weights, activations of a step, and the original's hidden states."""
+    """Estimates the bytes of a layer's weights, activations of a step, and the original's hidden states."""
     config, size = decoder.source.config, decoder.source.dtype.itemsize
-    # The weight and its gradient; in float32 the position with its gradient and Adam's two means, and as much again
-    # while they change.
+    # The weight and its gradient; in float32 the position with its gradient and Adam's two means, and the same
+    # again while they change.
     weights = decoder.layer_weights() * (2 * size + 32)
     activations = max(TOKENS_PER_STEP, length) * activation_bytes(decoder)
     return weights + activations + num_sequences * length * config.hidden_size * size
@@ -43,16 +42,16 @@ def needed_bytes(decoder: Decoder, num_sequences: int, length: int) -> int:
 def tune_layer(
     layer: nn.Module, student: Student, forward: Forward, inputs: Tensor, targets: Tensor, num_steps: int
 ) -> tuple[float, float]:
-    """Trains a layer. inputs, targets: [num_sequences, length, hidden_size], hidden states before the layer, and those
-    aimed at after it.
+    """Trains a layer. inputs, targets: [num_sequences, length, hidden_size], hidden states before the layer, and the
+    wanted ones after it.
 
-    The error is the squared distance from the target relative to the target's square, the mean over tokens: to what
-    follows, the next norm, only the direction matters. Returns it as it was in the first steps, and in the last.
-    Raises StartupError where training breaks down.
+    The error is the squared distance from the target relative to the target's square, averaged over tokens: only the
+    direction matters to the next norm. Returns the error of the first steps, and that of the same sequences at the end.
+    Raises StartupError if training breaks down.
     """
     descent = Descent([(student.changes(), RATE), (student.positions(), POSITION_RATE)], num_steps)
     picked = batches(len(inputs), max(1, TOKENS_PER_STEP // inputs.shape[1]))
-    shown: list[tuple[Tensor, float]] = []  # what the first steps took, and its error
+    shown: list[tuple[Tensor, float]] = []  # the sequences of the first steps, and their error
     for step in range(num_steps):
         picks = next(picked)
         student.clear_gradients()
@@ -77,7 +76,7 @@ def tune_layer(
 
 
 def _error(forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
-    # A sequence's first token sees nothing; its states are like no others.
+    # A sequence's first token has no context; its states are unlike all others.
     outputs = forward(inputs)[:, 1:].float()
     targets = targets[:, 1:].to(outputs.device).float()
     return ((outputs - targets).square().sum(dim=-1) / targets.square().sum(dim=-1).clamp(min=1e-30)).mean()
