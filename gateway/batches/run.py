@@ -47,7 +47,7 @@ Post = Callable[[Line, str], Awaitable[Answer]]
 class BatchRun:
     """The steps of a batch, each of which can be repeated after a crash.
 
-    The changes of a step are saved once it is complete. The answers of lines are in files of their own, to which one
+    The changes of a step are saved once it is complete. The answers of lines are in separate files, to which one
     process at a time can append.
     """
 

@@ -106,7 +106,7 @@ class TokenizerClient:
         raise AssertionError("unreachable")
 
     async def call_to_its_end(self, method: Method[Answered], request: object, trace: Trace) -> Answered:
-        """Makes a unary call that computes, for as long as it takes.
+        """Makes a unary call that computes, limited only by the deadline of the request.
 
         It waits for an unreachable tokenizer service, and is repeated if the service dies during the call.
 

@@ -135,7 +135,7 @@ def _system(blocks: Iterable[Block]) -> list[Message]:
 
 
 def _user(blocks: Iterable[Block]) -> list[Message]:
-    """Returns the messages of a user's turn; each result of a tool is a message of its own."""
+    """Returns the messages of a user's turn; each result of a tool is a separate message."""
     messages = []
     for is_result, group in groupby(blocks, key=lambda block: isinstance(block, ToolResultBlockParam)):
         if is_result:

@@ -14,7 +14,7 @@ from pagewire.gateway.schema.unsupported import Refused
 
 
 class AbortBody(Parameters):
-    """The requests to abort: some or all. They end with their output so far and `finish_reason: abort`."""
+    """The requests to abort: some or all. They end with their output until then and `finish_reason: abort`."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = {}
 

@@ -118,7 +118,7 @@ async def delete_response(request: Request, response_id: str) -> DeletedResponse
 
 @router.post("/v1/responses/{response_id}/cancel", responses={200: openapi.response(ModelResponse)})
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Ends a background response, which keeps its output so far."""
+    """Ends a background response, which keeps its output until then."""
     return _told(await BACKGROUND.of(request).cancel(response_id))
 
 

@@ -32,7 +32,7 @@ class NativeAnswer:
         self._has_top_logprobs = bool(body.return_logprob and body.top_logprobs_num)
         self._has_texts = bool(body.return_text_in_logprobs)
         self._started = time.monotonic()
-        self._texts: dict[int, str] = {}  # by choice, so far
+        self._texts: dict[int, str] = {}  # the current text of each choice
         self._logprobs: dict[int, list[NativeLogprob]] = {}
         self._top_logprobs: dict[int, list[list[NativeLogprob]]] = {}
 

@@ -1,4 +1,4 @@
-"""Errors of the data directory: clients learn what is wrong, operators also where."""
+"""Errors of the data directory: clients receive the cause, operators also the place."""
 
 import logging
 import math

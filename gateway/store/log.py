@@ -96,7 +96,7 @@ class Log(Protocol):
         """Returns the entries from number `first` on; None if there is no such job."""
 
     async def renew(self, leases: Sequence[Lease]) -> list[Standing]:
-        """Extends these leases from now on, except those that are lost."""
+        """Extends these leases from now, except lost ones."""
 
     async def release(self, lease: Lease) -> None:
         """Lets any process claim the job at once. Does nothing if the lease is lost."""

@@ -67,7 +67,7 @@ class SqliteLog(OnDatabase):
 
     async def claim(self, id: str | None = None) -> Lease | None:
         """Claims a job. id: None for the oldest job without an owner."""
-        # A process that only looks needs no lock.
+        # The search needs no lock.
         is_free = await self.database.read(lambda connection: self._find_free(connection, id)) is not None
         return await self._claim(id) if is_free else None
 

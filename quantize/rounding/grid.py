@@ -109,7 +109,7 @@ def clipped_scales(weight: Tensor, hessian: Tensor, grid: Grid) -> Scales:
 
     weight float32 [N, g], hessian float32 [g, g]: the sum of x xT over the inputs x of these columns, so that an error
     d of a row costs d H dT. Large weights are clipped where a finer grid for the others is worth more. Both ends of
-    the range shrink together first, then each by itself.
+    the range shrink together first, then separately.
     """
     low, high = _range(weight)
     best = _Best(range_scales(low, high, grid), weight, hessian, grid)

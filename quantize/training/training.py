@@ -1,4 +1,4 @@
-"""What the training of a whole model and that of one layer share."""
+"""The common parts of training a whole model and one layer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Metrics:
         self._with_vllm_names = with_vllm_names
 
     async def exposition(self, accept: str = "", tenant: str | None = None) -> Exposition:
-        """Returns the metrics of all that answer.
+        """Returns the metrics of all processes that answer.
 
         Args:
             accept: the header of the scraper.

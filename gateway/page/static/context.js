@@ -8,7 +8,7 @@ const SHARE_OF_ANSWER = 4;
 /**
  * Returns how many of the oldest messages of `said` ({role, content}) are left out, so that the others and an answer of
  * `maxTokens` fit, and the limit of the model in tokens: {leftOut, limit}. The rest begins with a message of the user.
- * The server refuses a question that does not fit by itself. Throws as request() does.
+ * The server refuses a question that alone does not fit. Throws as request() does.
  */
 export async function makeRoom(model, system, said, maxTokens, signal) {
   const starts = said.map(({ role }, index) => (role === "user" ? index : -1)).filter((index) => index > 0);
@@ -21,7 +21,7 @@ export async function makeRoom(model, system, said, maxTokens, signal) {
     return !limit || tokens.count <= limit - Math.min(maxTokens ?? share, share) || (from === said.length - 1 && tokens.count < limit);
   };
   if (!starts.length || (await fits(0))) return { leftOut, limit };
-  let [low, high] = [0, starts.length]; // the first start that fits lies here; `high` is none
+  let [low, high] = [0, starts.length]; // the first start that fits is within these; `high` means none
   while (low < high) {
     const middle = (low + high) >> 1;
     if (await fits(starts[middle])) high = middle;

@@ -1,5 +1,5 @@
-// What a model says, as elements. It is never trusted: HTML in it is shown as text, what marked makes of the rest is
-// cleaned by DOMPurify, and pictures of other hosts become links.
+// Output of a model as elements. It is never trusted: HTML in it is shown as text, DOMPurify cleans what marked makes
+// of the rest, and pictures of other hosts become links.
 
 import { Marked } from "./vendor/marked-18.2.1/marked.esm.js";
 import DOMPurify from "./vendor/dompurify-3.4.18/purify.es.mjs";

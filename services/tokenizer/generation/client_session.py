@@ -53,7 +53,7 @@ class ClientSession(Session[Received, TextOutput, ConnectRequest, ConnectRespons
 
         request = received.request
         if request.n > 1 or request.best_of or request.HasField("beam_search"):
-            deliver(invalid("n, best_of and beam_search are for Generate; here each output is a request of its own"))
+            deliver(invalid("n, best_of and beam_search are for Generate; here each output is a separate request"))
             return lambda: None
         return self._generator.start(received, deliver).abort
 

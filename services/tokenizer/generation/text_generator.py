@@ -1,6 +1,6 @@
 """The path of a request for text through this service: five stages, each passed once.
 
-    receive   `TextGenerator.start` takes a request in; a task of its own (`Generation._run`) takes it through the rest
+    receive   `TextGenerator.start` takes a request in; a separate task (`Generation._run`) takes it through the rest
     prepare   its parameters are checked and resolved, its prompt is rendered and encoded: a `PreparedRequest`
     open      a `TextStream` is ready for its tokens; the output of an earlier attempt goes in first
     submit    the scheduler gets it; from then on the link hands its tokens to the stream

@@ -1,6 +1,6 @@
 """The work of an image worker: turns the bytes of an image file into the tensors of the model's vision tower.
 
-It runs in a process of its own, the only one that imports transformers, numpy and Pillow: a malicious file may crash it
+It runs in a separate process, the only one that imports transformers, numpy and Pillow: a malicious file may crash it
 or use up its memory, but nothing else. transformers' Pillow processors need no torch.
 """
 
@@ -55,7 +55,7 @@ class ImageProcessorSource:
     options: Mapping[str, Any] = field(default_factory=dict)  # override preprocessor_config.json
 
     def make(self) -> ImageProcessor:
-        """Makes the processor. Called in a process of its own."""
+        """Makes the processor. Called in a separate process."""
         sys.modules["torch"] = None  # type: ignore[assignment]  # where it is installed, it would only cost memory
         return ImageProcessor(self)
 

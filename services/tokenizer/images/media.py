@@ -22,7 +22,7 @@ MAX_REDIRECTS = 5
 MAX_FETCHES = 16  # at once; each may take --max-image-bytes of memory
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is allotted
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all allotted addresses
 # Characters of a URL that an error message quotes.
 _SHOWN = 100
 

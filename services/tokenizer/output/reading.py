@@ -34,7 +34,7 @@ class OutputReader(Protocol):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far."""
+        """The number of tokens of reasoning until now."""
 
     def push(self, *texts: str) -> Parsed:
         """Returns the parts that are certain after these texts, one for each token."""

@@ -1,7 +1,7 @@
 """One live request: takes tokens, delivers deltas of text.
 
-The text is a pure function of the output tokens, however they arrived, so another process can resume the request from
-its tokens alone.
+The text is a pure function of the output tokens, no matter how they arrived, so another process can resume the request
+from its tokens alone.
 """
 
 from collections.abc import Callable, Sequence

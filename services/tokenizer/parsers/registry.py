@@ -1,6 +1,6 @@
 """Parsers by name, and their detection from chat templates.
 
-A new one is a class in a file of its own, a name here and in `pagewire.config.tokenizer`, and a line in `detect_…` if
+A new one is a class in its own file, a name here and in `pagewire.config.tokenizer`, and a line in `detect_…` if
 its marks differ from all others.
 """
 
@@ -136,7 +136,7 @@ class OutputParsers:
         self.call_reader = TOOL_CALL_PARSERS.get(tool_call_parser)  # None: the format of calls is not known
         self._reasoning = REASONING_PARSERS.get(reasoning_parser)
         self._decode = decode
-        # If a mark is no token of its own, these are the tokens that models usually write for it.
+        # If a mark is not a token, these are the tokens that models usually write for it.
         marks = {} if self._reasoning is None else self._reasoning.thinking_marks()
         self._thinking_marks = {name: TokenSequence(token_ids=encode(mark)) for name, mark in marks.items()}
 

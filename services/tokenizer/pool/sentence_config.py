@@ -12,7 +12,7 @@ from pagewire.files.damaged_file import remedy
 class SentenceConfig:
     """The settings; by default those of a model without such files."""
 
-    prompts: dict[str, str] = field(default_factory=dict)  # name -> what is put before a text
+    prompts: dict[str, str] = field(default_factory=dict)  # name -> text to put before an input
     default_prompt_name: str | None = None
     lowercases: bool = False
 

@@ -57,7 +57,7 @@ class _Worker:
             pass
 
     def _do(self, job: "_Job") -> bool:
-        """Returns whether the thread goes on."""
+        """Returns whether the thread continues."""
         with self._lock:
             self._job, self._started = job, time.monotonic()
         result, error = None, None

@@ -22,7 +22,7 @@ def room_for(request: inference_pb2.GenerateRequest, params: common_pb2.Sampling
 
 
 def truncated(prompt: Prompt, room: Room) -> Prompt:
-    """Returns what is kept of an encoded prompt. Raises RpcError (INVALID_ARGUMENT) if it has images."""
+    """Returns the part of an encoded prompt that is kept. Raises RpcError (INVALID_ARGUMENT) if it has images."""
     if room.keeps == "all":
         return prompt
     if prompt.images:

@@ -29,7 +29,7 @@ class TemplateError(ChatError):
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation to render. Plain data: it travels to worker processes."""
+    """A conversation to render. Plain data, as it is sent to worker processes."""
 
     # {"role": ..., "content": str or [{"type": "text", "text": ...}, {"type": "image"}], ...}; keys without a value are
     # absent.

@@ -1,4 +1,4 @@
-"""The calls Embed, Classify and Score. Each text is a request of its own to the scheduler, which returns its vector.
+"""The calls Embed, Classify and Score. Each text is a separate request to the scheduler, which returns its vector.
 
 The requests travel over the same link as those for text: if the scheduler dies, they are submitted again.
 """

@@ -1,4 +1,4 @@
-"""The outputs of a call. Each of several outputs of one prompt is a request of its own, as gateways send them."""
+"""The outputs of a call. Each of several outputs of one prompt is a separate request, as gateways send them."""
 
 import secrets
 from collections.abc import AsyncGenerator

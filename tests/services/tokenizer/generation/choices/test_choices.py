@@ -140,7 +140,7 @@ async def test_a_gateways_request_is_for_one_output(
         await gateway.send({1: inference_pb2.GenerateRequest(text="Say", **fields)})  # type: ignore[arg-type]
         await gateway.read_until_finished(1)
     error = gateway.requests[1].error
-    assert error is not None and "here each output is a request of its own" in error.message
+    assert error is not None and "here each output is a separate request" in error.message
 
 
 async def test_the_python_client_separates_outputs(line: TokenizerLine, pool: TokenizerPool) -> None:
