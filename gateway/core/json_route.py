@@ -21,7 +21,7 @@ from pagewire.gateway.core.validation import with_integers
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Half of a surrogate pair: both halves are a character, a lone half is invalid.
+# Half of a surrogate pair: two halves make a character, a lone half is invalid.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

@@ -1,7 +1,7 @@
 """Keeps generations for clients that ask for it, so that any gateway can continue them.
 
 A client asks with the header `Idempotency-Key`, and sends its request again to continue. So the log holds the outputs,
-and of the request only its hash, its seed and the head of its answer: with them, it continues the same generation.
+and of the request only its hash, its seed and the head of its answer, which let it continue the same generation.
 """
 
 import asyncio

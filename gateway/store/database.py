@@ -1,4 +1,4 @@
-"""An SQLite database with a thread of its own, open to several processes of one host."""
+"""An SQLite database with its own thread, open to several processes of one host."""
 
 import asyncio
 import logging

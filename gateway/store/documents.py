@@ -103,7 +103,7 @@ class Documents(OnDatabase):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Sequence[Document] | None:
-        """Returns a page of documents. after: the last id of the previous page; Returns None if that is gone."""
+        """Returns a page of documents, or None if `after`, the last id of the previous page, is gone."""
         comes_after, order = ("<", "DESC") if newest_first else (">", "ASC")
         of_owner, values = "collection = ? AND owner = coalesce(?, owner)", (self._collection, owner)
         condition = f"{of_owner} AND (expires_at IS NULL OR expires_at > ?)"

@@ -131,7 +131,7 @@ class TextGenerator:
         if received.resume_token_ids:  # the earlier attempt has already cut the prompt
             return Room(self.max_model_len, counts=False)
         if received.request.truncate_prompt_tokens == -1:
-            await self.link.wait_for_model()  # which has max_model_len
+            await self.link.wait_for_model()  # for its max_model_len
         return room_for(received.request, params, self.max_model_len)
 
     async def _encode(self, received: Received, room: Room, parent: Span) -> Prompt:

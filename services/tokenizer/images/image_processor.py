@@ -25,7 +25,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 class ImageError(ValueError):
-    """The image cannot be read; the message tells the client why."""
+    """The image cannot be read; the message gives the client the reason."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _SHOWN = 100
 
 
 class MediaError(ValueError):
-    """The URL cannot be read; the message tells the client why."""
+    """The URL cannot be read; the message gives the client the reason."""
 
 
 class MediaReader:

@@ -102,7 +102,7 @@ class TokenizerPool:
         return await self._call("encode_text", len(text), text, add_special_tokens, room)
 
     def encodes_at_once(self, text: str) -> bool:
-        """Returns whether `encode_at_once` may be called: not with process workers, as a crash must not end this."""
+        """Returns whether `encode_at_once` is allowed: with process workers, a crash must not end this process."""
         return len(text) <= SHORT_TEXT and not self.workers
 
     def encode_at_once(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -20,7 +20,7 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatError(ValueError):
-    """The conversation cannot be rendered; the message tells the client why."""
+    """The conversation cannot be rendered; the message gives the client the reason."""
 
 
 class TemplateError(ChatError):
