@@ -84,7 +84,7 @@ def _cut_whole(first: Encoding, second: Encoding | None, max_tokens: int, num_sp
     room = max_tokens - num_special
     if room < 1:
         raise ValueError(
-            f"truncate_prompt_tokens is {max_tokens}, which special tokens alone fill; raise it"
+            f"truncate_prompt_tokens is {max_tokens}, which leaves no room for a text with special tokens; raise it"
         )
     if second is None:
         first.truncate(room, direction=direction)
