@@ -57,7 +57,7 @@ class TokenBudgets:
         # A request that was admitted before is not refused later.
         if (seconds := budget.seconds_until_some_are_left(now)) and not request.is_resubmitted:
             message = (
-                f"{request.tenant.name} has used {limit} tokens a minute, as many as its key allows: come back in"
+                f"{request.tenant.name} has used {limit} tokens a minute, as many as its key allows: try again in"
                 f" {math.ceil(seconds)} s"
             )
             raise WaitTooLong(message, "tokens_per_minute", seconds)

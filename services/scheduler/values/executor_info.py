@@ -68,7 +68,7 @@ class ExecutorInfo:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks in the group that limits the length of requests."""
+        """The number of blocks in the largest group."""
         return max((group.num_blocks for group in self.kv_groups), default=0)
 
     def max_prompt_tokens(self, yields_vector: bool) -> int:

@@ -47,8 +47,7 @@ class WeightsPlan:
         self.target = self._known[weights.version] = weights
 
     def note(self, weights: Weights, replicas: Iterable[Replica]) -> None:
-        """Takes in the weights of an executor that connects. A higher version number comes from an earlier
-        scheduler."""
+        """Takes in the weights of an executor that connects. A higher `number` comes from an earlier scheduler."""
         target = self.target
         is_first = all(replica.info is None for replica in replicas)
         if target is None or weights.number > target.number or (is_first and weights.number == target.number):

@@ -220,7 +220,7 @@ def test_long_lines_and_files_are_refused(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_not_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text('{"some": "data"}\n')
-    with pytest.raises(Exception, match="line 1 is not an answer of a batch"):
+    with pytest.raises(Exception, match="line 1 is not the answer of a batch"):
         Results(path, path)
     assert path.read_text() == '{"some": "data"}\n'
 
