@@ -75,7 +75,7 @@ class Keeper:
             except StartupError:
                 if not self._file.was_used:
                     raise
-                # The cause may lie in the node; the log of the executor has it.
+                # The node may be the cause; the log of the executor has details.
                 logger.warning("%s cannot start on its node; trying again", self._name)
                 is_new = self._bundles is not None
             except ActorUnavailableError:
