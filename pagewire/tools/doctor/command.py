@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         DoctorConfig,
         argv,
         prog="pagewire doctor",
-        description="Finds what keeps MODEL from being served well: on this machine, in the flags, or in a running stack,"
+        description="Finds what keeps MODEL from being served well: on this machine, in the flags, in a running stack,"
         " with its effects and remedies. Takes the flags of `pagewire serve`. Only reads. Exits with 1 if there"
         " is a problem.",
         positional="model",

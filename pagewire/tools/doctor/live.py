@@ -133,9 +133,7 @@ def _services(status: Mapping[str, object]) -> Finding:
     away = [one for one in services if one.get("state") != "serving"]
     if away:
         said = ", ".join(f"{one['service']} {one.get('address', '')} {one['state']}" for one in away)
-        return problem(
-            "services", said, "requests wait for it, or go to its peers", "see its log, and GET /v1/status"
-        )
+        return problem("services", said, "requests wait for it, or go to its peers", "see its log, and GET /v1/status")
     return ok("services", f"{len(services)} serve")
 
 

@@ -181,6 +181,6 @@ async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the result is not needed any more
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the result is no longer needed
         raise
     return task.result()
