@@ -1,6 +1,6 @@
 """Keeps a set of service processes running: starts them at once, restarts the dead, stops all in order.
 
-A child leads a session of its own, so that Ctrl-C in the terminal reaches only the supervisor, and always dies with the
+A child leads its own session, so that Ctrl-C in the terminal reaches only the supervisor, and always dies with the
 supervisor (`pagewire.process.process`).
 """
 
@@ -101,7 +101,8 @@ class _Keeper:
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
     async def _run(self, code_before: int) -> int:
-        """Runs the process once, and returns its exit code, negative for a signal. code_before: of the previous run."""
+        """Runs the process once, and returns its exit code, negative for a signal. code_before: that of the previous
+        run."""
         beats, beats_of_child = os.pipe()
         os.set_blocking(beats, False)
         try:

@@ -19,7 +19,7 @@ from pagewire.wire.tls import GRPC_WITH_TLS, NO_FILES, Certificates, Files, Load
 
 logger = logging.getLogger(__name__)
 
-# How long calls may continue on a channel with earlier certificates: streams between services never end by themselves.
+# How long calls may continue on a channel with earlier certificates: streams between services do not end otherwise.
 _CALLS_MAY_LAST_S = 10 * 365 * 86400.0
 
 

@@ -31,7 +31,7 @@ class Keeper:
     """
 
     def __init__(self, specs: Sequence[Spec], demand: dict[str, float], file: AddressFile) -> None:
-        """specs: of the actors, that of the leader first. demand: the resources of each actor."""
+        """specs: those of the actors, that of the leader first. demand: the resources of each actor."""
         self._specs = specs
         self._name = specs[0].name
         self._demand = demand

@@ -34,7 +34,7 @@ from pagewire.wire.rpc import RpcError
 Result = TypeVar("Result")
 Params = SamplingParams | Sequence[SamplingParams] | None
 
-# Fields of TLS: a stack that only this program reaches does not need it.
+# The flags of the stack, without TLS, which a stack for only this program does not need.
 _FIELDS = {f.name: f for f in dataclasses.fields(ServeConfig) if f.name not in (*SET_BY_STACK, *WITHOUT_TLS)}
 
 

@@ -4,7 +4,7 @@ from pagewire.client import Client
 from pagewire.tools.terminal.conversation import Conversation
 from pagewire.v1.inference_pb2 import Model
 
-# The fraction (1 / _ANSWER) of the model's length that is kept free for an answer, unless max_tokens is less.
+# One part in _SHARE_OF_ANSWER of the model's length is kept free for an answer, unless max_tokens is less.
 _SHARE_OF_ANSWER = 4
 
 

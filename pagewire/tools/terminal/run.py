@@ -36,7 +36,7 @@ class RunConfig(SamplingFlags, ServeConfig):
 
 
 _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for f in dataclasses.fields(SamplingFlags)})
-# Fields of ports and storage: a stack that ends with the conversation has neither public ports nor stored data.
+# Flags of ports and storage: a stack that ends with the conversation needs neither.
 _NOT_OFFERED = (
     *SET_BY_STACK,
     *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key", "api_key_file"),

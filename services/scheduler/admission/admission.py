@@ -203,7 +203,7 @@ class Admission:
         self._promised_until = 0.0
         self._corrections = _Correction(), _Correction()  # of short prompts, of long ones
 
-    # -- what was done -----------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------------------------------------
 
     def on_first_step(self, num_prompt_tokens: int, num_cached_tokens: int, forecast: Forecast, waited: float) -> None:
         """Learns from a request that got a row. waited: seconds since its arrival."""
@@ -212,7 +212,7 @@ class Admission:
         self._num_prompt_tokens = self._num_prompt_tokens * _MEMORY + num_prompt_tokens
         self._num_uncached_tokens = self._num_uncached_tokens * _MEMORY + num_prompt_tokens - num_cached_tokens
 
-    # -- what is to come ---------------------------------------------------------------------------------------------
+    # -- forecasts ---------------------------------------------------------------------------------------------------
 
     def forecast(self, load: Load | None) -> Forecast:
         if load is None or not load.replica.costs.are_known:

@@ -1,5 +1,4 @@
-"""Limits of tokens per minute, for tenants whose key has one: prompts count at admission, outputs as they are
-generated.
+"""Limits of tokens per minute, for tenants with such a key: prompts count at admission, outputs as they are generated.
 
 A budget fills up within a minute. A request of any size is admitted while some budget is left, and what it uses beyond
 that is a debt: the next request has to wait until the debt is paid. Over time, no tenant uses more than its limit, and

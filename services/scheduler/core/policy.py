@@ -50,8 +50,8 @@ def keeping_order(running: Iterable[Request]) -> list[Request]:
 def victims_of(request: Request, running: Sequence[Request], is_contended: bool) -> list[Request]:
     """Returns the running requests that may be preempted for a waiting one, in the order of preemption: those of lower
     priority. With several tenants, they belong to the same tenant; a tenant without running requests may also preempt
-    those of others, first of the most served tenant, but leaves each tenant its first request. A request whose turn
-    comes before the waiting one is no victim: it would be readmitted at once."""
+    those of others, first of the most served tenant, but leaves each tenant its first request. A request with an
+    earlier turn than the waiting one is no victim: it would be readmitted at once."""
     if not is_contended:
         return list(takewhile(lambda victim: has_priority(request, victim), reversed(running)))
     account = request.account
@@ -70,8 +70,8 @@ def victims_of(request: Request, running: Sequence[Request], is_contended: bool)
 def choose_victims(
     request: Request, running: Sequence[Request], is_contended: bool, num_open_rows: int, kv: KVCacheManager
 ) -> Sequence[Request]:
-    """Returns the first candidates (`victims_of`) whose preemption makes room for a waiting request; none if there is
-    room, or if preempting all of them would not suffice."""
+    """Returns the first candidates (`victims_of`) that have to be preempted to make room for a waiting request; none if
+    there is room, or if preempting all of them would not suffice."""
     candidates = victims_of(request, running, is_contended)
     if not candidates:
         return ()

@@ -165,7 +165,7 @@ class Replica:
         rows.take_in(outputs)
         return outputs
 
-    # -- how fast it is ----------------------------------------------------------------------------------------------
+    # -- speed -------------------------------------------------------------------------------------------------------
 
     @property
     def costs(self) -> StepCosts:
@@ -191,7 +191,7 @@ class Replica:
             return room
         return min(room, max(1.0, self.costs.prompt_tokens_within(seconds, int(num_tokens / 2))))
 
-    # -- what is going on --------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ExecutorInfo | None:

@@ -175,7 +175,7 @@ class Rows:
         self._release(request)
 
     def preempt(self, request: Request, waiting: WaitingQueue) -> None:
-        """Takes the blocks and the row from a running request, whose tokens are computed again later."""
+        """Takes the blocks and the row from a running request; its tokens are computed again later."""
         self.remove(request)
         request.preempt()
         waiting.push(request)

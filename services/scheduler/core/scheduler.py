@@ -98,7 +98,7 @@ class Scheduler:
         if present is not None and not info.is_interchangeable_with(present):
             raise NotInterchangeable(
                 f"it serves {_described(info)}, while others serve {_described(present)}; it is not used until they "
-                "are gone: give every executor of --executor-address the same --model and files, --max-model-len and "
+                "have left: give every executor of --executor-address the same --model and files, --max-model-len and "
                 "--block-size"
             )
         replica.attach(info)
@@ -204,7 +204,7 @@ class Scheduler:
         self.placement.on_result(replica, outputs)
         return outputs
 
-    # -- what is going on --------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ExecutorInfo | None:

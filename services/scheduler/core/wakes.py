@@ -1,9 +1,9 @@
 """Chooses the replicas that decide a step after an event. Pure.
 
 A busy replica decides again without a wake-up: when a result arrives, or when its pacer no longer holds it back. Only
-resting replicas have to be woken: those whose last decision was that nothing runs, although another step could have
-been sent. If few rest, all are woken, and their decisions show which one takes a request. If many rest, only the one
-that placement names is woken, so a request costs no more with a thousand idle replicas than with ten.
+resting replicas have to be woken: those that decided last that nothing runs, although another step could have been
+sent. If few rest, all are woken, and their decisions show which one takes a request. If many rest, only the one that
+placement names is woken, so a request costs no more with a thousand idle replicas than with ten.
 """
 
 from collections.abc import Collection

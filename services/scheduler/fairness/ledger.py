@@ -13,7 +13,7 @@ from pagewire.services.scheduler.values.account import Account
 
 # The weights of tokens in VTC.
 _OUTPUT_CHARGE = 2.0
-# The number of tenants without requests whose counters are kept. Forgetting one loses only its excess over others.
+# The number of counters of tenants without requests that are kept. Forgetting one loses only its excess over others.
 _MAX_IDLE = 1024
 
 

@@ -105,7 +105,7 @@ class KVCacheManager:
         return ComputedBlocks(held, num_blocks * self.block_size)
 
     def cache_blocks(self, request: Request) -> None:
-        """Makes full blocks findable whose tokens are known and whose KV is computed in this step or an earlier one;
+        """Makes full blocks findable if their tokens are known and their KV is computed in this step or an earlier one;
         none before the executor has accepted the request."""
         num_full = request.num_certain_tokens // self.block_size
         if num_full <= request.blocks.num_cached or not self._enable_prefix_caching or not request.is_accepted:

@@ -27,9 +27,9 @@ class StateBlocks(GroupBlocks):
         self._written.clear()
 
     def find_block(self, block_hash: bytes) -> Block | None:
-        """Also returns None for a block that the present step writes: requests run concurrently, and one of them would
-        read a state that another has not written yet. (Keys and values of a layer are all written before any is
-        read.)"""
+        """Returns None for an unknown block, and for one that the present step writes: requests run concurrently, and
+        one of them would read a state that another has not written yet. (Keys and values of a layer are all written
+        before any is read.)"""
         block = super().find_block(block_hash)
         return None if block in self._written else block
 

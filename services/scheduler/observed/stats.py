@@ -118,7 +118,7 @@ _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in Fi
 
 
 def on_first_step(request: Request, waited: float, exemplar: Mapping[str, str] | None) -> None:
-    """Counts a request at its first step. waited: seconds since its arrival. exemplar: of its trace."""
+    """Counts a request at its first step. waited: seconds since its arrival. exemplar: the labels of its trace."""
     num_prompt_tokens, num_cached_tokens = request.num_prompt_tokens, request.num_cached_tokens or 0
     QUEUE_TIME.observe(waited, exemplar)
     PROMPT_TOKENS.inc(num_prompt_tokens)

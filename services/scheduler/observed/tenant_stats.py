@@ -15,7 +15,7 @@ from pagewire.telemetry.tenant_metrics import label_of
 MAX_NAMED = 20
 # The seconds after which the tenants with their own series are chosen again.
 PERIOD_S = 600.0
-# The most tenants counted within a period; further ones get no series of their own in the next period.
+# The most tenants counted within a period; further ones get no separate series in the next period.
 MAX_COUNTED = 10_000
 # The label of all other tenants, and of a tenant with this name.
 OTHER = "other"

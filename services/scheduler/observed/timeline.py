@@ -85,7 +85,7 @@ class Timeline:
 
 
 def end_span(span: Span, request: Request, timeline: Timeline, code: str, message: str | None) -> None:
-    """Ends the span of a request, with a child span for each phase. code: of its gRPC status."""
+    """Ends the span of a request, with a child span for each phase. code: that of its gRPC status."""
     if not span.is_recorded:
         span.end()
         return

@@ -21,7 +21,7 @@ class Choice:
         return self._fleet.kept_for(request) not in (None, self._replica)
 
     def takes(self, request: Request) -> bool:
-        """Returns whether the deciding replica takes this request, whose turn it is."""
+        """Returns whether the deciding replica takes this request at its turn."""
         if len(self._fleet) == 1:
             return True
         verdict = self._verdicts.get(request)

@@ -30,7 +30,7 @@ class Deferrals:
         return self._totals.get(replica_id, NOTHING_DEFERRED)
 
     def forget(self, replica_id: int) -> None:
-        """Drops the deferrals to a replica, which decides now or is gone."""
+        """Drops the deferrals to a replica, which decides now or was removed."""
         self._totals.pop(replica_id, None)
         for request in self.requests.pop(replica_id, ()):
             if self._holders.get(request) == replica_id:

@@ -119,8 +119,8 @@ class Fleet:
         self, request: Request, decider: Replica | None, deferred: DeferredRequests = NONE_DEFERRED
     ) -> dict[int, Fit]:
         """Returns the replicas that may take a waiting request, and its needs there. Leaves out replicas with other
-        weights than it needs and, while there are others, replicas whose executors are about to end or that run a
-        suspect.
+        weights than it needs and, while there are others, replicas that run a suspect or have an executor that is about
+        to end.
 
         deferred: requests that were left to replicas, where a prefix that they share with this request will be found.
         """

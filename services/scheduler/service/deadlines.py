@@ -27,7 +27,7 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now: float) -> list[int]:
-        """Removes and returns the requests whose deadlines have passed, in order."""
+        """Removes and returns the requests past their deadlines, in order."""
         due: list[int] = []
         while self._heap and self._heap[0][0] <= now:
             _, request_id = heapq.heappop(self._heap)

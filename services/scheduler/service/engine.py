@@ -80,7 +80,7 @@ class Engine:
     def submit(
         self, submission: TokenSubmission, outbox: RequestOutbox, number: int, max_unread: int | None = None
     ) -> LiveRequest:
-        """Takes in a request, whose outputs go to the outbox under `number`. The request ends with RESOURCE_EXHAUSTED
+        """Takes in a request; its outputs go to the outbox under `number`. The request ends with RESOURCE_EXHAUSTED
         once more than max_unread of its tokens and log probabilities are in the outbox.
 
         Raises:

@@ -83,7 +83,7 @@ class ExecutorClient:
 
     @property
     def incarnation(self) -> int | None:
-        """The incarnation of the executor whose stream is open or being opened; None without one."""
+        """The incarnation of the executor with a stream that is open or being opened; None without one."""
         return self._description.incarnation if self._description is not None else None
 
     async def run(self) -> None:

@@ -34,7 +34,7 @@ class Expiry:
         self._deadlines.remove(request_id)
 
     def check(self) -> None:
-        """Reports the requests whose deadlines have passed."""
+        """Reports the requests past their deadlines."""
         if self._deadlines.next is None or self._deadlines.next > time.monotonic():
             return
         for request_id in self._deadlines.take_due(time.monotonic()):

@@ -45,7 +45,7 @@ class WeightsInForce(Protocol):
         """True while weights are being replaced."""
 
     def check(self, request: Request) -> None:
-        """Raises RpcError for a request whose tokens come from weights that no executor has any longer."""
+        """Raises RpcError for a request with tokens from weights that no executor has any longer."""
 
     def wanted(self, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used."""

@@ -47,7 +47,7 @@ class Tracking:
             self._stop(PREEMPTED)
 
     def on_lost(self, replica: Replica) -> None:
-        """Takes in the loss of an executor, whose requests wait to run on any executor."""
+        """Takes in the loss of an executor; its requests wait to run on any executor."""
         for key in [key for key in self._chunks if key[0] == replica.replica_id]:
             del self._chunks[key]
         self._stop(RECOVERY)

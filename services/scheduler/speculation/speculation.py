@@ -87,7 +87,7 @@ class Speculation:
         return plan
 
     def _best(self, costs: DraftCosts, decoding: Sequence[Request], most: int) -> Plan:
-        """Returns the drafts for the most tokens per second, among those whose costs are within the credit."""
+        """Returns the drafts for the most tokens per second, among those with costs within the credit."""
         num_requests = len(decoding)
         if not _may_pay(costs, num_requests, num_requests, most):
             return NO_DRAFTS

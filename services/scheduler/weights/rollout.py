@@ -103,7 +103,7 @@ class Rollout:
     # -- requests with replaced weights ------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raises RpcError for a request whose tokens come from weights that no executor has any longer."""
+        """Raises RpcError for a request with tokens from weights that no executor has any longer."""
         version, replicas = version_needed(request), self._scheduler.replicas
         if not version or is_attached(version, replicas):
             return
