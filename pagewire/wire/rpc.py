@@ -236,7 +236,7 @@ class Server:
                     self.shutdown_timeout,
                 )
         if self.drain_delay is None:
-            # Streams of neighbours never end without a cause: they are cut off, with other calls of neighbours, and
+            # Streams of neighbours do not end otherwise: they are cut off, with other calls of neighbours, and
             # reconnect elsewhere.
             if drained is not None:
                 await self._statuses.ended(LAST_CALLS_S)

@@ -2,8 +2,8 @@
 
 A GGUF file only names its pre-tokenizer. The names are llama.cpp's; the splits are those of the models' own
 `tokenizer.json` files, which llama.cpp reproduces with its own regular expressions. If transformers' GGUF conversion
-treats a name as GPT-2's, the model's own rule wins: "smollm", for instance, splits off every digit first, so that "
-12" begins with one token of two spaces.
+treats a name as GPT-2's, the model's own rule wins: "smollm", for instance, splits off every digit first, so
+that "  12" begins with one token of two spaces.
 """
 
 from tokenizers import Regex, normalizers, pre_tokenizers

@@ -30,7 +30,7 @@ _MAX_STAGGER = 60.0
 _PIECES = 8
 # A client that retries at the given time should not be refused again because a forecast was a little short.
 _SURE = 0.6
-# The number of executors that a forecast looks at: those with the fewest requests, where the request will run.
+# The number of executors on which a forecast is based: those with the fewest requests, where the request will run.
 _MOST_REPLICAS = 8
 
 

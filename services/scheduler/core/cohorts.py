@@ -23,8 +23,8 @@ class Cohorts:
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
-        self.size = 0  # the average cohort; not computed with one stage
-        self._last: tuple[int, int] | None = None  # the order of the last request chosen when not all fitted
+        self.size = 0  # the average size of a cohort; not computed with one stage
+        self._last: tuple[int, int] | None = None  # the order of the last request chosen when not all fit
 
     def of_next_step(self, running: list[Request], in_flight: Sequence[ScheduledStep]) -> list[Request]:
         """Returns the running requests that may be in the next step, in the same order: all in prefill, and one cohort

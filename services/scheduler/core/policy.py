@@ -49,9 +49,10 @@ def keeping_order(running: Iterable[Request]) -> list[Request]:
 
 def victims_of(request: Request, running: Sequence[Request], is_contended: bool) -> list[Request]:
     """Returns the running requests that may be preempted for a waiting one, in the order of preemption: those of lower
-    priority. With several tenants, they belong to the same tenant; a tenant without running requests may also preempt
-    those of others, first of the most served tenant, but leaves each tenant its first request. A request with an
-    earlier turn than the waiting one is no victim: it would be readmitted at once."""
+    priority. With several tenants, victims belong to the tenant of the waiting request; a tenant without running
+    requests may also preempt those of others that have several, first of the most served tenant, but leaves each tenant
+    its first request. A request with an earlier turn than the waiting one is no victim: it would be readmitted at
+    once."""
     if not is_contended:
         return list(takewhile(lambda victim: has_priority(request, victim), reversed(running)))
     account = request.account

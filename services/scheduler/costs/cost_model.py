@@ -2,8 +2,8 @@
 
     seconds = c0 * prompt tokens + c1 + c2 * decodes + c3 * (query, key) pairs of prompts + (c4 if there are prompts)
 
-with no c below zero. A step lasts from the previous result to its own, as clients see it: the ways to the device and
-back, and waiting for a core, count too. In a pipeline, this is the time until the next step may follow; passing all S
+with no c below zero. A step lasts from the previous result to its own, as clients see it: transfers to the device and
+back, and waits for a core, count too. In a pipeline, this is the time until the next step may follow; passing all S
 stages takes S times as long.
 
 The coefficients minimize the squared error relative to the size of a step's work: relative to its time, jitter would

@@ -37,7 +37,7 @@ class _Sent:
     seconds: float  # the expected duration
     time: float
     was_held: bool
-    followed_long: bool  # the previous step was long enough to hold this one
+    followed_long: bool  # the previous step was long enough to hold this one back
 
 
 class Pacer:

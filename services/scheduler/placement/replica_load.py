@@ -1,8 +1,8 @@
 """The cost of a request on a replica: the total seconds by which it delays all requests, itself included.
 
     until its first token    what it waits for a row and blocks, what was begun before it, and its own prompt
-    until its end            a step for each token of its output, each as long as a step with that many decodes others
-    its prompt delays all requests that run there, and so does its part of each of these steps
+    until its end            a step for each token of its output, each as long as a step with that many decodes
+    others                   its prompt delays all requests that run there, and so does its part of each of these steps
 
 There are no weights: the cost model has learned the durations of steps, and past requests the lengths of outputs. So a
 cached prefix is worth the time to compute it, for the request and for each other request that would wait for that; it

@@ -51,7 +51,7 @@ class WeightsInForce(Protocol):
         """Returns the weights that an executor with `present` must have before it is used."""
 
     def watch_stranded(self, requests: Sequence[Request]) -> None:
-        """Ends the requests that no executor can continue, unless one with their weights connects in time."""
+        """Ends those requests that no executor can continue, unless one with their weights connects in time."""
 
     async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
         """Replaces the weights of all executors; raises RpcError."""

@@ -112,7 +112,7 @@ class Rollout:
         self.watch_stranded([request])
 
     def watch_stranded(self, requests: Sequence[Request]) -> None:
-        """Ends the requests that no executor can continue, unless one with their weights connects in time."""
+        """Ends those requests that no executor can continue, unless one with their weights connects in time."""
         stranded = [request for request in requests if self._is_stranded(request)]
         if stranded:
             asyncio.get_running_loop().call_later(self._recovery_timeout, self._end_stranded, stranded)
