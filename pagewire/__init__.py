@@ -1,6 +1,7 @@
 """Pagewire: LLM serving as four asynchronous gRPC services.
 
-`pagewire.LLM` and `pagewire.SamplingParams` are for batch work from Python, `pagewire.client.Client` for all else.
+`pagewire.LLM` and `pagewire.SamplingParams` are for batch work from Python, `pagewire.client.Client` is for everything
+else.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """What imports gRPC is imported when it is asked for: services and `--help` start without it."""
+    """Imports names that need gRPC on first use, so that services and `--help` start without it."""
     if name == "LLM":
         from pagewire.tools.llm.llm import LLM
 

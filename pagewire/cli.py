@@ -69,7 +69,7 @@ Start one service, as in a container:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Runs the command, and returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     process.die_with_parent()
     process.quiet_grpc()
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of the output is gone; the interpreter must not flush to it again.
+        # The reader of the output has ended; the interpreter must not flush to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -127,7 +127,7 @@ def _service(name: str, argv: list[str]) -> int:
         followers.start(settings)
     from pagewire.process import binding
 
-    binding.bind(settings)  # behind the followers, which have processors of their own
+    binding.bind(settings)  # after the followers started, which have their own processors
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -198,7 +198,7 @@ def _on_this_machine(command: str) -> Callable[[list[str]], int]:
 
 
 def _model(argv: list[str]) -> int:
-    """Runs `pagewire model VERB`: the commands about models, also those without a short form."""
+    """Runs `pagewire model VERB`: the commands for models, including those without a short form."""
     usage = "usage: pagewire model pull|list|rm|verify [MODEL]\nsee `pagewire model verify --help`, ..."
     verb, rest = (argv[0], argv[1:]) if argv else ("", [])
     if verb in ("pull", "list", "rm"):

@@ -38,9 +38,9 @@ class Client:
         ssl_certfile: str | None = None,
         ssl_keyfile: str | None = None,
     ) -> None:
-        """address: "host:port", "grpcs://host:port" for TLS, or "unix:/path". api_key: if the stack requires one
+        """address: "host:port", "grpcs://host:port" for TLS, or "unix:/path". api_key: needed if the stack requires one
         (default: $PAGEWIRE_API_KEY). ssl_ca_certs: PEM file of the CAs that sign the server's certificate (default:
-        those of gRPC). ssl_certfile, ssl_keyfile: if the stack requires a certificate. The variables
+        those of gRPC). ssl_certfile, ssl_keyfile: needed if the stack requires a certificate. The variables
         $PAGEWIRE_SSL_CA_CERTS, $PAGEWIRE_SSL_CERTFILE and $PAGEWIRE_SSL_KEYFILE are the defaults of these three.
 
         Raises StartupError for files that cannot be used.
@@ -168,7 +168,7 @@ class Client:
         return str((await self._unary(self._stub.Detokenize, request)).text)
 
     async def abort(self, *request_ids: str) -> int:
-        """Ends generations by the ids of their requests, also those of other clients; returns their number."""
+        """Ends generations by request id, including those of other clients, and returns their number."""
         request = inference_pb2.AbortRequestsRequest(request_ids=request_ids)
         return int((await self._unary(self._stub.AbortRequests, request)).num_aborted)
 

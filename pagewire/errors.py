@@ -1,24 +1,25 @@
-"""Errors for the user that starts Pagewire, and for a client with a wrong request."""
+"""Errors for users who start Pagewire, and for clients with a wrong request."""
 
 from collections.abc import Callable, Iterable, Sequence
 
 
 class StartupError(RuntimeError):
-    """A cause outside the program keeps Pagewire from starting: no such model, a port in use, too little memory.
+    """Raised when a cause outside the program keeps Pagewire from starting: no such model, a port in use, too little
+    memory.
 
     The message names cause and remedy; the command line prints it without a traceback and ends with exit code 1.
     """
 
 
 class ModelNotFoundError(StartupError):
-    """MODEL names nothing that can be found; the message lists the places that were searched."""
+    """Raised when MODEL cannot be found; the message lists the places that were searched."""
 
 
 class InvalidRequest(ValueError):
     """A request that cannot be served as it is; the message names the field, its value and what is allowed.
 
-    violations: (field, description) of everything that was found, where a field is a path in the request of the
-    scheduler's API ("sampling_params.top_p"). field: the path of the first violation, "" if there is none.
+    violations: (field, description) of each error, where a field is a path in the request of the scheduler's API
+    ("sampling_params.top_p"). field: the path of the first violation, "" if there is none.
     """
 
     def __init__(self, message: str, field: str = "", violations: Sequence[tuple[str, str]] = ()) -> None:

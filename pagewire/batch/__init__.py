@@ -1,1 +1,2 @@
-"""Batches: files of requests, one a line, and of their answers. The gateway and `pagewire batch` run them alike."""
+"""Batches: files with one request per line, and files of their answers. The gateway and `pagewire batch` share this
+code."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# What may stand in `url`, as far as the server has it.
+# The values of `url`, if the server has the endpoint.
 ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -24,10 +24,10 @@ ENDPOINTS = (
     "/v1/pooling",
     "/pooling",
 )
-# Parameters of bodies that would leave the answer elsewhere.
-_REFUSED = {"stream": "a line of a batch cannot be streamed", "background": "a line of a batch is its own background"}
+# Parameters of a body that would deliver the answer elsewhere.
+_REFUSED = {"stream": "a line of a batch cannot be streamed", "background": "a line of a batch runs in the background"}
 MAX_ERRORS = 100
-# Larger bodies are refused by HTTP, too.
+# HTTP refuses larger bodies, too.
 MAX_LINE_BYTES = 32 * 1024 * 1024
 _READ_AHEAD_BYTES = 1024 * 1024
 
@@ -48,7 +48,7 @@ class Line:
 
 
 class LineError(Exception):
-    """A line that is no request."""
+    """A line that is not a request."""
 
     def __init__(self, number: int | None, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -63,27 +63,27 @@ class LineError(Exception):
 
 @dataclass
 class Checked:
-    """The contents of a file. errors: the first MAX_ERRORS, in the order of lines."""
+    """The result of checking a file. errors: the first MAX_ERRORS, in the order of lines."""
 
     num_requests: int = 0
     errors: list[LineError] = field(default_factory=list)
-    models: dict[str, int] = field(default_factory=dict)  # -> the first line that names it
+    models: dict[str, int] = field(default_factory=dict)  # name -> the first line with it
 
 
 def check(path: Path, endpoints: Collection[str], max_requests: int | None = None) -> Checked:
-    """Reads the whole file. Raises OSError."""
+    """Reads and checks the whole file. Raises OSError."""
     checked, custom_ids = Checked(), set[str]()
     with path.open("rb") as file:
         for number, raw in _numbered(file):
             if checked.num_requests == max_requests:
-                message = f"a batch may have {max_requests} requests: make several of it"
+                message = f"a batch may have {max_requests} requests: divide it into several"
                 checked.errors.append(LineError(number, "too_many_requests", message))
                 break
             checked.num_requests += 1
             try:
                 line = _parse(number, raw, endpoints)
                 if line.custom_id in custom_ids:
-                    message = f"the custom_id {line.custom_id!r} is that of an earlier line: each needs its own"
+                    message = f"the custom_id {line.custom_id!r} occurs in an earlier line: give each line its own"
                     raise LineError(number, "duplicate_custom_id", message, "custom_id")
             except LineError as error:
                 checked.errors.append(error)
@@ -99,7 +99,7 @@ def check(path: Path, endpoints: Collection[str], max_requests: int | None = Non
 
 
 def check_models(checked: Checked, served: Collection[str]) -> None:
-    """Adds an error for each model that is named and not served."""
+    """Adds an error for each named model that is not served."""
     for model, number in checked.models.items():
         if model not in served:
             message = f"no model {model!r}; served: {', '.join(served)}"
@@ -108,7 +108,7 @@ def check_models(checked: Checked, served: Collection[str]) -> None:
 
 
 async def read(path: Path, endpoints: Collection[str], done: Collection[str]) -> AsyncIterator[Line]:
-    """The requests of a file that has been checked, without those that are done. Raises OSError."""
+    """Yields the requests of a checked file, without those that are done. Raises OSError."""
     with await asyncio.to_thread(path.open, "rb") as file:
         numbered = _numbered(file)
         while lines := await asyncio.to_thread(_some, numbered, endpoints):
@@ -128,7 +128,7 @@ def _some(numbered: Iterator[tuple[int, bytes]], endpoints: Collection[str]) -> 
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank. Of one that is too long, a byte more than it may have."""
+    """Yields the lines that are not blank. A line that is too long is cut one byte beyond the limit."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -143,7 +143,7 @@ def _parse(number: int, raw: bytes, endpoints: Collection[str]) -> Line:
         raise LineError(number, "line_too_long", f"longer than {MAX_LINE_BYTES} bytes")
     try:
         value = json.loads(raw)
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8
+    except (ValueError, RecursionError) as error:  # including text that is not UTF-8
         raise LineError(number, "invalid_json_line", f"not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise LineError(number, "invalid_json_line", "not a JSON object")

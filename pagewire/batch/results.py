@@ -1,4 +1,4 @@
-"""The answers of a batch: lines that are appended to files, each whole or not there."""
+"""The answers of a batch: lines that are appended to files, each completely or not at all."""
 
 import errno
 import fcntl
@@ -29,16 +29,16 @@ class Answer:
 
 
 class ResultsInUse(Exception):
-    """Another process appends to these files."""
+    """Raised when another process appends to these files."""
 
 
 class NotResults(Exception):
-    """A file that was not written here."""
+    """Raised for a file that does not contain answers of a batch."""
 
 
 @dataclass
 class Usage:
-    """Tokens of all answers."""
+    """The total tokens of all answers."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -46,7 +46,7 @@ class Usage:
     reasoning_tokens: int = 0
 
     def add(self, body: dict[str, Any]) -> None:
-        """The usage in the answer, in the terms of its API; Anthropic's `input_tokens` are without cached ones."""
+        """Adds the usage in an answer of any API; Anthropic's `input_tokens` exclude cached tokens."""
         usage = body.get("usage")
         if not isinstance(usage, dict):
             return
@@ -65,13 +65,14 @@ def _count(usage: Any, *names: str) -> int:
 
 
 class Results:
-    """Appends to a file of answers and one of errors, which may be the same; both are this process's until close().
+    """Appends to a file of answers and one of errors, which may be the same; this process locks both until close().
 
-    Opening them again goes on where they end, without a last line that was cut off. Methods may be called in threads.
+    Files that are opened again are continued at their end; an incomplete last line is removed. Any thread may call
+    methods.
     """
 
     def __init__(self, outputs: Path, errors: Path) -> None:
-        """Raises ResultsInUse, NotResults or OSError."""
+        """Opens the files. Raises ResultsInUse, NotResults or OSError."""
         self.done: set[str] = set()  # custom ids
         self.num_completed = 0
         self.num_failed = 0
@@ -88,7 +89,7 @@ class Results:
             raise
 
     def add(self, line: Line, answer: Answer) -> None:
-        """Raises OSError, with the files as they were."""
+        """Writes an answer. Raises OSError, with the files unchanged."""
         parsed, body = _one_line(answer.body)
         response = b'{"status_code": %d, "request_id": %s, "body": %s}' % (
             answer.status,
@@ -108,7 +109,7 @@ class Results:
                 file.close()
 
     def _append(self, line: Line, response: bytes, error: bytes, success: bool) -> bool:
-        """Whether the line had no result before."""
+        """Writes the result, and returns whether the line had none before."""
         names = json.dumps({"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id})[:-1].encode()
         text = b'%s, "response": %s, "error": %s}\n' % (names, response, error)
         with self._lock:
@@ -130,14 +131,14 @@ class Results:
             success = response is not None and 200 <= response["status_code"] < 300
             body = response["body"] if response is not None else {}
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise NotResults(f"{place} is not an answer of a batch") from None
+            raise NotResults(f"{place} is not the answer of a batch") from None
         self._note(custom_id, success)
         if isinstance(body, dict):
             self.usage.add(body)
 
 
 class _Appended:
-    """A file of whole lines that only this process writes to."""
+    """A file of complete lines, to which only this process writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -150,7 +151,7 @@ class _Appended:
         self._size = 0
 
     def read(self) -> Iterator[bytes]:
-        """The lines that are there; what follows the last one is cut off."""
+        """Yields the existing lines; an incomplete last line is removed."""
         with self._path.open("rb") as file:
             for line in file:
                 if line.endswith(b"\n"):
@@ -159,7 +160,7 @@ class _Appended:
         os.ftruncate(self._file, self._size)
 
     def append(self, text: bytes) -> None:
-        """Raises OSError, with the file as it was."""
+        """Appends text. Raises OSError, with the file unchanged."""
         if self._file < 0:
             raise OSError(errno.EBADF, "closed")
         try:
@@ -178,7 +179,8 @@ class _Appended:
 
 
 def _one_line(body: bytes) -> tuple[dict[str, Any], bytes]:
-    """The body's JSON object, and its text without line ends; what is no such object is the message of an error."""
+    """Returns the JSON object of a body, and its text without line ends; any other body becomes the message of an
+    error."""
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Runs the lines of a batch: so many at once, again while the server has no room for one, each to one result."""
+"""Runs the lines of a batch: several at once, with retries while the server is full, until each has a result."""
 
 import asyncio
 import random
@@ -8,23 +8,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pagewire.batch.lines import Line
 from pagewire.batch.results import Answer, Results
 
-# Statuses of a server that is full or away; the same request may be answered later.
+# Statuses of a server that is full or unreachable; the same request may succeed later.
 _LATER = (429, 503)
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 
 
 class Away(Exception):
-    """The server cannot be reached, or broke off."""
+    """Raised when the server cannot be reached, or the connection broke."""
 
 
 Call = Callable[[Line], Awaitable[Answer]]
-"""Asks a server. May raise Away."""
+"""Sends a request to a server. May raise Away."""
 
 
 class Runner:
     def __init__(self, call: Call, results: Results, room: asyncio.Semaphore, *, away_timeout: float) -> None:
-        """room: for so many requests at once, which runners may share. away_timeout: seconds without any answer from
-        the server after which run() gives up."""
+        """room: the number of requests in flight, which runners may share. away_timeout: seconds without any answer
+        from the server after which run() gives up."""
         self._call = call
         self._results = results
         self._room = room
@@ -33,11 +33,11 @@ class Runner:
         self._answered = time.monotonic()
 
     def stop(self) -> None:
-        """Begins no further line. Those that were begun end as they do, unless they would have to wait."""
+        """Starts no further lines. Those in flight finish, unless they would have to wait for a retry."""
         self._stopping.set()
 
     async def run(self, lines: AsyncIterator[Line], concurrency: int) -> bool:
-        """Runs all lines, and returns whether each has a result; after stop(), some may have none.
+        """Runs all lines, and returns whether each has a result, which may be false after stop().
 
         Raises Away after away_timeout, and OSError if results cannot be written.
         """
@@ -57,12 +57,12 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
                     group.create_task(work())
-        except ExceptionGroup as errors:  # the first one has cancelled the others
+        except ExceptionGroup as errors:  # the first error has cancelled the other tasks
             raise errors.exceptions[0] from None
         return not self._stopping.is_set()
 
     async def _ask(self, line: Line) -> Answer | None:
-        """None: there is none, and run() is to stop."""
+        """Returns the answer to a line; None if there is none because run() stops."""
         backoff = MIN_BACKOFF_S
         while True:
             delay = backoff

@@ -124,7 +124,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     num_gpu_blocks_override: int | None = flag(
         None,
-        "number of KV blocks of layers with full attention, whatever the memory; for tests of preemption",
+        "number of KV blocks of layers with full attention, regardless of memory; for tests of preemption",
         group="memory",
         valid=POSITIVE,
     )

@@ -1,7 +1,7 @@
 """Checks of sampling parameters: what holds for every model, and what depends on the model.
 
-Every description of a violation begins with the name of its field, the path without "sampling_params.": a service that
-knows the field by another name replaces the beginning.
+Every description of a violation begins with the name of its field, the path without "sampling_params.": a service with
+another name for the field replaces the beginning.
 """
 
 import math

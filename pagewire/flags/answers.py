@@ -12,7 +12,7 @@ from pagewire.flags.values import UsageError, json_value, parse_switch
 
 
 class Answers:
-    """Turns settings into settings of fields; `lines` report to the user what became of flags of vLLM."""
+    """Converts settings to settings of fields; `lines` report to the user how flags of vLLM were handled."""
 
     def __init__(self, fields: Mapping[str, dataclasses.Field[Any]]) -> None:
         self._fields = fields
@@ -76,7 +76,7 @@ class Answers:
 
 
 def _joined(before: Given | None, after: Given) -> Given:
-    """Returns `after`, or both merged, if they are JSON objects that are given piece by piece."""
+    """Returns `after`, or both merged if they are JSON objects that are given piece by piece."""
     pieces = after.path or (after.name == "hf_overrides" and before is not None and before.source != after.source)
     if not pieces:
         return after

@@ -22,7 +22,7 @@ class HelpWanted(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """A flag, and which of the words after it belong to it."""
+    """A flag, and the number of following words that belong to it."""
 
     name: str  # with underscores
     takes: str = "value"  # or switch (at most one of `optional`), words (one or more), numbers (the same)
@@ -53,7 +53,7 @@ def options_of(
 
 
 def read(argv: Sequence[str], options: Mapping[str, Option]) -> tuple[list[Given], list[str]]:
-    """Returns the settings of flags, and the words that belong to none. Raises UsageError and HelpWanted."""
+    """Returns the settings of flags, and the words that belong to no flag. Raises UsageError and HelpWanted."""
     given, words = [], []
     rest = list(argv)
     while rest:

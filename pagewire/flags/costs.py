@@ -60,7 +60,7 @@ _PHRASES = {
 def phrase(name: str, config: Any, facts: ModelFacts | None) -> str:
     """Returns what the value of a field costs or saves; "" if it does not matter.
 
-    facts: of the model, if its files are on this machine.
+    facts: those of the model, if its files are on this machine.
     """
     computed = _COMPUTED[name](config, facts) if name in _COMPUTED and facts is not None else ""
     return computed or _PHRASES.get(name, "")

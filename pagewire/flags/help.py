@@ -13,7 +13,7 @@ from pagewire.config.profiles import PROFILES
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.names import ENVIRONMENT_PREFIX, base_type, flag_name, is_list
 
-# Group -> what it is about, in the order in which groups are shown.
+# Group -> its topic, in the order in which groups are shown.
 GROUPS = {
     "batch": "",
     "generation": "",
@@ -32,7 +32,7 @@ GROUPS = {
 # From this many flags on, `--help` shows only the first clause of each.
 _MANY = 40
 _CLAUSE = re.compile(r"(?:`[^`]*`|(?!; |: |, for instance| \().)+")
-# Sizes that are bytes; others are tokens or numbers of things.
+# Sizes in bytes; other sizes are tokens or numbers of things.
 IN_BYTES = ("_bytes", "_store_size")
 _DEFAULT = re.compile(r"\((default: .*)\)$")
 
@@ -65,7 +65,7 @@ def text(
 ) -> str:
     """Returns the text of `--help` for a topic: all, a group, or a flag, also one of vLLM.
 
-    Without a topic: all flags, each with its first clause if they are many.
+    Without a topic: all flags, each with only its first clause if there are many.
     """
     name = topic.lstrip("-").replace("-", "_")
     if name in fields:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
 _SELF = Path("/proc/self/cgroup")
-# Version 1 says "no limit" with the largest number of whole pages.
+# Version 1 expresses "no limit" by the largest number of whole pages.
 _NO_LIMIT = 2**62
 
 
 def cpu_quota(mount: Path = _MOUNT, own: Path = _SELF) -> float | None:
-    """Processors' worth of time that this process may use, for instance 1.5; None without a limit."""
+    """Returns the processor time per second that this process may use, for instance 1.5; None without a limit."""
     quotas = []
     for group in groups("cpu", mount, own):
         if (limit := _read(group / "cpu.max")) is not None:
@@ -27,9 +27,9 @@ def cpu_quota(mount: Path = _MOUNT, own: Path = _SELF) -> float | None:
 
 
 def available_memory(mount: Path = _MOUNT, own: Path = _SELF) -> int | None:
-    """Bytes that this process can still take before a limit is reached; None without a limit.
+    """Returns the bytes that this process can still allocate before it reaches a limit; None without a limit.
 
-    File pages that have not been used lately count as free: the kernel drops them before it refuses memory.
+    File pages that were not used recently count as free: the kernel drops them before it refuses memory.
     """
     available = []
     for group in groups("memory", mount, own):
@@ -43,14 +43,14 @@ def available_memory(mount: Path = _MOUNT, own: Path = _SELF) -> int | None:
 
 def _inactive_file(group: Path) -> int:
     fields = dict(line.split(" ", 1) for line in (_read(group / "memory.stat") or "").splitlines())
-    # Version 1 counts the groups below only in its totals.
+    # Version 1 includes the groups below only in its totals.
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
 def groups(controller: str, mount: Path, own: Path) -> Iterator[Path]:
-    """This process's group and all above it that can be seen here, as directories.
+    """Yields the directories of this process's group and of all visible groups above it.
 
-    A container sees its own group as the mount itself, while /proc may tell the path that the host sees.
+    A container sees its own group as the mount itself, while /proc may show the path on the host.
     """
     for line in (_read(own) or "").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -17,7 +17,7 @@ _latest = 0.0  # while there is a timer: when it acts at the latest, by the even
 def return_memory_after(size: int) -> None:
     """Returns memory to the system after a request of this many bytes. Call it on the event loop when a request ends.
 
-    It acts a second after the last large request, and every half minute while large requests go on. Exceptions refer
+    It acts a second after the last large request, and every half minute while large requests continue. Exceptions refer
     to refused requests in cycles until the garbage collector runs, and the C library keeps freed memory.
     """
     global _timer, _latest

@@ -1,7 +1,7 @@
 """Keeps a set of service processes running: starts them at once, restarts the dead, stops all in order.
 
-A child leads a session of its own, so that Ctrl-C in the terminal reaches only the supervisor, and dies with the
-supervisor whatever happens to it (`pagewire.process.process`).
+A child leads its own session, so that Ctrl-C in the terminal reaches only the supervisor, and always dies with the
+supervisor (`pagewire.process.process`).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PROBE_INTERVAL_S = 0.1
 STILL_WAITING_S = 10.0
 # One Ctrl-C may arrive twice: from the terminal and through `make`.
 SAME_SIGNAL_S = 0.5
-# Time that a service needs in addition to that for its requests.
+# The time that a service needs in addition to that for its requests.
 STOP_MARGIN_S = 5.0
 
 
@@ -101,7 +101,8 @@ class _Keeper:
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
     async def _run(self, code_before: int) -> int:
-        """Runs the process once, and returns its exit code, negative for a signal. code_before: of the previous run."""
+        """Runs the process once, and returns its exit code, negative for a signal. code_before: that of the previous
+        run."""
         beats, beats_of_child = os.pipe()
         os.set_blocking(beats, False)
         try:

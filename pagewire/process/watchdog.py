@@ -1,9 +1,9 @@
 """Ends processes that make no progress: a hang is a failure.
 
-The event loop of a process, and everything else in it that must go on, gives signs of life through a `Pulse`. A thread
-of the process (`Watchdog`) ends the process if one of them stops. A process that is stopped as a whole (SIGSTOP) cannot
-do that: the supervisor, to which its event loop sends a byte every second, kills it, and its left-hand neighbor stops
-waiting for it (`streams/pings.py`).
+The event loop of a process, and everything else in it that must keep running, gives signs of life through a `Pulse`. A
+thread of the process (`Watchdog`) ends the process if one of them stops. A process that is stopped as a whole (SIGSTOP)
+cannot do that: the supervisor, to which its event loop sends a byte every second, kills it, and its left-hand neighbor
+stops waiting for it (`streams/pings.py`).
 
 Each watcher measures silence by counting its own steps. Time in which the watcher did not run either, because a laptop
 was suspended or the whole stack was stopped, therefore does not count.
@@ -48,7 +48,7 @@ class Silence:
 
 
 class Pulse:
-    """The signs of life of something that must go on. Any thread may give them."""
+    """The signs of life of something that must keep running. Any thread may give them."""
 
     def __init__(self, name: str, timeout: float) -> None:
         self.name = name

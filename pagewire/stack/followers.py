@@ -19,7 +19,7 @@ from pagewire.process.process import PARENT_PID, PREDECESSOR
 from pagewire.process.watchdog import HEARTBEAT_FD
 from pagewire.stack import launch
 
-_END_S = 3.0  # in which followers may end by themselves
+_END_S = 3.0  # in which followers may end without a signal
 # Variables of the supervisor that are meant for the leader alone.
 _OF_THE_LEADER = (HEARTBEAT_FD, PREDECESSOR)
 

@@ -55,7 +55,8 @@ def grpc_address(config: ServeConfig) -> str:
 
 
 def available_port(host: str, port: int, flag: str) -> int:
-    """Returns the port, or a free one for 0. Raises StartupError if it is taken or the host is not of this machine."""
+    """Returns the port, or a free one for 0. Raises StartupError if it is in use or the host does not belong to this
+    machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,7 +1,7 @@
 """A stack for one program: a separate process that serves until the program closes it, or dies.
 
 The program holds one end of a pipe, and the stack ends when it reads the end of the pipe. So it never outlives the
-program, whichever thread started it and however the program ends.
+program, no matter which thread started it and how the program ends.
 """
 
 from __future__ import annotations

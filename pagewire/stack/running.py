@@ -1,4 +1,4 @@
-"""The list of stacks that run on this machine: each has a file about itself, locked for as long as the stack runs."""
+"""The list of stacks that run on this machine: each has a file about itself, locked while the stack runs."""
 
 import contextlib
 import fcntl
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 class RunningStack:
     """A stack that runs.
 
-    names: served model names. model: its files. rest: "" without a gateway. started: Unix time, seconds. shared: serves
-    any client, not only one program. local: a socket for commands of this user, if the gRPC address needs certificates.
+    names: served model names. model: its files. rest: "" without a gateway. started: Unix time, seconds. shared:
+    whether it serves any client, not only one program. local: a socket for commands of this user, if the gRPC address
+    needs certificates.
     """
 
     pid: int

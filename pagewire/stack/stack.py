@@ -114,7 +114,7 @@ async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, 
 def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
     """Returns the configuration with names, files and ports resolved. Raises StartupError.
 
-    directory: of the sockets.
+    directory: that of the sockets.
     """
     refusals.check(config)
     return replace(

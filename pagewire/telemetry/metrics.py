@@ -52,7 +52,7 @@ def exposition() -> str:
 
 
 def serve_metrics(config: ListenConfig) -> None:
-    """Serves this process's metrics over HTTP in a thread of its own, if --metrics-port is set.
+    """Serves this process's metrics over HTTP in a separate thread, if --metrics-port is set.
 
     Raises StartupError if the port cannot be bound.
     """
@@ -63,6 +63,6 @@ def serve_metrics(config: ListenConfig) -> None:
     except OSError as error:
         raise StartupError(
             f"--metrics-port: cannot listen on {config.admin_host}:{config.metrics_port} ({error.strerror or error}):"
-            " stop what is using it, or choose another with --metrics-port and --admin-host"
+            " stop the process that uses it, or choose another with --metrics-port and --admin-host"
         ) from error
     logger.info("metrics on http://%s:%d/metrics", config.admin_host, config.metrics_port)

@@ -1,4 +1,4 @@
-"""Metrics by OTLP: what the process measures for Prometheus, sent every minute (OTEL_METRIC_EXPORT_INTERVAL).
+"""Metrics by OTLP: the metrics of the process for Prometheus, sent every minute (OTEL_METRIC_EXPORT_INTERVAL).
 
 There is one registry for both, so nothing is measured twice and the values agree.
 """
@@ -35,7 +35,7 @@ from pagewire.version import __version__
 
 _STARTED_NS = time.time_ns()
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
-# Names of the conventions, by those that Prometheus makes of them; others are as they are, without the colon.
+# Names of the conventions, by their form in Prometheus; other names only lose the colon.
 _NAMES = {
     "gen_ai_server_request_duration_seconds": semconv.SERVER_REQUEST_DURATION,
     "gen_ai_server_time_to_first_token_seconds": semconv.SERVER_TIME_TO_FIRST_TOKEN,
@@ -54,18 +54,18 @@ _UNITS = {"_seconds": "s", "_bytes": "By", "_tokens": "{token}", "_token_usage":
 
 
 def _interval(environ: Mapping[str, str]) -> float:
-    """Seconds, of the variable's milliseconds. Raises StartupError."""
+    """Returns the seconds for the milliseconds in the variable. Raises StartupError."""
     text = environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
     if not text.isdecimal() or not int(text):
-        raise StartupError(f"OTEL_METRIC_EXPORT_INTERVAL={text}: expected milliseconds, as 60000")
+        raise StartupError(f"OTEL_METRIC_EXPORT_INTERVAL={text}: expected milliseconds, for instance 60000")
     return int(text) / 1000
 
 
 class Push:
-    """Sends from a thread of its own, until `close`."""
+    """Sends metrics from its own thread until `close`."""
 
     def __init__(self, service: str, target: otlp.Target, environ: Mapping[str, str] = os.environ) -> None:
-        """Raises StartupError for an interval that is none."""
+        """Raises StartupError for an invalid interval."""
         self._exporter = _exporter(target)
         self._delivery = Delivery("metrics", target.endpoint)
         self._resource = otlp.resource(service)
@@ -76,10 +76,10 @@ class Push:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends what there is, a last time, unless that has been in vain."""
+        """Sends the metrics a last time, unless delivery is failing."""
         self._ended.set()
         if self._delivery.is_failing:
-            self._shut_down()  # what ends its attempts
+            self._shut_down()  # ends the attempts
         self._thread.join(timeout=10)
         self._shut_down()
 
@@ -112,7 +112,7 @@ def _exporter(target: otlp.Target) -> MetricExporter:
 
 
 def converted(families: Iterable[Family], now_ns: int) -> Iterator[Metric]:
-    """Yields the metrics of Pagewire; agents have better ones of Python and the process than the library."""
+    """Yields the metrics of Pagewire; agents have better metrics of Python and the process than the library."""
     for family in families:
         if family.name.startswith(("python_", "process_")):
             continue
@@ -141,7 +141,8 @@ def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _histograms(samples: Iterable[Sample], now_ns: int) -> Iterator[HistogramDataPoint]:
-    """One for each set of labels. Prometheus counts what is below a bound, OTLP what lies between two."""
+    """Yields a histogram for each set of labels. Prometheus counts values below a bound, OTLP those between two
+    bounds."""
     groups: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in samples:
         key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))

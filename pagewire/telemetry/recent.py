@@ -14,7 +14,7 @@ MAX_ACCOUNTS = 1000
 
 
 def goes_by(one: str, request_id: str) -> bool:
-    """Returns whether an id is that of a request, or of one of its choices."""
+    """Returns whether an id belongs to a request, or to one of its choices."""
     return one == request_id or (one.startswith(f"{request_id}-") and one[len(request_id) + 1 :].isdigit())
 
 

@@ -1,6 +1,6 @@
 """Names of OpenTelemetry's semantic conventions that Pagewire uses: GenAI, RPC, HTTP.
 
-The package of the conventions moves most of them as incubating, so they are listed here, and a test compares.
+Most are incubating and move within the package of the conventions, so they are listed here, and a test compares them.
 """
 
 PROVIDER = "pagewire"
@@ -12,7 +12,7 @@ REQUEST_MODEL = "gen_ai.request.model"
 REQUEST_STREAM = "gen_ai.request.stream"
 REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
 REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
-# By the name of the sampling parameter.
+# Attributes by sampling parameter.
 REQUEST_SAMPLING = {
     name: f"gen_ai.request.{name}"
     for name in ("seed", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "max_tokens")
@@ -45,5 +45,5 @@ SERVER_TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"
 CLIENT_OPERATION_DURATION = "gen_ai.client.operation.duration"
 CLIENT_TOKEN_USAGE = "gen_ai.client.token.usage"
 
-# Of a gRPC status at a server: those that are the server's fault. For others a span is no error.
+# gRPC statuses for which a server's span is an error, because the server is at fault.
 FAULTS_OF_SERVERS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})

@@ -1,4 +1,4 @@
-"""Spans, made by hand when their time is over: some per request, never one per token.
+"""Spans, which are created when they end: a few per request, never one per token.
 
 The context travels as W3C's headers (`trace.py`) in metadata and messages.
 """
@@ -19,7 +19,7 @@ _tracer: Tracer | None = None
 
 
 def record_with(tracer: Tracer) -> None:
-    """Makes all further spans of this process ones of this tracer."""
+    """Records all further spans of this process with this tracer."""
     global _tracer
     _tracer = tracer
 
@@ -36,10 +36,10 @@ class Span:
     __slots__ = ("_span", "trace")
 
     def __init__(self, name: str, trace: Trace = NO_TRACE, *, serves: bool = False, start: float | None = None) -> None:
-        """trace: of the parent; NO_TRACE for a new trace. `self.trace` is for children.
+        """trace: that of the parent; NO_TRACE for a new trace. `self.trace` is for children.
 
-        serves: the stage is the whole work of this service for a remote caller. start: by time.monotonic(), if it was
-        earlier.
+        serves: the stage is the whole work of this service for a remote caller. start: time.monotonic() of an earlier
+        start.
         """
         self._span: OpenTelemetrySpan | None = None
         self.trace = trace
@@ -72,12 +72,12 @@ class Span:
             otlp_spans.child(_tracer, self._span, name, interval_ns, attributes)
 
     def event(self, name: str, at: float | None = None, attributes: Mapping[str, Any] | None = None) -> None:
-        """Adds an event. at: by time.monotonic(), if it was earlier."""
+        """Adds an event. at: time.monotonic() of an earlier event."""
         if self._span is not None:
             self._span.add_event(name, attributes, _epoch_ns(at))
 
     def rename(self, name: str) -> None:
-        """Renames the span, once more is known."""
+        """Renames the span, when more is known."""
         if self._span is not None:
             self._span.update_name(name)
 

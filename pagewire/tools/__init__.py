@@ -1,1 +1,1 @@
-"""Commands for users, each a client of the services. No service imports one."""
+"""Commands for users, all of them clients of the services. Services do not import them."""

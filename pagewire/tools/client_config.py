@@ -9,7 +9,7 @@ from pagewire.wire.tls import Files
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
-    """The choice of tokens."""
+    """The flags for sampling."""
 
     max_tokens: int | None = flag(
         None,
@@ -39,7 +39,7 @@ class ClientTlsFlags:
         None, "CAs that sign the server's certificate, in PEM (default: those of the system)", group="connection"
     )
     ssl_certfile: str | None = flag(
-        None, "certificate to show to a server that wants one, in PEM (default: none)", group="connection"
+        None, "certificate for a server that requires one, in PEM (default: none)", group="connection"
     )
     ssl_keyfile: str | None = flag(
         None, "private key of --ssl-certfile, in PEM (default: in the same file)", group="connection"
@@ -58,7 +58,7 @@ class ClientConfig(SamplingFlags, ClientTlsFlags):
         "localhost:8001", "public gRPC address of a running stack; grpcs://host:port for TLS", group="connection"
     )
     api_key: str | None = flag(
-        None, "key of a stack that asks for one (default: $PAGEWIRE_API_KEY)", group="connection", secret=True
+        None, "key of a stack that requires one (default: $PAGEWIRE_API_KEY)", group="connection", secret=True
     )
     model: str = flag("", "served model name (default: the only one)", group="connection")
     seed: int | None = flag(

@@ -1,4 +1,4 @@
-"""`pagewire generate`: one completion by a running stack, printed as it comes."""
+"""`pagewire generate`: one completion by a running stack, printed as it is generated."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from pagewire.wire.rpc import RpcError
 
 
 async def generate(config: GenerateConfig) -> int:
-    """The exit code. Raises StartupError when the stack cannot be reached or refuses the request."""
+    """Prints a completion, and returns the exit code. Raises StartupError if the stack cannot be reached or refuses the
+    request."""
     config = replace(config, address=grpc_address(config.address))
     prompt = valid_text(lambda: sys.stdin.read() if config.prompt is None else config.prompt)
     messages = [{"role": "user", "content": prompt}] if config.chat else prompt
@@ -40,7 +41,7 @@ def connected(config: ClientConfig) -> Client:
 
 
 def valid_text(read: Callable[[], str]) -> str:
-    """Returns what `read` returns. Raises StartupError if its bytes are not UTF-8: no message could carry them."""
+    """Returns the text of `read`. Raises StartupError if its bytes are not UTF-8, which messages cannot carry."""
     try:
         text = read()
         text.encode()
@@ -50,15 +51,15 @@ def valid_text(read: Callable[[], str]) -> str:
 
 
 def options(config: ClientConfig) -> dict[str, Any]:
-    """The keyword arguments of Client.generate()."""
+    """Returns the keyword arguments of Client.generate()."""
     names = ("model", "max_tokens", "temperature", "top_p", "seed")
     return {name: getattr(config, name) for name in names}
 
 
 def explain(error: RpcError, config: ClientConfig) -> StartupError:
-    """An error of a call, in words for the person at the terminal."""
+    """Returns the error of a call for the user at the terminal."""
     if error.code == grpc.StatusCode.UNAVAILABLE:
         return StartupError(unanswered(config.address, error.message))
     if error.code == grpc.StatusCode.UNAUTHENTICATED:
-        return StartupError(f"{config.address} wants an API key: --api-key KEY, or the variable PAGEWIRE_API_KEY")
+        return StartupError(f"{config.address} requires an API key: --api-key KEY, or the variable PAGEWIRE_API_KEY")
     return StartupError(f"{error.message} ({error.code.name})")

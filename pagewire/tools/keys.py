@@ -17,14 +17,14 @@ _USAGE = "usage: pagewire keys add FILE NAME [flags]\nsee `pagewire keys add --h
 class KeysAddConfig:
     """`pagewire keys add`."""
 
-    file: str = flag("", "file of --api-key-file, made if it is not there", group="key")
+    file: str = flag("", "file of --api-key-file, created if it is missing", group="key")
     name: str = flag("", "the owner of the key: the tenant in scheduling and in the log", group="key")
     weight: float = flag(1.0, "share of the tenant among others", group="key", valid=Range(above=0, maximum=1000))
     requests_per_minute: int = flag(
-        0, "that each process which clients reach takes; 0 = no limit", group="key", valid=NOT_NEGATIVE
+        0, "limit in each process that clients reach; 0 = no limit", group="key", valid=NOT_NEGATIVE
     )
     tokens_per_minute: int = flag(
-        0, "of its prompts and outputs, by all ways; 0 = no limit", group="key", valid=NOT_NEGATIVE
+        0, "limit of prompts and outputs together, over all APIs; 0 = no limit", group="key", valid=NOT_NEGATIVE
     )
     max_running: int = flag(
         0, "requests that may run at once in each process; 0 = no limit", group="key", valid=NOT_NEGATIVE
@@ -37,7 +37,7 @@ class KeysAddConfig:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the key, which nothing keeps. The exit code. Raises StartupError."""
+    """Prints the key, which is not stored, and returns the exit code. Raises StartupError."""
     if argv[:1] in (["-h"], ["--help"]):
         print(_USAGE)
         return 0
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         KeysAddConfig,
         argv[1:],
         prog="pagewire keys add",
-        description="Makes a key, writes its hash to FILE, and prints it: it is nowhere else. Servers with"
+        description="Makes a key, writes its hash to FILE, and prints the key, which is not stored. Servers with"
         " --api-key-file FILE know it within a second. To revoke a key, remove its line.",
         positional=("file", "name"),
         flags_only=True,
@@ -56,12 +56,13 @@ def main(argv: list[str]) -> int:
     if not config.file or not is_name(config.name):
         raise StartupError("name a FILE, and as NAME up to 64 letters, digits and ._@-: pagewire keys add FILE NAME")
     print(add(Path(config.file).expanduser(), config))
-    print("shown this once: hand it to its owner", file=sys.stderr)
+    print("shown only once: give it to its owner", file=sys.stderr)
     return 0
 
 
 def add(path: Path, config: KeysAddConfig) -> str:
-    """The new key. Raises StartupError for a file that has the name already, or cannot be written."""
+    """Adds a key to the file, and returns it. Raises StartupError for a file that already has the name or cannot be
+    written."""
     secret = new_key()
     key = Key(
         name=config.name,
@@ -75,7 +76,7 @@ def add(path: Path, config: KeysAddConfig) -> str:
     try:
         before = path.read_text("utf-8-sig") if path.exists() else ""
         if any(known.name == key.name for known in parse_keys(before).values()):
-            raise ValueError(f"{key.name} has a key already: remove its line, or choose another name")
+            raise ValueError(f"{key.name} already has a key: remove its line, or choose another name")
         newline = "" if not before or before.endswith("\n") else "\n"
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "w") as file:

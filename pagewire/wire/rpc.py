@@ -30,7 +30,7 @@ from pagewire.wire.status.status_interceptor import StatusInterceptor
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# At each address of a server; fewer if the process may not have as many descriptors.
+# The most connections at each address of a server; fewer if the process may not have as many descriptors.
 MAX_CONNECTIONS = 10_000
 KEEPALIVE_MS = 20_000
 # Time for the last messages to reach clients.
@@ -70,7 +70,7 @@ _CHANNEL_OPTIONS = [
 def channel(address: str, credentials: grpc.ChannelCredentials | None = None, host: str = "") -> grpc.aio.Channel:
     """Returns a channel to a neighbour: "unix:/path", "host:port" or any gRPC target.
 
-    credentials: for TLS. host: the name that its certificate must have, "": that of the address.
+    credentials: for TLS. host: the name that its certificate must have; "": that of the address.
     """
     if credentials is not None:
         names = [("grpc.ssl_target_name_override", host)] if host else []
@@ -178,7 +178,7 @@ class Server:
 
     @property
     def _is_ready(self) -> bool:
-        """Whether it is ready for clients."""
+        """True if the service is ready for clients."""
         return self._is_serving and not self._is_stopping
 
     async def start(self) -> None:
@@ -236,7 +236,7 @@ class Server:
                     self.shutdown_timeout,
                 )
         if self.drain_delay is None:
-            # Streams of neighbours never end by themselves: they are cut off, with other calls of neighbours, and
+            # Streams of neighbours do not end otherwise: they are cut off, with other calls of neighbours, and
             # reconnect elsewhere.
             if drained is not None:
                 await self._statuses.ended(LAST_CALLS_S)

@@ -19,7 +19,7 @@ from pagewire.wire.tls import GRPC_WITH_TLS, NO_FILES, Certificates, Files, Load
 
 logger = logging.getLogger(__name__)
 
-# How long calls may continue on a channel with earlier certificates: streams between services never end by themselves.
+# How long calls may continue on a channel with earlier certificates: streams between services do not end otherwise.
 _CALLS_MAY_LAST_S = 10 * 365 * 86400.0
 
 
@@ -33,7 +33,7 @@ class ServiceTls:
         """links: addresses at which this process serves or reaches other services. Raises StartupError."""
         over_tcp = [address for address in links if not address.startswith("unix:")]
         self._logging: set[asyncio.Task[None]] = set()
-        self.wants_certificates = config.ssl_cert_reqs == 2  # of clients
+        self.wants_certificates = config.ssl_cert_reqs == 2  # from clients
         self._has_secure_links = bool(over_tcp and config.ssl_ca_certs)
         self.certificates = certificates_of(config, between_services=self._has_secure_links)
         if self.certificates is not None and over_tcp and not self._has_secure_links:

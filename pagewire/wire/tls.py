@@ -53,7 +53,7 @@ NO_FILES = Files()
 class Loaded:
     """The contents of the files at one time; None for a file that is not configured.
 
-    context: for a server without client certificates. names: of the certificate. ends: the end of its validity.
+    context: for a server without client certificates. names: those in the certificate. ends: the end of its validity.
     """
 
     certificate: bytes | None = None
@@ -203,7 +203,7 @@ def failed_handshake(message: str) -> str:
 
 
 def why_unavailable(address: str, message: str) -> str:
-    """Returns what is wrong with TLS after a call to "host:port" was UNAVAILABLE; "" if TLS is not the cause."""
+    """Returns the error of TLS after a call to "host:port" was UNAVAILABLE; "" if TLS is not the cause."""
     host, _, port = address.rpartition(":")
     if cause := failed_handshake(message):
         return cause

@@ -19,7 +19,7 @@ from pagewire.wire.key_interceptors import interceptors
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 from pagewire.wire.tenants import ClientTenants
 
-# The largest message of a client on the public address: two million tokens at up to five bytes, and parameters.
+# The largest message of a client on the public address: parameters, and two million tokens of up to five bytes each.
 MAX_PUBLIC_BYTES = 16 * 1024 * 1024
 
 _NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -27,7 +27,7 @@ _LINK_NAME = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkServic
 
 
 async def serve(config: SchedulerConfig) -> None:
-    """Serves until a signal arrives, at first as not ready; after SIGTERM, requests in flight may end."""
+    """Serves until a signal arrives, and is not ready at first; after SIGTERM, requests in flight may finish."""
     executors = discover(config.executor_discovery, "--executor-address", config.executor_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.executor_address.split(",")])
     serve_metrics(config)
@@ -44,7 +44,7 @@ async def serve(config: SchedulerConfig) -> None:
     ]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
-        task.result()  # a defect ends the process, loudly; its supervisor starts it again
+        task.result()  # raises an error for a defect, so that the supervisor restarts the process
     engine.draining.begin()
     drained = engine.drained if signalled.result() else None
     await asyncio.gather(*(server.stop(drained) for server in servers))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Value:
-    """The meaning of a value here. Neither `means` nor `refused`: the flag counts as not given."""
+    """The meaning of a value in Pagewire. With neither `means` nor `refused`, the flag counts as not given."""
 
     means: str | None = None
     why: str = ""  # for the user; "" if there is nothing to add to the meaning

@@ -1,1 +1,1 @@
-"""The files of a model's tokenizer, for every service that needs its vocabulary. Imports no transformers."""
+"""The files of a model's tokenizer, for every service that needs its vocabulary. It does not import transformers."""

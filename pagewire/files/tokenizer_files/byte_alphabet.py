@@ -1,6 +1,6 @@
 """The alphabet of byte-level BPE vocabularies: one printable character per byte.
 
-Bytes that are printable in Latin-1 stand for themselves; the others are moved, in order, to 256 and up (GPT-2's rule).
+Bytes that are printable in Latin-1 represent themselves; the others are mapped, in order, to 256 and up (GPT-2's rule).
 """
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

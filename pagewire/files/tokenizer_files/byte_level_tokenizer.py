@@ -1,4 +1,4 @@
-"""Byte-level BPE from the files that it is distributed in: tiktoken's ranks, Mistral's tekken.json, vocab.json."""
+"""Byte-level BPE from its file formats: tiktoken's ranks, Mistral's tekken.json, vocab.json."""
 
 import base64
 import binascii
@@ -23,12 +23,12 @@ _NUM_LLAMA3, _NUM_QWEN_EXTRA = 256, 205
 
 
 class ByteLevelError(ValueError):
-    """The file cannot be converted; the message says why."""
+    """Raised for a file that cannot be converted; the message states the reason."""
 
 
 def build_tiktoken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """Reads lines of a token in base64 and its rank. The rule that splits text is not in the file: it follows from
-    `tokenizer_class`. Results and errors as of `build_sentencepiece_tokenizer`.
+    """Reads lines with a token in base64 and its rank. The rule that splits text follows from `tokenizer_class`, as it
+    is not in the file. Results and errors are those of `build_sentencepiece_tokenizer`.
     """
     ranks = _tiktoken_ranks(data)
     tokenizer_class = config.get("tokenizer_class")
@@ -45,11 +45,11 @@ def build_tiktoken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Token
         backend = _with_special(backend, _llama3_special(), config)
         named = {"bos_token": _LLAMA3_NAMED[0], "eos_token": _LLAMA3_NAMED[1]}
         return backend, {**named, "add_bos_token": True, "add_eos_token": False}
-    raise ByteLevelError(f"how {tokenizer_class} splits text before it looks for these tokens is not known")
+    raise ByteLevelError(f"the rule by which {tokenizer_class} splits text is unknown")
 
 
 def build_tekken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """Reads Mistral's tekken.json: special tokens come first, ranks follow. Results and errors as above."""
+    """Reads Mistral's tekken.json: special tokens come first, ranks follow. Results and errors are as above."""
     try:
         file = json.loads(data)
         settings, num_special = file["config"], int(file["config"]["default_num_special_tokens"])
@@ -67,17 +67,17 @@ def build_tekken_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Tokeniz
 
 
 def build_vocab_tokenizer(vocab: bytes, merges: bytes, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """Reads vocab.json and merges.txt, like those of GPT-2. Results and errors as above."""
+    """Reads vocab.json and merges.txt, like those of GPT-2. Results and errors are as above."""
     try:
         ids = json.loads(vocab)
         lines = [line for line in merges.decode().split("\n") if line and not line.startswith("#version")]
         pairs = [(left, right) for left, right in (line.split(" ") for line in lines)]
         model = models.BPE(ids, pairs)
-    except Exception as error:  # the library raises plain Exception for whatever is wrong with its arguments
+    except Exception as error:  # the library raises plain Exception for any bad argument
         raise ByteLevelError(f"they do not fit each other ({error})") from error
     tokenizer_class = str(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
     if tokenizer_class not in ("GPT2Tokenizer", "Qwen2Tokenizer"):
-        raise ByteLevelError(f"how {tokenizer_class} splits text is not known")
+        raise ByteLevelError(f"the rule by which {tokenizer_class} splits text is unknown")
     backend = Tokenizer(model)
     name = "qwen2" if tokenizer_class == "Qwen2Tokenizer" else "gpt-2"
     backend.pre_tokenizer = pre_tokenizer_for(name)
@@ -105,14 +105,14 @@ def _tiktoken_ranks(data: bytes) -> dict[bytes, int]:
 def _from_ranks(
     ranks: Mapping[bytes, int], pre_tokenizer: pre_tokenizers.PreTokenizer, first: dict[str, int] | None = None
 ) -> Tokenizer:
-    """first: tokens with ids before the ranks. Added tokens follow the ranks, without a gap."""
+    """Builds a tokenizer. first: tokens with ids before the ranks. Added tokens follow the ranks without a gap."""
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise ByteLevelError(f"its {len(ranks)} ranks are not the numbers from 0 to {len(ranks) - 1}")
     vocab = dict(first or {})
     offset = len(vocab)
     vocab |= {_spelled(token): rank + offset for token, rank in ranks.items()}
     merges = [(_spelled(left), _spelled(right)) for left, right in merges_by_rank(ranks)]
-    # A word that is a token is one, even where merges would not arrive at it: tiktoken looks it up first.
+    # A word that is a token becomes one even if merges do not produce it: tiktoken looks it up first.
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.ByteLevel()
@@ -129,7 +129,7 @@ def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _llama3_special() -> list[str]:
-    """The 256 of Llama 3.0, in order of their ids."""
+    """Returns the 256 special tokens of Llama 3.0, in the order of their ids."""
     names = []
     for index in range(_NUM_LLAMA3):
         name = _LLAMA3_NAMED.get(index)
@@ -138,7 +138,7 @@ def _llama3_special() -> list[str]:
 
 
 def _with_special(backend: Tokenizer, names: list[str], config: dict[str, Any]) -> Tokenizer:
-    """Those that the directory does not list itself, with ids, in `added_tokens_decoder`."""
+    """Adds the special tokens that the directory does not list with ids in `added_tokens_decoder`."""
     if not config.get("added_tokens_decoder"):
         backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     return backend

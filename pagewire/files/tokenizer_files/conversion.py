@@ -1,4 +1,5 @@
-"""Tokenizers of directories without a tokenizer.json: converted once, and kept in the user's cache directory."""
+"""Tokenizers of directories without a tokenizer.json, which are converted once and kept in the user's cache
+directory."""
 
 import hashlib
 import json
@@ -22,20 +23,20 @@ from pagewire.files.tokenizer_files.word_pieces import word_piece_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# (contents of the files, tokenizer_config.json) -> tokenizer, and what tokenizer_config.json need not say
+# (contents of the files, tokenizer_config.json) -> tokenizer, and settings that tokenizer_config.json may lack
 Build = Callable[[list[bytes], dict[str, Any]], tuple[Tokenizer, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Convertible:
-    """Files that a tokenizer can be made of."""
+    """Files from which a tokenizer can be made."""
 
-    files: tuple[str, ...]  # patterns, each of one file
+    files: tuple[str, ...]  # patterns, one for each file
     build: Build
 
 
 def _build_model_file(contents: list[bytes], config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """`tokenizer.model` is SentencePiece's, or tiktoken's as of Llama 3: text, where the former begins with a tag."""
+    """Reads `tokenizer.model`: SentencePiece's, which begins with a tag, or tiktoken's as of Llama 3, which is text."""
     is_text = contents[0][:1] not in (b"\n", b"")  # the tag of field 1, a message
     return (build_tiktoken_tokenizer if is_text else build_sentencepiece_tokenizer)(contents[0], config)
 
@@ -46,7 +47,7 @@ def _build_vocab_and_merges(contents: list[bytes], config: dict[str, Any]) -> tu
 
 
 def _build_word_pieces(contents: list[bytes], config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """BERT's vocab.txt: a piece a line."""
+    """Reads BERT's vocab.txt, which has one piece per line."""
     tokens = contents[0].decode().split("\n")
     vocab = {token.rstrip("\r"): index for index, token in enumerate(tokens) if token}
     named = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
@@ -75,9 +76,10 @@ CONVERTIBLE = (
 
 
 def convert(directory: Path, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]] | None:
-    """The tokenizer, and what the files say of what `config` (tokenizer_config.json) need not; None without such files.
+    """Returns the tokenizer, and settings in the files that `config` (tokenizer_config.json) may lack; None without
+    such files.
 
-    Raises ValueError naming the file.
+    Raises ValueError, which names the file.
     """
     for convertible in CONVERTIBLE:
         found = [sorted(directory.glob(pattern))[:1] for pattern in convertible.files]
@@ -94,7 +96,7 @@ def _converted(paths: list[Path], build: Build, config: dict[str, Any]) -> tuple
         return Tokenizer.from_str(entry["tokenizer"]), entry["config"]
     except FileNotFoundError:
         pass
-    except Exception as error:  # the library raises plain Exception; whatever is wrong, it is made again
+    except Exception as error:  # the library raises plain Exception; after any error, the file is made again
         logger.warning("%s cannot be used (%s); the tokenizer is converted again", kept, error)
     names = " and ".join(path.name for path in paths)
     try:
@@ -107,7 +109,7 @@ def _converted(paths: list[Path], build: Build, config: dict[str, Any]) -> tuple
 
 
 def _digest(contents: list[bytes], config: dict[str, Any]) -> str:
-    """Of all that a conversion depends on, its code included."""
+    """Returns the digest of everything that a conversion depends on, including its code."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     code = sorted(Path(__file__).parent.glob("*.py"))
     for content in (*contents, *(path.read_bytes() for path in code)):
@@ -116,7 +118,7 @@ def _digest(contents: list[bytes], config: dict[str, Any]) -> str:
 
 
 def _keep(path: Path, entry: dict[str, Any]) -> None:
-    """In one step; a cache that cannot be written costs the next start a conversion."""
+    """Writes an entry atomically; if the cache cannot be written, the next start converts again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 """Tokenizers of encoders from the metadata of GGUF files: BERT's WordPiece ("bert") and XLM-RoBERTa's unigrams ("t5").
 
-Where special tokens go is not in a file: it is as in the models' own `tokenizer.json`.
+The positions of special tokens are not in the file; they are those of the models' own `tokenizer.json`.
 """
 
 import math
@@ -17,9 +17,9 @@ _SPACE = "▁"
 
 
 def _word_pieces(metadata: dict[str, Any], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, dict[str, Any]]:
-    """The file marks pieces that begin a word, BERT's own vocabulary those that do not.
+    """Builds a WordPiece tokenizer. The file marks pieces that begin a word, BERT's own vocabulary those that do not.
 
-    Whether capitals matter is not stated: they do if there are pieces with capitals.
+    The file does not state whether case matters: it does if there are pieces with capitals.
     """
 
     def spelled(token: str, token_type: int) -> str:
@@ -73,7 +73,7 @@ def _unigrams(metadata: dict[str, Any], tokens: list[str], types: Sequence[int])
 
 
 def _normalizer(charsmap: list[int]) -> normalizers.Normalizer:
-    """charsmap: bytes, which some files hold as signed ones."""
+    """Returns the normalizer. charsmap: bytes, which are signed in some files."""
     try:
         return normalizers.Precompiled(bytes(byte & 0xFF for byte in charsmap))
     except Exception as error:  # the library raises plain Exception
@@ -84,13 +84,13 @@ def _normalizer(charsmap: list[int]) -> normalizers.Normalizer:
 
 
 def _named(metadata: dict[str, Any], tokens: list[str], spelled: str, *keys: str) -> str:
-    """By the first of `keys` that the file has, else as the family spells it."""
+    """Returns a special token by the first of `keys` in the file, else by the spelling of the model family."""
     for key in (f"tokenizer.ggml.{key}_token_id" for key in keys):
         token_id = metadata.get(key)
         if token_id is None:
             continue
         if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-            raise GgufTokenizerError(f"{key} is {token_id!r:.60}, there are {len(tokens)} tokens")
+            raise GgufTokenizerError(f"{key} is {token_id!r:.60}, but there are {len(tokens)} tokens")
         return tokens[token_id]
     if spelled in tokens:
         return spelled
@@ -100,5 +100,5 @@ def _named(metadata: dict[str, Any], tokens: list[str], spelled: str, *keys: str
     )
 
 
-# tokenizer.ggml.model -> (metadata, tokens, their types) -> as `build_gguf_tokenizer`
+# tokenizer.ggml.model -> (metadata, tokens, their types) -> the results of `build_gguf_tokenizer`
 ENCODERS = {"bert": _word_pieces, "t5": _unigrams}

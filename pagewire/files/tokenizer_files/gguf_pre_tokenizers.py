@@ -1,9 +1,9 @@
-"""Rules that split text before BPE, by the `tokenizer.ggml.pre` of a GGUF file.
+"""Rules that split text before BPE, by `tokenizer.ggml.pre` of a GGUF file.
 
-A GGUF file names its pre-tokenizer instead of carrying it. The names are llama.cpp's; the splits are those of the
-models' own `tokenizer.json` files, which llama.cpp reproduces with regular expressions of its own. Where transformers'
-GGUF conversion knows a name only as "some GPT-2", the model's own rule wins: "smollm", for instance, splits every
-digit off first, so that "  12" begins with one token of two spaces.
+A GGUF file only names its pre-tokenizer. The names are llama.cpp's; the splits are those of the models' own
+`tokenizer.json` files, which llama.cpp reproduces with its own regular expressions. If transformers' GGUF conversion
+treats a name as GPT-2's, the model's own rule wins: "smollm", for instance, splits off every digit first, so
+that "  12" begins with one token of two spaces.
 """
 
 from tokenizers import Regex, normalizers, pre_tokenizers
@@ -29,7 +29,7 @@ _DEEPSEEK3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Code points of letters with case that pieces of words consist of in DeepSeek's first tokenizer.
+# Code points of the cased letters that form pieces of words in DeepSeek's first tokenizer.
 _CASED_LETTERS = """
     00b5 00c0-00d6 00d8-00f6 00f8-01ba 01bc-01bf 01c4-0293 0295-02af 0370-0373 0376 0377 037b-037d 037f 0386
     0388-038a 038c 038e-03a1 03a3-03f5 03f7-0481 048a-052f 0531-0556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba
@@ -43,7 +43,7 @@ _CASED_LETTERS = """
 
 
 def _characters(code_points: str) -> str:
-    r"""The class of "0370-0373 0376": \x{0370}-\x{0373}\x{0376}."""
+    r"""Returns the character class of "0370-0373 0376": \x{0370}-\x{0373}\x{0376}."""
     return "".join("-".join(rf"\x{{{code}}}" for code in part.split("-")) for part in code_points.split())
 
 
@@ -61,7 +61,7 @@ _SEED = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Kimi's; && intersects character classes.
+# Kimi's rule; && intersects character classes.
 _KIMI_CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI = "|".join(
     (
@@ -72,7 +72,7 @@ _KIMI = "|".join(
     )
 )
 
-# The name in the file -> regular expressions that split one after the other; the pieces are then byte-encoded.
+# Name in the file -> regular expressions that split one after the other; the pieces are then byte-encoded.
 _REGEXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx", "smaug-bpe"),
@@ -89,7 +89,7 @@ _REGEXES: dict[str, tuple[str, ...]] = {
     "kimi-k2": (_KIMI,),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
 }
-# Every numeric character by itself, then GPT-2's own rule.
+# Splits off every numeric character, then applies GPT-2's own rule.
 _DIGITS_THEN_GPT2 = frozenset(
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum", "mellum2")
 )
@@ -100,15 +100,15 @@ _GPT2 = frozenset(
     )
 )
 
-# Vocabularies that hold whole words their merges do not reach; such a word is one token.
+# Vocabularies with whole words that merges do not produce; such a word is one token.
 IGNORES_MERGES = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"))
-# Begin with BOS unless the file says otherwise.
+# Names whose text begins with BOS unless the file states otherwise.
 ADDS_BOS = IGNORES_MERGES
 _NFC = frozenset(("qwen2", "qwen35"))
 
 
 class UnknownPreTokenizerError(ValueError):
-    """`tokenizer.ggml.pre` names a rule that is not known here."""
+    """Raised when `tokenizer.ggml.pre` names an unknown rule."""
 
 
 def is_default(name: str | None) -> bool:
@@ -117,7 +117,7 @@ def is_default(name: str | None) -> bool:
 
 
 def pre_tokenizer_for(name: str | None) -> pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer of a byte-level BPE vocabulary. Raises UnknownPreTokenizerError."""
+    """Returns the pre-tokenizer of a byte-level BPE vocabulary. Raises UnknownPreTokenizerError."""
     if is_default(name) or name in _GPT2:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name in _DIGITS_THEN_GPT2:
@@ -138,7 +138,7 @@ def pre_tokenizer_for(name: str | None) -> pre_tokenizers.PreTokenizer:
         )
     if name not in _REGEXES:
         raise UnknownPreTokenizerError(
-            f"tokenizer.ggml.pre is {name!r}, a pre-tokenizer that is not known; give the model's original tokenizer "
+            f"tokenizer.ggml.pre is {name!r}, an unknown pre-tokenizer; give the model's original tokenizer "
             "with --tokenizer DIRECTORY"
         )
     splits = [pre_tokenizers.Split(Regex(regex), behavior="isolated") for regex in _REGEXES[name]]
@@ -146,5 +146,5 @@ def pre_tokenizer_for(name: str | None) -> pre_tokenizers.PreTokenizer:
 
 
 def normalizer_for(name: str | None) -> normalizers.Normalizer | None:
-    """The Unicode normalization the model's own tokenizer begins with, if any."""
+    """Returns the Unicode normalization with which the model's own tokenizer begins, if any."""
     return normalizers.NFC() if name in _NFC else None

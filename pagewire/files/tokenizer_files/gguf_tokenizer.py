@@ -1,8 +1,8 @@
 """A tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") and SentencePiece BPE ("llama"); those of
-encoders are in a module of their own.
+encoders are in `gguf_encoder_tokenizers.py`.
 
-Vocabulary, merges and special tokens are the file's; what a file only names (pre-tokenizer, normalizer, decoder) is
-that of the model family's own `tokenizer.json`.
+Vocabulary, merges and special tokens are the file's; parts that a file only names (pre-tokenizer, normalizer, decoder)
+are those of the model family's own `tokenizer.json`.
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _GEMMA = frozenset(("gemma", "gemma2", "gemma3"))
 _SPACE = "▁"
-_MAX_TOKEN_LENGTH = 1024  # in characters; where merges follow from scores, every cut of every token is looked up
+_MAX_TOKEN_LENGTH = 1024  # in characters; if merges follow from scores, every split of every token is looked up
 
 # key -> type of the value, or of the items of a list (a GGUF array has items of one type)
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -54,9 +54,9 @@ _TOKEN_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer and what a `tokenizer_config.json` beside it would say (special tokens, add_bos_token, template).
+    """Returns the tokenizer, and the content of its `tokenizer_config.json` (special tokens, add_bos_token, template).
 
-    metadata: as pagewire.files.gguf.read_metadata returns it. Raises GgufTokenizerError.
+    metadata: the result of pagewire.files.gguf.read_metadata. Raises GgufTokenizerError.
     """
     _check_types(metadata)
     model = metadata.get("tokenizer.ggml.model")
@@ -69,7 +69,7 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
         raise GgufTokenizerError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
     is_gemma = model == "llama" and metadata.get("general.architecture") in _GEMMA
     if is_gemma:
-        # Runs of spaces are stored as they are, while text arrives with every space replaced.
+        # Runs of spaces are stored unchanged, but text arrives with every space replaced.
         tokens = [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     if model == "gpt2":
         backend = _build_byte_level(metadata, tokens, types)
@@ -104,7 +104,7 @@ def _check_tokens(metadata: dict[str, Any], tokens: list[str]) -> None:
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < len(tokens)):
             raise GgufTokenizerError(
-                f"tokenizer.ggml.{key}_token_id is {token_id!r:.60}, there are {len(tokens)} tokens"
+                f"tokenizer.ggml.{key}_token_id is {token_id!r:.60}, but there are {len(tokens)} tokens"
             )
 
 
@@ -135,7 +135,7 @@ def _build_byte_level(metadata: dict[str, Any], tokens: list[str], types: Sequen
 
 
 def _byte_level_spelling(token: str, token_type: int) -> str:
-    """Vocabulary entries are spelled in the byte alphabet; some files spell a few ordinary ones as plain text."""
+    """Spells a vocabulary entry in the byte alphabet; some files have a few ordinary entries as plain text."""
     if token_type in (TokenType.CONTROL, TokenType.USER_DEFINED) or all(char in CHAR_TO_BYTE for char in token):
         return token
     return "".join(BYTE_TO_CHAR[byte] for byte in token.encode())
@@ -173,11 +173,12 @@ def _build_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: Seq
 
 
 def _merges_from_scores(vocab: dict[str, int], scores: Sequence[float] | None) -> list[tuple[str, str]]:
-    """vocab: text alone, as control tokens and bytes are never merged to. Without scores its order counts."""
+    """Returns the merges. vocab: only text, as merges never produce control tokens or bytes. Without scores, its order
+    counts."""
     if scores is None:
         return merges_by_rank(vocab)
     if len(scores) <= max(vocab.values(), default=-1):
-        raise GgufTokenizerError(f"tokenizer.ggml.scores has {len(scores)} entries, fewer than there are tokens")
+        raise GgufTokenizerError(f"tokenizer.ggml.scores has {len(scores)} entries, fewer than tokens")
     return merges_by_rank({token: -scores[token_id] for token, token_id in vocab.items()})
 
 

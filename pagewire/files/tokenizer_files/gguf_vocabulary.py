@@ -1,4 +1,4 @@
-"""Tokens and their types, which every tokenizer from a GGUF file has."""
+"""The tokens and their types, for all tokenizers from GGUF files."""
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer
 
 
 class TokenType(IntEnum):
-    """Values of tokenizer.ggml.token_type."""
+    """The values of tokenizer.ggml.token_type."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -18,11 +18,12 @@ class TokenType(IntEnum):
 
 
 class GgufTokenizerError(ValueError):
-    """The file holds no tokenizer that can be built; the message names the key and the remedy."""
+    """Raised if no tokenizer can be built from the file; the message names the key and the remedy."""
 
 
 def unique(tokens: Iterable[str]) -> dict[str, int]:
-    """Token -> id. A spelling that occurs twice keeps its first id; the copies get names nothing can produce."""
+    """Returns ids by token. A spelling that occurs twice keeps its first id; the copies get names that no text
+    produces."""
     vocab: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         vocab[token if token not in vocab else f"{token}\x00{token_id}"] = token_id
@@ -30,9 +31,10 @@ def unique(tokens: Iterable[str]) -> dict[str, int]:
 
 
 def add_special_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int], *, is_normalized: bool) -> None:
-    """Control tokens are matched whole in text and skipped in output; user-defined ones are only matched whole.
+    """Adds control tokens, which are matched whole in text and skipped in output, and user-defined ones, which are only
+    matched.
 
-    is_normalized: user-defined ones are spelled as the normalizer leaves text.
+    is_normalized: user-defined ones are spelled like normalized text.
     """
     control = [
         AddedToken(token, normalized=False, special=True)

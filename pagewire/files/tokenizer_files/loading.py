@@ -1,9 +1,9 @@
-"""A tokenizer from a Hugging Face directory or a GGUF file, without importing transformers (and so never torch).
+"""A tokenizer from a Hugging Face directory or a GGUF file, without importing transformers, and thus torch.
 
-transformers' import alone takes longer than this service may take to start, and it imports torch wherever torch is
-installed. What it adds to the Rust `tokenizers` library for a directory that holds a `tokenizer.json` is small and
-done here the same way: special tokens and BOS/EOS rules of `tokenizer_config.json`, chat templates, and the clean-up
-of spaces for vocabularies that are not BPE.
+Importing transformers takes longer than the start of this service may take, and imports torch if it is installed. For a
+directory with a `tokenizer.json`, transformers adds little to the Rust `tokenizers` library, and the same is done here:
+special tokens and BOS/EOS rules of `tokenizer_config.json`, chat templates, and the clean-up of spaces for vocabularies
+that are not BPE.
 """
 
 import json
@@ -22,7 +22,7 @@ from pagewire.files.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
 from pagewire.files.tokenizer_files.gguf_vocabulary import GgufTokenizerError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# In this order, over the whole text: transformers' clean_up_tokenization.
+# Applied in this order to the whole text, like transformers' clean_up_tokenization.
 CLEAN_UPS = (
     (" .", "."),
     (" ?", "?"),
@@ -38,29 +38,29 @@ CLEAN_UPS = (
 
 
 class TokenizerLoadError(ValueError):
-    """The files hold no usable tokenizer; the message names the file and the remedy."""
+    """Raised if the files have no usable tokenizer; the message names the file and the remedy."""
 
 
 @dataclass(frozen=True)
 class LoadedTokenizer:
-    """Text to token ids and back, as transformers' tokenizer of the same files does it. Thread-safe."""
+    """Converts text to token ids and back, like transformers' tokenizer of the same files. Thread-safe."""
 
     backend: Tokenizer
-    # "bos_token" -> "<s>" and so on: what chat templates may refer to.
+    # The special tokens for chat templates, such as "bos_token" -> "<s>".
     special_tokens: dict[str, str]
     # The model's own template; None if it has none.
     chat_template: str | None
     clean_up_spaces: bool
-    # The template that it names for chats with tools, if they have one of their own.
+    # The model's separate template for chats with tools, if there is one.
     tool_chat_template: str | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # A batch of one: encode() holds the interpreter lock for as long as it takes, encode_batch_fast() does not.
+        # A batch of one, because encode() holds the interpreter lock all the time and encode_batch_fast() does not.
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of a whole sequence. Ids that the vocabulary lacks are left out."""
+        """Returns the text of a whole sequence. Leaves out ids that the vocabulary lacks."""
         (text,) = self.backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         if self.clean_up_spaces:
             for pattern, content in CLEAN_UPS:
@@ -68,7 +68,7 @@ class LoadedTokenizer:
         return text
 
     def vocabulary_entries(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it ("Ġthe"), "" for ids it lacks."""
+        """Returns each token as spelled in the vocabulary ("Ġthe"), "" for ids that it lacks."""
         id_to_token = self.backend.id_to_token
         return [id_to_token(token_id) or "" for token_id in token_ids]
 
@@ -76,7 +76,7 @@ class LoadedTokenizer:
 def load_tokenizer(path: str | Path) -> LoadedTokenizer:
     """Loads a .gguf file, or a directory with a tokenizer.json, one .gguf file or a vocabulary in another format.
 
-    Raises TokenizerLoadError or GgufError; both are ValueErrors that name file, cause and remedy.
+    Raises TokenizerLoadError or GgufError; both are ValueErrors with file, cause and remedy.
     """
     path = Path(path)
     gguf_files = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "tokenizer.json").exists() else []
@@ -102,7 +102,7 @@ def _read_gguf(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    # Older directories keep the named tokens in a file of their own, which tokenizer_config.json overrides.
+    # Older directories have the named tokens in a separate file, which tokenizer_config.json overrides.
     config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
     templates = _directory_templates(path, config)
     file = path / "tokenizer.json"
@@ -113,23 +113,23 @@ def _read_directory(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
         return backend, {**defaults, **config, **templates}
     try:
         backend = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+    except Exception as error:  # the library raises plain Exception for any error in the file
         raise TokenizerLoadError(f"{file} cannot be read ({error}); {remedy(file)}") from error
-    # As in transformers: tokenizer.json's own rule says where BOS and EOS go, whatever these said once.
+    # As in transformers, tokenizer.json alone decides the positions of BOS and EOS, and these settings are ignored.
     config.pop("add_bos_token", None)
     config.pop("add_eos_token", None)
     return backend, {**config, **templates}
 
 
 def _convert(path: Path, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """From a vocabulary in another format."""
+    """Returns a tokenizer from a vocabulary in another format."""
     try:
         converted = convert(path, config)
     except ValueError as error:
         raise TokenizerLoadError(f"{error}; {_how_to_convert(path)}") from error
     if converted is None:
         raise TokenizerLoadError(
-            f"{path} holds no tokenizer.json, nor files that one can be made of; {_how_to_convert(path)}"
+            f"{path} holds no tokenizer.json, nor files from which one can be made; {_how_to_convert(path)}"
         )
     return converted
 
@@ -142,7 +142,7 @@ def _how_to_convert(path: Path) -> str:
 
 
 def _add_by_id(backend: Tokenizer, file: Path) -> None:
-    """The tokens of added_tokens.json, text -> id, behind the vocabulary."""
+    """Adds the tokens of added_tokens.json (text -> id), which follow the vocabulary."""
     tokens = _read_json(file)
     if not all(isinstance(token_id, int) for token_id in tokens.values()):
         raise TokenizerLoadError(f"{file} must map each token to its id")
@@ -152,18 +152,18 @@ def _add_by_id(backend: Tokenizer, file: Path) -> None:
 
 
 def _add_listed(backend: Tokenizer, config: dict[str, Any], file: Path) -> None:
-    """Those of tokenizer_config.json with ids."""
+    """Adds the tokens that tokenizer_config.json lists with ids."""
     listed = config.get("added_tokens_decoder") or {}
     _add_missing_tokens(backend, {"added_tokens_decoder": listed}, {})
     _check_ids(backend, ((_content(token), int(token_id)) for token_id, token in listed.items()), file)
 
 
 def _check_ids(backend: Tokenizer, tokens: Iterable[tuple[str, int]], file: Path) -> None:
-    """The library numbers added tokens itself, one after the other."""
+    """Checks the ids of added tokens, which the library assigns itself, in order."""
     for text, token_id in tokens:
         if (found := backend.token_to_id(text)) != token_id:
             raise TokenizerLoadError(
-                f"{file} gives {text!r} the id {token_id}, behind this vocabulary it would have {found}; "
+                f"{file} gives {text!r} the id {token_id}, but after this vocabulary it would have {found}; "
                 + _how_to_convert(file.parent)
             )
 
@@ -181,8 +181,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _directory_templates(path: Path, config: dict[str, Any]) -> dict[str, str | None]:
-    """chat_template.jinja, then tokenizer_config.json (of several named ones "default"), then chat_template.json; and
-    for chats with tools the one named "tool_use", also of additional_chat_templates/.
+    """Returns the template from chat_template.jinja, else from tokenizer_config.json ("default" of several), else from
+    chat_template.json; and for chats with tools the one named "tool_use", which may be in additional_chat_templates/.
     """
     template = config.get("chat_template")
     named = {entry["name"]: entry["template"] for entry in template} if isinstance(template, list) else {}
@@ -230,7 +230,8 @@ def _added_token(token: str | dict[str, Any], *, special: bool) -> AddedToken:
 
 
 def _add_missing_tokens(backend: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Tokens that only tokenizer_config.json knows; by id first, then the named and the extra special ones."""
+    """Adds tokens that only tokenizer_config.json has: first those with ids, then the named and the extra special
+    ones."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing: list[AddedToken] = []
     by_id = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
@@ -248,7 +249,7 @@ def _add_missing_tokens(backend: Tokenizer, config: dict[str, Any], special_toke
 
 
 def _set_post_processor(backend: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """BOS in front and EOS behind, where the configuration asks for them."""
+    """Adds BOS before and EOS after the text if the configuration requires them."""
     if "add_bos_token" not in config and "add_eos_token" not in config:
         return
     bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None

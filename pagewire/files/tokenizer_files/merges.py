@@ -7,10 +7,10 @@ Piece = TypeVar("Piece", str, bytes)
 
 
 def merges_by_rank(ranks: Mapping[Piece, float]) -> list[tuple[Piece, Piece]]:
-    """Two neighbours may merge whenever the result is in the vocabulary, lowest rank first.
+    """Returns the merges: two neighbors may merge if the result is in the vocabulary, lowest rank first.
 
-    SentencePiece (rank = minus the score) and tiktoken work so. Of equal ranks those with the longer left part come
-    first, as conversions to merge lists have always ordered them.
+    SentencePiece (rank = minus the score) and tiktoken work this way. Among equal ranks, those with the longer left
+    part come first, as in other conversions to merge lists.
     """
     found: list[tuple[float, int, int, int, Piece, Piece]] = []
     for index, (piece, rank) in enumerate(ranks.items()):

@@ -1,6 +1,6 @@
 """SentencePiece's model file: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 
-Read without generated stubs: those of the `sentencepiece` package register the same message names.
+It is read without generated stubs, because those of the `sentencepiece` package register the same message names.
 """
 
 import struct
@@ -21,12 +21,12 @@ class PieceType(IntEnum):
 
 
 class SentencePieceError(ValueError):
-    """The file is no SentencePiece model, or one that cannot be converted; the message says why."""
+    """Raised for a file that is not a SentencePiece model or cannot be converted; the message states the reason."""
 
 
 @dataclass(frozen=True)
 class SentencePieceFile:
-    """The fields that matter, with the defaults of the format."""
+    """The used fields, with the defaults of the format."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)  # text, score, type
     model_type: int = UNIGRAM
@@ -42,7 +42,7 @@ class SentencePieceFile:
     escapes_whitespace: bool = True
 
 
-# Numbers of fields -> ours
+# Field number -> field here
 _TRAINER_FLAGS = {24: "whitespace_is_suffix", 35: "byte_fallback"}
 _TRAINER_NUMBERS = {3: "model_type", 40: "unk_id", 41: "bos_id", 42: "eos_id", 43: "pad_id"}
 _NORMALIZER_FLAGS = {3: "adds_dummy_prefix", 4: "removes_extra_whitespace", 5: "escapes_whitespace"}
@@ -85,7 +85,7 @@ def _piece(data: bytes) -> tuple[str, float, int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a message: an int, or the bytes of anything else."""
+    """Yields (number, value) of each field of a message; a value that is not an int is bytes."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -107,7 +107,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """(value, position behind it)"""
+    """Returns (value, position after it)."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -121,7 +121,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _signed(value: int | bytes) -> int:
-    """A negative int32 is written as 64 bits."""
+    """Returns a signed value; a negative int32 is written as 64 bits."""
     if isinstance(value, bytes):
         raise TypeError("an id is not a number")
     return value - (1 << 64) if value >> 63 else value

@@ -1,4 +1,4 @@
-"""A tokenizer from SentencePiece's `tokenizer.model`: the same normalization, and its BPE or unigram model."""
+"""A tokenizer from SentencePiece's `tokenizer.model`: its normalization, and its BPE or unigram model."""
 
 from typing import Any
 
@@ -17,19 +17,19 @@ from pagewire.files.tokenizer_files.sentencepiece_file import (
 _SPACE = "▁"
 _MERGED = (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.UNUSED)
 _ENDS_WITH_EOS = ("T5Tokenizer", "UMT5Tokenizer")
-# Their ids are not the file's.
+# Tokenizer classes whose ids are not those of the file.
 _REORDERED = ("Barthez", "Camembert", "DebertaV2", "MBart", "NllbTokenizer", "Pegasus", "XGLM", "XLMRoberta", "XLNet")
 
 
 def build_sentencepiece_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer, and what `tokenizer_config.json` would say (named tokens, add_bos_token).
+    """Returns the tokenizer, and the content of a `tokenizer_config.json` (named tokens, add_bos_token).
 
-    config: that of the directory. Raises SentencePieceError.
+    config: tokenizer_config.json of the directory. Raises SentencePieceError.
     """
     file = parse(data)
     tokenizer_class = str(config.get("tokenizer_class") or "")
     if tokenizer_class.startswith(_REORDERED):
-        raise SentencePieceError(f"{tokenizer_class} numbers the pieces in an order of its own")
+        raise SentencePieceError(f"{tokenizer_class} numbers the pieces in its own order")
     if file.whitespace_is_suffix or not file.escapes_whitespace:
         raise SentencePieceError("it was trained with treat_whitespace_as_suffix or without escape_whitespaces")
     backend = Tokenizer(_model(file))
@@ -45,7 +45,7 @@ def build_sentencepiece_tokenizer(data: bytes, config: dict[str, Any]) -> tuple[
 
 def _model(file: SentencePieceFile) -> models.Model:
     if not 0 <= file.unk_id < len(file.pieces):
-        raise SentencePieceError(f"unk_id is {file.unk_id}, there are {len(file.pieces)} pieces")
+        raise SentencePieceError(f"unk_id is {file.unk_id}, but there are {len(file.pieces)} pieces")
     if file.model_type == UNIGRAM:
         vocab = [(text, score) for text, score, _ in file.pieces]
         return models.Unigram(vocab, unk_id=file.unk_id, byte_fallback=file.byte_fallback)
@@ -62,7 +62,8 @@ def _model(file: SentencePieceFile) -> models.Model:
 
 
 def _set_spaces(backend: Tokenizer, file: SentencePieceFile, *, first_only: bool) -> None:
-    """first_only: a space is put in front of the text alone, not in front of all that follows a special token."""
+    """Sets how spaces are replaced. first_only: adds a space only before the text, not also after each special
+    token."""
     steps: list[normalizers.Normalizer] = []
     if file.charsmap:
         steps.append(normalizers.Precompiled(file.charsmap))

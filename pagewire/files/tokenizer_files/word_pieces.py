@@ -1,4 +1,4 @@
-"""BERT's tokenizer: words and their pieces, of which the longest that fit are taken."""
+"""BERT's tokenizer, which divides words into the longest pieces that fit."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 def word_piece_tokenizer(
     vocab: dict[str, int], normalizer: normalizers.Normalizer, named: Mapping[str, str]
 ) -> Tokenizer:
-    """Returns a WordPiece tokenizer. vocab: pieces that continue a word begin with ##. named: which are `unk_token`,
-    `cls_token`, `sep_token`."""
+    """Returns a WordPiece tokenizer. vocab: pieces that continue a word begin with ##. named: the tokens that are
+    `unk_token`, `cls_token` and `sep_token`."""
     backend = Tokenizer(models.WordPiece(vocab, unk_token=named["unk_token"]))
     backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -25,9 +25,9 @@ _SERVICE = "pagewire.v1.ExecutorService"
 class Spec:
     """The executor, or the stage of one, that an actor runs.
 
-    node, user: of the keeper; an executor on the same node is reached by a unix socket. place: the number of the
-    stage, counted from the last, of the actor; number 0 has the leader. command: arguments of Python that replace
-    `-m pagewire.cli executor` and its flags, if there are any; LISTEN stands for the addresses to listen on.
+    node, user: those of the keeper; an executor on the same node is reached by a unix socket. place: the number of the
+    stage, counted from the last, of the actor; number 0 has the leader. command: arguments of Python that replace `-m
+    pagewire.cli executor` and its flags, if there are any; LISTEN stands for the addresses to listen on.
     """
 
     name: str

@@ -31,7 +31,7 @@ class Keeper:
     """
 
     def __init__(self, specs: Sequence[Spec], demand: dict[str, float], file: AddressFile) -> None:
-        """specs: of the actors, that of the leader first. demand: the resources of each actor."""
+        """specs: those of the actors, that of the leader first. demand: the resources of each actor."""
         self._specs = specs
         self._name = specs[0].name
         self._demand = demand
@@ -75,7 +75,7 @@ class Keeper:
             except StartupError:
                 if not self._file.was_used:
                     raise
-                # The cause may lie in the node; the log of the executor has it.
+                # The node may be the cause; the log of the executor has details.
                 logger.warning("%s cannot start on its node; trying again", self._name)
                 is_new = self._bundles is not None
             except ActorUnavailableError:

@@ -1,4 +1,4 @@
-"""`pagewire batch in.jsonl out.jsonl`: answers a file of requests, by a running server or one started for it."""
+"""`pagewire batch in.jsonl out.jsonl`: answers a file of requests, with a running server or one started for it."""
 
 import asyncio
 import dataclasses
@@ -21,7 +21,7 @@ from pagewire.tools.batch.progress import Progress
 from pagewire.wire.addresses import endpoint
 from pagewire.wire.tls import Files
 
-# A server that has not answered anything for so long will not come back by itself.
+# A server that has not answered for this long will not recover without help.
 AWAY_TIMEOUT_S = 300.0
 MAX_SHOWN_ERRORS = 10
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         argv,
         prog="pagewire batch",
         description="Answers the requests of INPUT_FILE, in the format of OpenAI's batches, and appends each answer to"
-        " OUTPUT_FILE. What was interrupted goes on when it is called again. Starts the stack for it, or asks the"
+        " OUTPUT_FILE. The same command continues an interrupted batch. Starts the stack for it, or asks the"
         " server of --url. Exit code 0: every request was answered with success, 1: some failed.",
         positional=("input_file", "output_file"),
         without=NOT_OFFERED,
@@ -54,7 +54,7 @@ def _check(path: Path) -> lines.Checked:
         checked = lines.check(path, lines.ENDPOINTS)
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}") from error
-    _raise_errors(checked, f"{path} is no file of requests")
+    _raise_errors(checked, f"{path} is not a file of requests")
     return checked
 
 
@@ -71,7 +71,7 @@ def _raise_errors(checked: lines.Checked, what: str) -> None:
 
 
 def _refuse_stack_flags(config: BatchCommandConfig) -> None:
-    """Raises StartupError for a flag that would change nothing."""
+    """Raises StartupError for a flag without an effect."""
     for field in dataclasses.fields(ServeConfig):
         if field.name not in OWN_FLAGS | {"api_key"} and getattr(config, field.name) != field.default:
             raise StartupError(f"{flags.flag_name(field.name)} is for the stack, which --url does not start")
@@ -81,7 +81,7 @@ def _interruptible(config: BatchCommandConfig, run: Callable[[], int]) -> int:
     try:
         return run()
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on where {config.output_file} ends", file=sys.stderr)
+        print(f"interrupted; the same command continues where {config.output_file} ends", file=sys.stderr)
         raise
 
 
@@ -98,13 +98,13 @@ def _run_with_stack(config: BatchCommandConfig, checked: lines.Checked) -> int:
 
 
 async def _run_at(url: str, config: BatchCommandConfig, checked: lines.Checked) -> int:
-    """The exit code. Raises StartupError."""
+    """Runs the batch on a server, and returns the exit code. Raises StartupError."""
     files = Files(certfile=config.ssl_certfile, keyfile=config.ssl_keyfile, ca_certs=config.ssl_ca_certs)
     with closing(HttpServer(url, config.own_key, files)) as server:
         _check_models(checked, await server.models(), f"by {url}")
         with closing(await _results(Path(config.output_file))) as results:
             if results.done:
-                print(f"going on: {len(results.done)} requests have their answers already", file=sys.stderr)
+                print(f"continuing: {len(results.done)} requests are already answered", file=sys.stderr)
             progress = Progress(results, checked.num_requests)
             try:
                 await _run(server, results, progress, config)
@@ -132,7 +132,7 @@ async def _run(server: HttpServer, results: Results, progress: Progress, config:
         await runner.run(unread, config.concurrency)
     except Away as error:
         raise StartupError(
-            f"the server has not answered for {AWAY_TIMEOUT_S:g} s ({error}): when it is back, the same command goes on"
+            f"the server has not answered for {AWAY_TIMEOUT_S:g} s ({error}): repeat the command when it is back"
         ) from error
     except OSError as error:
         raise _unwritable(Path(config.output_file), error) from error

@@ -12,10 +12,10 @@ from pagewire.wire.tls import NO_FILES, Files, failed_handshake
 
 
 class HttpServer:
-    """Keeps as many connections as there are requests at once."""
+    """Keeps as many connections as requests in flight."""
 
     def __init__(self, url: str, api_key: str | None, files: Files = NO_FILES) -> None:
-        """url: with or without /v1 at its end. files: for https. Raises StartupError if it is none."""
+        """url: with or without /v1 at its end. files: for https. Raises StartupError for an invalid URL."""
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._files = files
@@ -26,13 +26,13 @@ class HttpServer:
             raise StartupError(f"--url: {error}") from None
 
     async def models(self) -> list[str]:
-        """The names that are served. Raises StartupError if the server cannot be asked."""
+        """Returns the served names. Raises StartupError if the server does not list them."""
         try:
             status, _, body = await self._exchange("GET", "/v1/models", None)
             if status == 200:
                 return [model["id"] for model in json.loads(body)["data"]]
         except Away as error:
-            hint = failed_handshake(str(error)) or "start a server with `pagewire serve`, or name another with --url"
+            hint = failed_handshake(str(error)) or "start a server with `pagewire serve`, or set another with --url"
             raise StartupError(f"nothing answers at {self._url} ({error}): {hint}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise StartupError(f"{self._url} is not an OpenAI-compatible server: /v1/models lists no models") from error

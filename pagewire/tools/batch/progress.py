@@ -1,4 +1,4 @@
-"""Progress of a batch: a line that is updated on a terminal, and a line now and then elsewhere."""
+"""Progress of a batch: a line that is updated on a terminal, elsewhere an occasional line."""
 
 import asyncio
 import sys
@@ -19,13 +19,13 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     async def run(self) -> None:
-        """Shows progress until it is cancelled."""
+        """Shows progress until cancelled."""
         while True:
             await asyncio.sleep(TERMINAL_S if self._terminal else LOG_S)
             self._print(self._line(), end="" if self._terminal else "\n")
 
     def interrupt(self) -> None:
-        """Leaves the line to others."""
+        """Clears the line for other output."""
         if self._terminal:
             self._print("", end="")
 

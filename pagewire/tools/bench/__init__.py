@@ -1,1 +1,1 @@
-"""`pagewire bench`: measurements of a running server, and pictures of how they grow."""
+"""`pagewire bench`: measurements of a running server, and plots of them against load."""

@@ -1,4 +1,4 @@
-"""`pagewire bench serve | sweep | spec | plot`. Each is imported when it runs."""
+"""`pagewire bench serve | sweep | spec | plot`. Each command is imported when it runs."""
 
 import importlib
 import sys
@@ -15,9 +15,9 @@ _HELP = """\
 usage: pagewire bench <command> [flags]
 
   serve      latency and throughput of a server under one load
-  sweep      the same against concurrency, and time to first token against prompt length
-  spec       what speculative decoding gains: starts a server for each method, and compares
-  plot FILE  plot these curves, for any number of servers
+  sweep      the same by concurrency, and time to first token by prompt length
+  spec       the gain of speculative decoding: starts a server for each method, and compares
+  plot FILE  plots these curves, for any number of servers
 
   pagewire bench <command> --help    flags of a command
 """

@@ -8,7 +8,7 @@ from pagewire.tools.client_config import ClientTlsFlags
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFlags(ClientTlsFlags):
-    """The server, and what every request asks of it."""
+    """The server, and the options of every request."""
 
     base_url: str = flag("http://127.0.0.1:8000", "server to measure, any that speaks the OpenAI API", group="server")
     endpoint: str = flag(
@@ -41,14 +41,14 @@ class BenchConfig(ServerFlags):
     )
     burstiness: float = flag(
         1.0,
-        "shape of the gaps between starts: 1 = Poisson arrivals, lower = bursts, higher = more even",
+        "shape of the gaps between starts: 1 = Poisson arrivals, lower = bursts, higher = more regular",
         group="load",
         valid=Range(above=0),
     )
     max_retries: int = flag(
         0,
-        "how often a request that is refused (429, 503) comes back, each time when the server tells it to"
-        " (Retry-After); its times are those of the try that was answered",
+        "how often a refused request (429, 503) is repeated, each time after the delay that the server gives"
+        " (Retry-After); its times are those of the answered attempt",
         group="load",
         valid=NOT_NEGATIVE,
     )
@@ -75,7 +75,7 @@ class BenchConfig(ServerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags:
-    """The loads of a sweep, and where its curves go; whatever is measured, a server or a library in process."""
+    """The loads of a sweep, and the file of its curves, for a server or a library in this process."""
 
     only: str | None = flag(
         None,
@@ -110,7 +110,7 @@ class SweepFlags:
     )
     json_out: str = flag(
         "curves.json",
-        "file of curves; those already in it are kept unless they are taken again",
+        "file of curves; those already in it are kept unless they are measured again",
         group="output",
     )
     label: str | None = flag(None, "name of the curves in pictures (default: the model's)", group="output")

@@ -1,11 +1,12 @@
-"""Files of curves: what `pagewire bench sweep` and the scripts under benchmarks/ write and `pagewire bench plot` draws.
+"""Files of curves, which `pagewire bench sweep` and the scripts under benchmarks/ write and `pagewire bench plot`
+draws.
 
 {"curves": [{"kind": "concurrency", "label": "Pagewire bf16", "model": "m", "time": "2026-11-21T22:00:00Z",
              "machine": "AMD EPYC 9555, 2 CPUs", "command": "pagewire bench sweep ...",
              "points": [{"concurrency": 1, "output_tok_per_s": 83.1, ...}, ...]}]}
 
-A point has its kind's x, at least one of its kind's quantities (KINDS), and whatever else was measured with it. A file
-holds one curve of a kind and label.
+A point has the x and at least one quantity of its kind (KINDS), and other measured values. A file has one curve for
+each kind and label.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class Quantity:
-    """One vertical axis. log: whether its values span decades. target: what is asked for, in the same unit."""
+    """One vertical axis. log: whether its values span decades. target: the goal, in the same unit."""
 
     name: str
     title: str
@@ -63,9 +64,9 @@ KINDS = {
     ),
     "speculation": Kind(
         "draft_tokens",
-        "tokens drafted at once, at most",
+        "maximum number of tokens drafted at once",
         (
-            Quantity("ratio", "output tokens per second, to those without drafts", log=False),
+            Quantity("ratio", "output tokens per second, relative to no drafts", log=False),
             Quantity("output_tok_per_s", "output tokens per second", log=False),
             Quantity("tokens_per_step", "tokens per step of a request", log=False),
         ),
@@ -76,7 +77,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve. label: its name in the legend. command: how to take it again, without secrets."""
+    """A curve. label: its name in the legend. command: the command that measures it again, without secrets."""
 
     kind: str
     label: str
@@ -92,7 +93,7 @@ class Curve:
 
 
 def machine() -> str:
-    """The processor's name, and how many of them this process may use."""
+    """Returns the processor's name, and how many processors this process may use."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -100,7 +101,7 @@ def machine() -> str:
 
 
 def read(path: Path) -> list[Curve]:
-    """Raises StartupError for a file that holds anything else."""
+    """Reads a file of curves. Raises StartupError for any other file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -114,9 +115,9 @@ def read(path: Path) -> list[Curve]:
 
 
 def put(path: Path, *curves: Curve) -> None:
-    """Writes them to the file, in place of those of the same kind and label; what else is in it stays.
+    """Writes curves to the file. They replace curves with the same kind and label; the others are kept.
 
-    Without curves, only checks that this will be possible. Raises StartupError.
+    Without curves, only checks that the file can be written. Raises StartupError.
     """
     there = read(path) if path.exists() else []
     taken = {(curve.kind, curve.label) for curve in curves}

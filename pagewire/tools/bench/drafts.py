@@ -1,4 +1,4 @@
-"""The drafts of a server by its metrics, which have vLLM's names: ours, or vLLM's own."""
+"""The drafts of a server by its metrics, which have vLLM's names in Pagewire, too."""
 
 import re
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ _POSITION = re.compile(r'position="(\d+)"')
 class Drafts:
     """Counts since the server's start, or since an earlier moment.
 
-    num_drafts: requests in steps that checked drafts of them. num_tokens: drafted. num_accepted: of these. by_position:
-    accepted first, second, ...
+    num_drafts: requests with checked drafts, counted for each step. num_tokens: drafted tokens. num_accepted: accepted
+    ones. by_position: accepted first drafts, second drafts, ...
     """
 
     num_drafts: float = 0.0
@@ -65,7 +65,7 @@ class Drafts:
 
 
 def parsed(text: str) -> Drafts:
-    """Reads a page of metrics, all executors together; zeros if it has no metrics of drafts."""
+    """Parses a page of metrics, summed over executors; zeros if it has no metrics of drafts."""
     counts = {"num_drafts": 0.0, "num_draft_tokens": 0.0, "num_accepted_tokens": 0.0}
     by_position: dict[int, float] = {}
     for name, labels, value in _SAMPLE.findall(text):
@@ -78,7 +78,7 @@ def parsed(text: str) -> Drafts:
 
 
 async def read(connection: Connection) -> Drafts:
-    """Zeros, if the server does not say."""
+    """Reads the counts from a server; zeros if it does not have them."""
     try:
         status, _, body = await connection.exchange("GET", "/metrics", None)
     except (OSError, EOFError, HttpError, ValueError):

@@ -1,4 +1,4 @@
-"""The loads of a sweep, and the curves that come of them: the same for a server and for a library in process."""
+"""The loads of a sweep and the resulting curves, the same for a server and for a library in this process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pagewire.tools.bench import curves
 from pagewire.tools.bench.config import SweepFlags
 
 LONGEST_PROMPT = 8192
-# Prompts of random words come out a little longer or shorter than asked for.
+# Prompts of random words may be a little longer or shorter than requested.
 PROMPT_SLACK = 0.01
 _TABLE = {
     "output_tok_per_s": "tok/s",
@@ -33,7 +33,8 @@ class Load:
 
 
 def loads(config: SweepFlags, max_model_len: int | None) -> list[Load]:
-    """Raises StartupError for requests longer than the model's length, prompt plus output, if that is known."""
+    """Returns the loads. Raises StartupError for requests longer than the model's length (prompt plus output), if it is
+    known."""
     made = []
     if config.only != "prompt-length":
         longest = config.input_len + config.output_len
@@ -56,7 +57,7 @@ def _prompt_lens(config: SweepFlags, max_model_len: int | None) -> list[int]:
     if config.prompt_lens is None:
         most = min(most, LONGEST_PROMPT)
         lengths = [128 << n for n in range(16) if 128 << n <= most]
-        # The longest, if it is not just a little longer than the one before.
+        # The longest, unless it is only slightly longer than the one before.
         return lengths if lengths and most < 1.5 * lengths[-1] else [*lengths, most]
     if max_model_len is not None and max(config.prompt_lens) > most:
         raise StartupError(
@@ -67,10 +68,10 @@ def _prompt_lens(config: SweepFlags, max_model_len: int | None) -> list[int]:
 
 
 class Growth:
-    """Prints every point and writes the file again after it: a sweep that is cut off leaves what it has."""
+    """Prints every point and then writes the file again, so that an interrupted sweep keeps its points."""
 
     def __init__(self, config: SweepFlags, model: str, command: str) -> None:
-        """command: as in the curves. Raises StartupError if the file cannot be written later."""
+        """command: stored in the curves. Raises StartupError if the file cannot be written."""
         self._path = Path(config.json_out)
         self._label = config.label or model
         self._model = model
@@ -81,7 +82,7 @@ class Growth:
         print(f"{self._label}\n" + "".join(f"{title:>10}" for title in ("at once", "in", "out", *_TABLE.values())))
 
     def add(self, load: Load, figures: Mapping[str, Any], errors: Mapping[str, int]) -> None:
-        """Adds a point. figures: those of _TABLE, and others. errors: counts; a point with any is left out of the
+        """Adds a point. figures: those of _TABLE, and others. errors: counts; a point with errors is left out of the
         curve."""
         point = {
             "concurrency": load.concurrency,

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for streamed answers, on bare asyncio: the load generator must not become the load."""
+"""A small HTTP/1.1 client for streamed answers, on plain asyncio: the load generator must not become the load."""
 
 import asyncio
 import json
@@ -10,25 +10,25 @@ from urllib.parse import urlsplit
 
 from pagewire.wire.tls import NO_FILES, Files, client_context
 
-# Longest line of a response head or of one server-sent event.
+# The longest line of a response head or of a server-sent event.
 LINE_LIMIT = 4 * 1024 * 1024
-# Among the headers, the words after the status.
+# The key, among the headers, of the words after the status.
 _REASON = ":reason"
 
 
 class HttpError(Exception):
-    """An answer that is not what was asked for: another status, or not HTTP (None)."""
+    """An unexpected answer: another status, or None if it is not HTTP."""
 
     def __init__(self, message: str, status: int | None = None, retry_after: float | None = None) -> None:
-        """retry_after: seconds after which the server says to come back."""
+        """retry_after: seconds after which the server asks for a retry."""
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, of the headers of an answer, names in lower case: `retry-after-ms`, as OpenAI's and Anthropic's clients
-    read it, or `retry-after` in seconds or as a date (RFC 9110). None if it does not say."""
+    """Returns the seconds in the headers of an answer, with names in lower case: `retry-after-ms`, as OpenAI's and
+    Anthropic's clients read it, or `retry-after` in seconds or as a date (RFC 9110). None without them."""
     milliseconds, value = headers.get("retry-after-ms", ""), headers.get("retry-after", "")
     if milliseconds.isdecimal():
         return int(milliseconds) / 1000
@@ -47,7 +47,7 @@ class Connection:
     """
 
     def __init__(self, base_url: str, headers: dict[str, str], files: Files = NO_FILES) -> None:
-        """files: for https. Raises ValueError for what is no URL, StartupError for files that cannot be used."""
+        """files: for https. Raises ValueError for an invalid URL, StartupError for files that cannot be used."""
         url = urlsplit(base_url if "://" in base_url else f"http://{base_url}")
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"expected http://host:port, got {base_url!r}")
@@ -61,7 +61,7 @@ class Connection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """POSTs the body; the JSON of every server-sent event until [DONE]. Raises HttpError and OSError."""
+        """POSTs the body, and yields the JSON of every server-sent event until [DONE]. Raises HttpError and OSError."""
         async for line in self._lines("POST", path, body):
             if line.startswith(b"data:"):
                 data = line[5:].strip()
@@ -69,13 +69,13 @@ class Connection:
                     yield json.loads(data)
 
     async def json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The whole answer."""
+        """Returns the JSON of a whole answer."""
         return json.loads(b"".join([line async for line in self._lines(method, path, body)]))
 
     async def exchange(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str], bytes]:
-        """Sends JSON; (status, headers, body) of the answer, whatever it says.
+        """Sends JSON, and returns (status, headers, body) of the answer, for any status.
 
-        Raises HttpError if that is not HTTP, OSError and EOFError.
+        Raises HttpError if the answer is not HTTP, OSError and EOFError.
         """
         status, head = await self._send(method, path, content)
         body = b"".join([piece async for piece in self._body(head)])
@@ -112,7 +112,7 @@ class Connection:
         return head
 
     async def _send(self, method: str, path: str, content: bytes | None) -> tuple[int, dict[str, str]]:
-        """Sends a request and reads the head of its answer; header names in lower case."""
+        """Sends a request, and returns the status and the headers of its answer, with names in lower case."""
         if self._reader is not None and self._reader.at_eof():
             self.close()  # the server gave up on the idle connection
         if self._writer is None:

@@ -1,4 +1,4 @@
-"""Requests to a server: in a closed loop, or as they arrive."""
+"""Requests to a server, in a closed or an open loop."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ _NO_ROUTE = (404, 405, 501)
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as the server lists it. max_model_len: prompt plus output, tokens; None where the server does not list
+    """A model as the server lists it. max_model_len: prompt plus output, tokens; None if the server does not list
     it."""
 
     name: str
@@ -31,7 +31,7 @@ class ServedModel:
 def connect(config: ServerFlags) -> Connection:
     key = config.api_key or os.environ.get("PAGEWIRE_API_KEY", "").partition(",")[0] or os.environ.get("OPENAI_API_KEY")
     try:
-        # As OpenAI's clients write it, with /v1, or without.
+        # Either with /v1, as OpenAI's clients write it, or without.
         return Connection(
             config.base_url.rstrip("/").removesuffix("/v1"),
             {"Authorization": f"Bearer {key}"} if key else {},
@@ -42,9 +42,9 @@ def connect(config: ServerFlags) -> Connection:
 
 
 async def served_model(connection: Connection, config: ServerFlags) -> ServedModel:
-    """The one that --model names, or the first that the server lists. Raises StartupError.
+    """Returns the model that --model names, or the first that the server lists. Raises StartupError.
 
-    A server that lists none, or has no such route, is asked for what --model names.
+    If the server lists none, or has no such route, a request with the name in --model is sent.
     """
     listed: dict[str, object] = {}
     try:
@@ -65,7 +65,7 @@ async def served_model(connection: Connection, config: ServerFlags) -> ServedMod
 
 
 def _unlisted(config: ServerFlags, error: Exception) -> str:
-    """What --model names. Raises StartupError."""
+    """Returns the name in --model. Raises StartupError without one."""
     if not config.model:
         raise StartupError(f"{config.base_url}/v1/models lists no model: name one with --model") from error
     return config.model
@@ -79,13 +79,14 @@ async def must_answer(connection: Connection, config: ServerFlags, model: str, p
 
 
 async def count_tokens(connection: Connection, config: ServerFlags, model: str, prompt: str) -> int:
-    """Returns the number of tokens as the server counts them, or of words where it reports none."""
+    """Returns the number of tokens as the server counts them, or of words if it reports none."""
     record = await must_answer(connection, config, model, prompt, 1)
     return record.prompt_tokens if record.prompt_tokens is not None else len(prompt.split())
 
 
 async def run(config: BenchConfig, requests: list[dict[str, Any]]) -> list[Record]:
-    """Closed loop: always `concurrency` in flight. Open loop: started at `request_rate`, `concurrency` at most."""
+    """Sends all requests. Closed loop: `concurrency` are always in flight. Open loop: they start at `request_rate`,
+    with at most `concurrency` in flight."""
     records: list[Record] = []
     idle: list[Connection] = []
     slots = asyncio.Semaphore(config.concurrency or len(requests))
@@ -112,7 +113,8 @@ async def run(config: BenchConfig, requests: list[dict[str, Any]]) -> list[Recor
 
 
 def starts(config: BenchConfig) -> Iterator[float]:
-    """Seconds after the first start; the gaps are gamma distributed with mean 1/request_rate, 0 in a closed loop."""
+    """Yields seconds after the first start; gaps are gamma distributed with mean 1/request_rate, or 0 in a closed
+    loop."""
     draw = random.Random(config.seed)
     start, shape = 0.0, config.burstiness
     while True:

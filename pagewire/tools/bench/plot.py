@@ -15,20 +15,20 @@ COLUMNS = 3
 PANEL_INCHES = (5.2, 4.0)
 FOOT_CHARACTERS = 120
 COLORS, MARKERS = 10, "osD^vPX*<>"
-LINES = ("-", "--", ":", "-.")  # the next one where colours begin again
+LINES = ("-", "--", ":", "-.")  # the next one when colors repeat
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="pagewire bench plot",
         description="Draws curves that `pagewire bench sweep` and the scripts under benchmarks/ have written: one panel"
-        " per quantity, one line per label, whichever server or library it is.",
+        " per quantity, one line per label, for any server or library.",
         allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="file of curves")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="picture to write (default: curves.png)")
     parser.add_argument("--kind", choices=tuple(KINDS), help="only this kind of curve (default: all in the files)")
-    parser.add_argument("--title", default="", help="above the picture")
+    parser.add_argument("--title", default="", help="title above the picture")
     args = parser.parse_args(argv)
     curves = [curve for curve in distinct(args.files) if args.kind in (None, curve.kind)]
     if not curves:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def distinct(paths: Sequence[Path]) -> list[Curve]:
-    """All curves of the files; where several files have a label for the same kind, with the file's name in it."""
+    """Returns all curves; if several files have the same kind and label, labels include the file's name."""
     found = [(path, curve) for path in dict.fromkeys(paths) for curve in read(path)]
     count = Counter((curve.kind, curve.label) for _, curve in found)
     return [
@@ -56,7 +56,7 @@ def distinct(paths: Sequence[Path]) -> list[Curve]:
 
 
 def draw(curves: Sequence[Curve], title: str = "") -> Any:
-    """A matplotlib Figure. Raises StartupError where matplotlib is missing, and where all values are 0."""
+    """Returns a matplotlib Figure. Raises StartupError if matplotlib is missing, or all values are 0."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -117,7 +117,7 @@ def _draw_panel(axes: Any, kind: Kind, quantity: Quantity, curves: Sequence[Curv
 
 
 def _ticks(values: Iterable[float]) -> list[float]:
-    """At most ten of them, the largest included, none just beside another."""
+    """Returns at most ten ticks, including the largest value, none too close to another."""
     ticks: list[float] = []
     for value in sorted(values, reverse=True):
         if not ticks or value < ticks[-1] / 1.5:
@@ -126,7 +126,7 @@ def _ticks(values: Iterable[float]) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """12, 8192, 135M, 1.2B."""
+    """Formats a number as 12, 8192, 135M or 1.2B."""
     for unit, name in ((1e9, "B"), (1e6, "M")):
         if value >= unit:
             return f"{value / unit:.3g}{name}"
@@ -134,7 +134,7 @@ def _short(value: float) -> str:
 
 
 def _foot(curves: Sequence[Curve]) -> str:
-    """Where and when: curves may be compared if they come from one machine and one day."""
+    """Returns the machines and times: curves are comparable if they come from one machine and one day."""
     days = sorted({curve.time[:10] for curve in curves})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     machines = "; ".join(sorted({curve.machine for curve in curves}))

@@ -1,4 +1,4 @@
-"""The prompts of a run: from a file, or random words of the right length in the server's own tokens."""
+"""The prompts of a run: from a file, or random words with the right number of the server's tokens."""
 
 import json
 import logging
@@ -11,12 +11,13 @@ from pagewire.tools.bench.config import BenchConfig
 
 logger = logging.getLogger(__name__)
 
-# Short words, nearly all of them one token with the blank before them in today's vocabularies.
+# Short words; in current vocabularies, nearly all are one token with the preceding blank.
 _WORDS = (Path(__file__).parent / "words.txt").read_text().split()
 
 
 def from_file(config: BenchConfig, count: int) -> list[str]:
-    """`count` prompts in the file's order after --prompt-offset, from the start again if it is too short."""
+    """Returns `count` prompts in the file's order after --prompt-offset, from the start again if the file is too
+    short."""
     path = Path(config.prompts_file or "")
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -33,10 +34,10 @@ def from_file(config: BenchConfig, count: int) -> list[str]:
 
 
 class RandomWords:
-    """Distinct prompts of about any length, in a tokenizer's own tokens."""
+    """Makes distinct prompts of approximately any length in tokens."""
 
     def __init__(self, draw: random.Random, per_word: float, constant: float) -> None:
-        """tokens = per_word * words + constant; the constant is the chat template's and the BOS token's."""
+        """tokens = per_word * words + constant; the constant is for the chat template and the BOS token."""
         self._draw = draw
         self._per_word = per_word
         self._constant = constant
@@ -45,7 +46,8 @@ class RandomWords:
     async def measured(
         cls, seed: int | None, length: int, count_tokens: Callable[[str], Awaitable[int]]
     ) -> "RandomWords":
-        """Best for prompts of `length` tokens. count_tokens, which may ask a server, is called twice."""
+        """Returns random words, best for prompts of `length` tokens. count_tokens, which may ask a server, is called
+        twice."""
         words = cls(random.Random(seed), per_word=1.0, constant=0.0)
         few = max(1, length // 2)
         many = max(few + 1, length)
@@ -59,5 +61,5 @@ class RandomWords:
         return [self._prompt(num_words) for _ in range(count)]
 
     def _prompt(self, num_words: int) -> str:
-        # Always the same first word: without a blank before it, some are two tokens.
+        # The first word is always the same: without a preceding blank, some words are two tokens.
         return " ".join([_WORDS[0], *self._draw.choices(_WORDS, k=num_words - 1)])

@@ -24,7 +24,7 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 
 
 def summarise(config: BenchConfig, model: str, records: Sequence[Record], client_cpu_s: float) -> dict[str, Any]:
-    """Throughput counts whole requests, prefill included: all output tokens / (last end - first start)."""
+    """Returns the summary. Throughput includes prefill: all output tokens / (last end - first start)."""
     ok = [record for record in records if record.error is None]
     wall = max(r.end for r in records) - min(r.start - r.waited for r in records)
     output_tokens = sum(r.completion_tokens for r in ok)
@@ -86,14 +86,14 @@ def table(summary: dict[str, Any]) -> str:
         cells = (summary[f"{name}_p50_ms"], summary[f"{name}_p99_ms"])
         lines.append(f"  {title:<8}" + "".join("         -" if c is None else f"{c:>10.1f}" for c in cells))
     if summary["retries"]:
-        waited = f"the last try was up to {summary['waited_max_s']:.1f} s after the first"
-        lines.append(f"  {summary['retries']} retries of requests that were refused; {waited}")
+        waited = f"the last attempt was up to {summary['waited_max_s']:.1f} s after the first"
+        lines.append(f"  {summary['retries']} retries of refused requests; {waited}")
     lines += [f"  {count} x {error}" for error, count in summary["errors"].items()]
     return "\n".join(lines)
 
 
 def write_json(path: Path, summary: dict[str, Any], records: Sequence[Record]) -> None:
-    """Starts count from the first request; of the gaps only the longest is kept."""
+    """Writes the summary and the records, with starts relative to the first request and only the longest gap."""
     origin = min(record.start - record.waited for record in records)
     requests = []
     for record in records:

@@ -1,4 +1,4 @@
-"""One streamed request and what is measured of it."""
+"""One streamed request and its measurements."""
 
 import asyncio
 import time
@@ -8,17 +8,17 @@ from typing import Any
 from pagewire.tools.bench.config import ServerFlags
 from pagewire.tools.bench.http import Connection, HttpError
 
-# The same request may be answered later.
+# Statuses after which the same request may succeed later.
 _LATER = (429, 503)
 
 
 @dataclass
 class Record:
-    """Times in seconds; start, of the last try, on time.perf_counter's clock.
+    """The measurements of a request. Times are in seconds; start is that of the last attempt, by time.perf_counter().
 
-    retries: tries before it, which were refused; waited: from the first to the last. ttft: request written to the first
-    chunk with text (or the end). tpot: first to last such chunk per output token after the first. itl: gaps between
-    such chunks.
+    retries: refused attempts before it. waited: from the first to the last attempt. ttft: from the written request to
+    the first chunk with text (or the end). tpot: from the first to the last such chunk, per output token after the
+    first. itl: gaps between such chunks.
     """
 
     start: float
@@ -54,8 +54,8 @@ def body(config: ServerFlags, model: str, prompt: str, max_tokens: int) -> dict[
 async def send(
     connection: Connection, endpoint: str, request: dict[str, Any], timeout: float, max_retries: int = 0
 ) -> Record:
-    """Never raises for what the server or the network does: the record's error says it. timeout: seconds, of all tries
-    together."""
+    """Sends a request. Errors of the server or the network are in the record's error, never raised. timeout: seconds
+    for all attempts together."""
     record = Record(start=time.perf_counter())
     try:
         async with asyncio.timeout(timeout):

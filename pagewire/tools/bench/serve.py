@@ -45,7 +45,7 @@ async def _bench(config: BenchConfig) -> int:
         records = await load.run(config, bodies[config.warmup :])
         summary = report.summarise(config, model, records, load.cpu_seconds() - before)
         drafted = await drafts.read(connection)
-    if drafted.num_tokens:  # since the server's start: it drafts
+    if drafted.num_tokens:  # since the server's start, so it drafts
         drafted = drafted.since(drafted_before)
         summary |= {"speculation": drafted.figures()}
     print(report.table(summary))

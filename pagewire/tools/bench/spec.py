@@ -1,7 +1,7 @@
-"""`pagewire bench spec`: what speculative decoding gains on this machine, by method and kind of text.
+"""`pagewire bench spec`: the gain of speculative decoding on this machine, by method and kind of text.
 
-Each round starts a server for each method, one after the other, and sends it the same prompts. What changes on the
-machine from round to round changes them all alike; so ratios are taken within a round.
+Each round starts a server for each method, one after the other, and sends the same prompts to it. Changes on the
+machine between rounds affect all methods alike, so ratios are taken within a round.
 """
 
 import dataclasses
@@ -36,7 +36,8 @@ _COLUMNS = ("prompts", "method", "drafts", "tok/s", "ratio", "accepted", "tok/st
 
 @dataclass(frozen=True)
 class Method:
-    """A way to draft. num_tokens: the most that it drafts; 0: no drafts. is_fixed: it always drafts that many."""
+    """A way to draft. num_tokens: the most tokens that it drafts; 0: no drafts. is_fixed: it always drafts that
+    many."""
 
     name: str
     num_tokens: int = 0
@@ -64,7 +65,7 @@ class Measured:
     """The measurements of a method on a kind of prompts."""
 
     rates: list[float] = field(default_factory=list)  # output tokens per second, by round
-    records: list[Record] = field(default_factory=list)  # that were answered
+    records: list[Record] = field(default_factory=list)  # of answered requests
     drafts: Drafts = field(default_factory=Drafts)
     errors: list[str] = field(default_factory=list)
 
@@ -77,7 +78,7 @@ class Measured:
         self.drafts += drafted
 
     def figures(self, baseline: "Measured") -> dict[str, Any]:
-        """Returns the figures of the report. tokens_per_step: of one request; 1 without drafts."""
+        """Returns the figures of the report. tokens_per_step: those of one request; 1 without drafts."""
         num_tokens = sum(one.completion_tokens for one in self.records)
         ratios = [rate / plain for rate, plain in zip(self.rates, baseline.rates, strict=True) if plain]
         ttft = percentile([one.ttft * 1e3 for one in self.records if one.ttft is not None], 50)
@@ -93,8 +94,8 @@ class Measured:
         } | self.drafts.figures()
 
     def _tokens_per_step(self, num_tokens: int) -> float:
-        """Each accepted draft saves a step. Servers also count those behind a request's end, so it is no more than what
-        steps with drafts gain."""
+        """Returns the tokens per step: each accepted draft saves a step. Servers also count drafts after a request's
+        end, so the result is limited to the gain of steps with drafts."""
         if not self.drafts.num_drafts:
             return 1.0
         num_steps = max(1.0, num_tokens - self.drafts.num_accepted)
@@ -108,13 +109,13 @@ def main(argv: Sequence[str]) -> int:
         argv,
         prog="pagewire bench spec",
         description="Starts a server without drafts and one for each method, in turns, and compares them: output tokens"
-        " per second and their ratio, how many drafted tokens were accepted, tokens per step of a request, time to"
+        " per second and their ratio, share of accepted drafts, tokens per step of a request, time to"
         " first token (TTFT) and per output token after it (TPOT). Flags of `pagewire serve` apply to all of them.",
         without=_WITHOUT,
     )
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     prompts, wanted = _prompts(config), methods(config)
-    curves.put(Path(config.json_out))  # says now if that will not be possible
+    curves.put(Path(config.json_out))  # fails now if it will not be possible
     measured = {(kind, method): Measured() for kind in prompts for method in wanted}
     for number in range(config.rounds):
         for method in wanted:
@@ -130,10 +131,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def methods(config: SpecFlags) -> list[Method]:
-    """The baseline, then each method with each number of tokens. Raises StartupError."""
+    """Returns the baseline, then each method with each number of tokens. Raises StartupError."""
     names = [name.strip() for name in config.methods.split(",") if name.strip()]
     if not names:
-        raise StartupError("--methods: nothing to compare; name some, as ngram,suffix")
+        raise StartupError("--methods: nothing to compare; name methods, for instance ngram,suffix")
     return [
         BASELINE,
         *(
@@ -146,7 +147,8 @@ def methods(config: SpecFlags) -> list[Method]:
 
 
 def _prompts(config: SpecFlags) -> dict[str, list[str]]:
-    """By kind, one more than are measured if there are so many; the last warms up. Raises StartupError."""
+    """Returns prompts by kind: the measured ones and, if there are enough, one more; the last warms up. Raises
+    StartupError."""
     built_in: dict[str, list[str]] = json.loads(_PROMPTS.read_text())
     chosen = {}
     for kind in dict.fromkeys(config.prompts.split(",")):
@@ -168,7 +170,7 @@ def _prompts(config: SpecFlags) -> dict[str, list[str]]:
 def _measure(
     config: SpecConfig, method: Method, prompts: dict[str, list[str]]
 ) -> dict[str, tuple[list[Record], Drafts]]:
-    """Of a server of its own, by kind. Raises StartupError."""
+    """Measures a separate server, by kind of prompt. Raises StartupError."""
     serve = config.part(ServeConfig, port=0, grpc_port=0, **method.flags())
     with closing(OwnStack(replace(serve, log_level="warning"))) as stack:
         stack.await_ready()
@@ -191,7 +193,7 @@ async def _send(bench: BenchConfig, prompts: dict[str, list[str]]) -> dict[str, 
         for kind, texts in prompts.items():
             await load.must_answer(connection, bench, model, texts[-1], bench.output_len)
             before = await drafts.read(connection)
-            # A seed, so that the same tokens are drawn with every proposer.
+            # The seed makes every proposer draw the same tokens.
             bodies = [body(bench, model, text, bench.output_len) | {"seed": i} for i, text in enumerate(texts[:-1])]
             records = await load.run(bench, bodies)
             measured[kind] = records, (await drafts.read(connection)).since(before)
@@ -219,7 +221,7 @@ def table(kinds: Sequence[str], wanted: Sequence[Method], measured: dict[tuple[s
 
 
 def _write(config: SpecConfig, wanted: Sequence[Method], measured: dict[tuple[str, Method], Measured]) -> None:
-    """A curve for each method and kind of prompts, over the number of drafts; the baseline's is level."""
+    """Writes a curve for each method and kind of prompts over the number of drafts; that of the baseline is flat."""
     command = shlex.join(["pagewire", "bench", "spec", *flags.to_argv(config)])
     points: dict[str, list[curves.Point]] = {}
     for (kind, method), one in measured.items():

@@ -1,4 +1,4 @@
-"""The flags of `pagewire bench spec`: how to measure, and everything that `pagewire serve` takes."""
+"""The flags of `pagewire bench spec`: how to measure, and all flags of `pagewire serve`."""
 
 from dataclasses import dataclass
 
@@ -9,28 +9,28 @@ from pagewire.config.speculation import MOST_TOKENS
 
 @dataclass(frozen=True, kw_only=True)
 class SpecFlags:
-    """The flags that say how to measure."""
+    """The flags for the measurement."""
 
     methods: str = flag(
         "ngram",
-        "what to compare with no drafts at all, with commas between: ngram, suffix, mtp, self:q4, or a draft"
+        "what to compare with no drafts, separated by commas: ngram, suffix, mtp, self:q4, or a draft"
         " model, as for --spec-model",
         group="bench",
     )
     draft_tokens: tuple[int, ...] = flag(
         (5,),
-        "maximum number of tokens to draft at once, each with every method (default: 5)",
+        "maximum numbers of tokens to draft at once, each tried with every method (default: 5)",
         group="bench",
         valid=Range(minimum=1, maximum=MOST_TOKENS),
     )
     also_fixed: bool = flag(
         False,
-        "measure each method also with as many drafts as it may make in every step, beside as many as pay",
+        "also measure each method with its maximum number of drafts in every step, in addition to as many as pay off",
         group="bench",
     )
     prompts: str = flag(
         "code,quotes,chat",
-        "kinds of prompts, with commas between: code = edits of a file, quotes = summaries with quotes of a text, chat;"
+        "kinds of prompts, separated by commas: code = edits of a file, quotes = summaries with quotes of a text, chat;"
         ' or a file of JSON lines {"prompt": "..."}',
         group="bench",
     )
@@ -47,7 +47,7 @@ class SpecFlags:
     ignore_eos: bool = flag(False, "generate the full length, whether or not the model ends", group="bench")
     json_out: str = flag(
         "spec.json",
-        "file of curves for `pagewire bench plot`; those already in it are kept unless they are taken again",
+        "file of curves for `pagewire bench plot`; those already in it are kept unless they are measured again",
         group="bench",
     )
 

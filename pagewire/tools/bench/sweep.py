@@ -1,4 +1,4 @@
-"""`pagewire bench sweep`: throughput and latency against concurrency, time to first token against prompt length."""
+"""`pagewire bench sweep`: throughput and latency by concurrency, time to first token by prompt length."""
 
 import logging
 import random
@@ -17,7 +17,7 @@ from pagewire.tools.bench.config import BenchConfig, ServerFlags, SweepConfig
 from pagewire.tools.bench.growth import Growth, Load, loads
 from pagewire.tools.bench.request import body
 
-# The words of a token are counted in a prompt of this length, or of the longest if that is shorter.
+# The words per token are measured with a prompt of this length, or of the longest one if that is shorter.
 _COUNTED_LEN = 512
 _FIGURES = ("output_tok_per_s", "req_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 
@@ -28,9 +28,9 @@ def main(argv: Sequence[str]) -> int:
         SweepConfig,
         argv,
         prog="pagewire bench sweep",
-        description="Measures how a server that speaks the OpenAI API behaves as load grows: output tokens per second,"
+        description="Measures a server that speaks the OpenAI API under growing load: output tokens per second,"
         " time to first token (TTFT) and per output token after it (TPOT) against requests in flight; TTFT against"
-        " prompt length. Every prompt is a new one. `pagewire bench plot` draws the curves.",
+        " prompt length. Every prompt is new. `pagewire bench plot` draws the curves.",
         flags_only=True,
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
@@ -58,7 +58,7 @@ async def _sweep(config: SweepConfig) -> int:
 
 
 async def _measure(config: SweepConfig, model: str, one: Load, texts: Sequence[str]) -> dict[str, Any]:
-    """As `pagewire bench serve` sums it up."""
+    """Returns the summary of one load, as in `pagewire bench serve`."""
     server = {field.name: getattr(config, field.name) for field in fields(ServerFlags)}
     serve = BenchConfig(**server, concurrency=one.concurrency, output_len=one.output_len)
     before = load.cpu_seconds()

@@ -1,5 +1,5 @@
-"""`pagewire doctor`: what on this machine, in the flags, or in a running stack keeps Pagewire from serving well.
+"""`pagewire doctor`: finds what keeps Pagewire from serving well: on this machine, in the flags, or in a running stack.
 
-Everything is read, nothing is changed. A check is a function that yields findings (`finding.py`); what it reads of the
-machine it reads through `host.Host`.
+It only reads, and changes nothing. A check is a function that yields findings (`finding.py`); it reads facts about the
+machine through `host.Host`.
 """

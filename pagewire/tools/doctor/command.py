@@ -22,25 +22,25 @@ from pagewire.tools.doctor.topology import check_topology
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(config.ServeConfig):
-    """The flags that `pagewire serve` would have, and what to examine."""
+    """The flags of `pagewire serve`, and what to examine."""
 
     url: str | None = flag(
         None, "examine the running stack behind this gateway, too, such as http://127.0.0.1:8000", group="doctor"
     )
-    seconds: float = flag(5.0, "how long to watch that stack", group="doctor", valid=Range(above=0, maximum=3600))
+    seconds: float = flag(5.0, "seconds to watch that stack", group="doctor", valid=Range(above=0, maximum=3600))
     json: bool = flag(False, "print JSON", group="doctor")
-    verbose: bool = flag(False, "show what is in order, too", group="doctor")
+    verbose: bool = flag(False, "also show checks without a problem", group="doctor")
     strict: bool = flag(False, "exit with 1 for warnings, too", group="doctor")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 0 if nothing keeps this machine from serving; 1: a problem was found (with --strict: or a warning)."""
+    """Returns 0, or 1 if a problem was found (with --strict: or a warning)."""
     settings = flags.parse(
         DoctorConfig,
         argv,
         prog="pagewire doctor",
-        description="Says what on this machine, in the flags, or in a running stack keeps MODEL from being served well,"
-        " what follows from it, and what to do. Takes the flags of `pagewire serve`. Only reads. Ends with 1 if there"
+        description="Finds what keeps MODEL from being served well: on this machine, in the flags, in a running stack,"
+        " with its effects and remedies. Takes the flags of `pagewire serve`. Only reads. Exits with 1 if there"
         " is a problem.",
         positional="model",
         without=config.SET_BY_STACK,
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine(settings: DoctorConfig, host: Host) -> dict[str, list[Finding]]:
-    """Findings by area."""
+    """Returns the findings by area."""
     model = local_model(settings)
     areas = {
         "processor": check_processor(host, settings),

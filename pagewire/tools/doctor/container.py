@@ -6,7 +6,7 @@ from pagewire.tools.doctor.finding import Finding, Findings, ok, problem, warnin
 from pagewire.tools.doctor.host import Host
 
 _MUCH_THROTTLING = 0.01
-_ENOUGH_TASKS = 1000  # threads of a stack: some hundred, and those that compute
+_ENOUGH_TASKS = 1000  # a stack has some hundred threads, and those that compute
 
 
 def check_container(host: Host) -> Findings:
@@ -35,16 +35,17 @@ def _throttled(host: Host) -> Finding:
 
 
 def _killed(host: Host) -> Finding:
-    """By the kernel, since the group was made; https://docs.kernel.org/admin-guide/cgroup-v2.html, memory.events."""
+    """Checks for processes that the kernel killed since the group was created;
+    https://docs.kernel.org/admin-guide/cgroup-v2.html, memory.events."""
     groups = host.of_groups("memory", "memory.events") or host.of_groups("memory", "memory.oom_control")
     events = _counts(groups[0][0] if groups else None)
     killed = events.get("oom_kill", 0)
     if not killed:
-        return ok("out of memory", "no process was ended for it")
+        return ok("out of memory", "no process was killed")
     return warning(
         "out of memory",
-        f"{killed} processes of this container were ended for it",
-        "it took what its limit allows: an executor dies so, and its requests begin again elsewhere",
+        f"{killed} processes of this container were killed",
+        "the container reached its limit: this kills executors, and their requests start again elsewhere",
         "raise the container's memory limit, or lower --kv-cache-memory-bytes and --max-num-batched-tokens",
     )
 

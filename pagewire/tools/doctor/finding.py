@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 
 class Level(enum.IntEnum):
-    """The weight of a finding."""
+    """The severity of a finding."""
 
-    ABSENT = 0  # what would be checked is not here
+    ABSENT = 0  # not applicable
     OK = 1
     NOTE = 2  # worth knowing
     WARNING = 3  # costs speed, or may fail under load
-    PROBLEM = 4  # keeps it from serving, or from serving safely
+    PROBLEM = 4  # prevents serving, or safe serving
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One result. level: see above. check: a short name, the same for every outcome. found: what is so. meaning: what
-    follows from it. remedy: what to do, in commands or flags."""
+    """One result. check: a short name, the same for every outcome. found: the facts. meaning: their effects. remedy:
+    what to do, in commands or flags."""
 
     level: Level
     check: str

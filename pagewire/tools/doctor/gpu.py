@@ -33,7 +33,7 @@ _FIELDS = (
     "pcie.link.width.current",
     "pcie.link.width.max",
 )
-# Drivers before 535 call these by another name.
+# Drivers before 535 have other names for these.
 _OLDER = ("clocks_event_reasons", "clocks_throttle_reasons")
 # Least major version of the driver for a major version of CUDA:
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes, "CUDA Toolkit and Minimum Required Driver Version".
@@ -54,7 +54,7 @@ class Gpu:
         return self.values[field]
 
     def number(self, field: str) -> float | None:
-        """None where the driver says [N/A]."""
+        """Returns the number; None if the driver reports [N/A]."""
         try:
             return float(self.values[field])
         except ValueError:
@@ -68,13 +68,13 @@ def gpus(host: Host) -> list[Gpu]:
 
 
 def _query(host: Host, fields: Sequence[str]) -> str | None:
-    """nvidia-smi answers nothing at all if it does not know one of the fields."""
+    """Queries fields. nvidia-smi returns nothing at all if it does not know one of them."""
     return host.run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
 
 
 def node_of(host: Host, gpu: Gpu) -> int | None:
     """Returns the NUMA node of a GPU, found by its bus address: lspci lists data-center GPUs as "3D controller", not
-    VGA. None: not known, or there is one node."""
+    VGA. None if unknown, or with a single node."""
     domain, _, rest = gpu.text("pci.bus_id").lower().partition(":")
     node = host.number(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node")
     return None if node is None or node < 0 else node
@@ -98,9 +98,9 @@ def _none(host: Host, config: ServeConfig) -> Finding:
     if has_device or host.read("/proc/driver/nvidia/version"):
         return warning(
             "GPU",
-            "a driver is loaded, and nvidia-smi does not answer",
-            "the driver's programs are missing in this container, or the driver is of another version than its module",
-            "NVIDIA's container toolkit with --gpus all; or restart the machine after an update of the driver",
+            "a driver is loaded, but nvidia-smi fails",
+            "the driver's programs are missing in this container, or their version is not that of the driver's module",
+            "NVIDIA's container toolkit with --gpus all; or restart the machine if the driver was updated",
         )
     if config.device == "cuda":
         return problem(
@@ -120,7 +120,7 @@ def _driver(gpu: Gpu) -> Finding:
     if version is None:
         return warning(
             "driver",
-            f"{driver}, and the torch that is installed is not for CUDA",
+            f"{driver}, but the installed torch is not for CUDA",
             "the executor does not see the GPUs",
             "pip install torch==2.13.0 from PyTorch's index for CUDA (docs/gpu.md)",
         )
@@ -129,7 +129,7 @@ def _driver(gpu: Gpu) -> Finding:
         return ok("driver", f"{driver}, for torch with CUDA {version}")
     return problem(
         "driver",
-        f"{driver}, and torch is for CUDA {version}",
+        f"{driver}, but torch is for CUDA {version}",
         f"CUDA {version} needs a driver of version {needed} or later",
         "update the driver, or install a torch for an older CUDA",
     )
@@ -141,7 +141,7 @@ def _count(found: list[Gpu], config: ServeConfig) -> Finding:
         return ok("GPUs", f"{len(found)} visible, {needed} used")
     return problem(
         "GPUs",
-        f"{len(found)} visible, and the flags ask for {needed}",
+        f"{len(found)} visible, but the flags require {needed}",
         "executors end at start",
         "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size multiply: lower one",
     )
@@ -166,7 +166,7 @@ def _memory(gpu: Gpu) -> Finding:
     return note(
         "GPU memory",
         found,
-        "by a running stack, or by others: an executor has that much less for its KV cache",
+        "by a running stack or other programs: an executor has that much less for its KV cache",
         "nvidia-smi lists processes",
     )
 
@@ -186,7 +186,7 @@ def _persistence(gpu: Gpu) -> Finding:
     return note(
         "persistence",
         f"{gpu.name}: off",
-        "the driver unloads when the last process ends: an executor that starts again waits some seconds for it",
+        "the driver unloads when the last process ends: a restarted executor waits some seconds for it",
         "nvidia-smi -pm 1 (as root), or the nvidia-persistenced service",
     )
 
@@ -202,23 +202,24 @@ def _sharing(gpu: Gpu) -> Finding:
     return warning(
         "GPU sharing",
         f"{gpu.name}: compute mode {mode}",
-        "only one process may use it: an executor that replaces another cannot start before that one is gone",
+        "only one process may use it: an executor that replaces another cannot start before that one has ended",
         "nvidia-smi -c 0",
     )
 
 
 def _ecc(gpu: Gpu) -> Finding:
-    """Guides turn it off for bandwidth. On HBM it costs none; elsewhere some percent, and wrong tokens."""
+    """Checks ECC. Guides turn it off for bandwidth: on HBM this gains nothing, elsewhere a few percent, with wrong
+    tokens."""
     errors = gpu.number("ecc.errors.uncorrected.volatile.total") or 0
     if errors:
         return problem(
             "ECC",
-            f"{gpu.name}: {errors:g} errors that could not be corrected",
+            f"{gpu.name}: {errors:g} uncorrectable errors",
             "memory gives wrong values: processes are ended, or tokens are wrong",
-            "drain it, reset it, and have it replaced if that comes again",
+            "drain it, reset it, and have it replaced if errors recur",
         )
     mode = gpu.text("ecc.mode.current")
-    meaning = "bit errors stay unseen; what that wins is some percent on GDDR memory, and nothing on HBM"
+    meaning = "bit errors stay undetected; the gain is a few percent on GDDR memory, and nothing on HBM"
     if mode == "Disabled":
         return note("ECC", f"{gpu.name}: off", meaning, "nvidia-smi -e 1, then restart")
     return ok("ECC", f"{gpu.name}: {'on' if mode == 'Enabled' else mode}, no errors")
@@ -234,7 +235,7 @@ def _clocks(gpu: Gpu) -> Finding:
     return warning(
         "GPU clocks",
         f"{found}, {', '.join(slow)}",
-        "the GPU slows itself down, for heat or for power that it does not get",
+        "the GPU throttles because of heat or insufficient power",
         "cooling and power supply; nvidia-smi -q -d PERFORMANCE",
     )
 
@@ -246,8 +247,8 @@ def _power(gpu: Gpu) -> Finding:
     return note(
         "GPU power",
         f"{gpu.name}: limit {limit:g} W, by default {default:g} W",
-        "prompts are computed slower; tokens one by one wait for memory, and lose little",
-        f"nvidia-smi -pl {default:g}, if the lower limit is not meant",
+        "prompts are computed more slowly; decodes wait for memory, and lose little",
+        f"nvidia-smi -pl {default:g}, if the lower limit is not intended",
     )
 
 
@@ -259,7 +260,7 @@ def _bus(host: Host, gpu: Gpu) -> Finding:
         return warning(
             "PCIe",
             found,
-            "weights load slower, and so do sums over GPUs without NVLink",
+            "loading weights is slower, and so are sums over GPUs without NVLink",
             "the slot, the riser, or the board's lane settings",
         )
     return ok("PCIe", found)
@@ -268,7 +269,7 @@ def _bus(host: Host, gpu: Gpu) -> Finding:
 def _links(host: Host) -> Finding:
     text = host.run("nvidia-smi", "topo", "-m")
     if text is None:
-        return absent("links", "nvidia-smi topo -m does not answer")
+        return absent("links", "nvidia-smi topo -m fails")
     rows = [line.split() for line in text.splitlines() if re.match(r"GPU\d+\s", line)]
     links = {cell for row in rows for cell in row[1 : 1 + len(rows)] if cell != "X"}
     if links and all(link.startswith("NV") for link in links):
@@ -276,6 +277,6 @@ def _links(host: Host) -> Finding:
     return note(
         "links",
         f"between GPUs: {', '.join(sorted(links)) or 'none'}",
-        "without NVLink, the two sums of each layer go over PCIe: more than two ranks may cost more than they win",
+        "without NVLink, the two sums of each layer go over PCIe: more than two ranks may cost more than they gain",
         "--pipeline-parallel-size, or a replica per GPU (--data-parallel-size) if the model fits into one",
     )

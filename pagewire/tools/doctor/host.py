@@ -13,14 +13,14 @@ _TIMEOUT_S = 20.0
 
 
 class Host:
-    """A machine. root: where /proc and /sys lie, which is elsewhere for the record of another machine."""
+    """A machine. root: the parent of /proc and /sys; another directory for the record of another machine."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self._said: dict[tuple[str, ...], str | None] = {}
 
     def read(self, path: str) -> str | None:
-        """The file's text without blanks around it; None if it is not there or not ours to read."""
+        """Returns the file's text without surrounding blanks; None if it is missing or not readable."""
         try:
             return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
         except OSError:
@@ -34,7 +34,7 @@ class Host:
             return None
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths from the root, sorted."""
+        """Returns sorted paths relative to the root."""
         return sorted(f"/{path.relative_to(self.root)}" for path in self.root.glob(pattern.lstrip("/")))
 
     def real(self, path: str) -> str:
@@ -57,18 +57,19 @@ class Host:
         return done.stdout if done.returncode == 0 else None
 
     def usable_cpus(self) -> set[int]:
-        """Numbers of the processors that a process started from here may run on."""
+        """The processors on which a process that is started from here may run."""
         return set(os.sched_getaffinity(0))
 
     def nodes(self) -> dict[int, tuple[int, ...]]:
-        """Processors of each NUMA node that has some."""
+        """The processors of each NUMA node that has some."""
         return binding.nodes(self.root / binding.NODES.relative_to("/"))
 
     def cpu_quota(self) -> float | None:
         return cgroup.cpu_quota()
 
     def of_groups(self, controller: str, *files: str) -> list[tuple[str, ...]]:
-        """These files of this process's control group and of those above, the innermost first, where all are."""
+        """Returns the contents of these files for this process's control group and those above, innermost first, if all
+        files exist."""
         mount, own = self.root / "sys/fs/cgroup", self.root / "proc/self/cgroup"
         found = []
         for place in dict.fromkeys([*cgroup.groups(controller, mount, own), mount, mount / controller]):
@@ -83,7 +84,7 @@ class Host:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def size_of(self, mount: str) -> int | None:
-        """Bytes of the file system there."""
+        """Returns the bytes of the file system at a mount point."""
         try:
             status = os.statvfs(self.root / mount.lstrip("/"))
         except OSError:

@@ -1,4 +1,4 @@
-"""A running stack, by its metrics: what two scrapes some seconds apart say, with what to do about it."""
+"""Checks a running stack by its metrics: two scrapes some seconds apart, with remedies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagewire.errors import StartupError
 from pagewire.tools.doctor.finding import Finding, Findings, note, ok, problem, warning
 
 _TIMEOUT_S = 10.0
-_MANY_PREEMPTIONS = 0.1  # per second, as the usual alert has it
+_MANY_PREEMPTIONS = 0.1  # per second, as in the usual alert
 _FULL_CACHE, _FEW_HITS, _FEW_QUERIES = 0.9, 0.05, 10_000
 _LATE, _LONG_WAIT_S, _MUCH_WAIT = 0.2, 1.0, 2.0  # one step in twelve is late by design: pacing.py
 _BUSY_POOL, _POOL_WAIT_S = 0.9, 0.01
@@ -23,7 +23,7 @@ _BUSY_POOL, _POOL_WAIT_S = 0.9, 0.01
 
 @dataclass(frozen=True)
 class Sample:
-    """Values of one scrape, summed over labels, and the largest of each."""
+    """The values of one scrape: sums over labels, and the largest values."""
 
     at: float  # seconds
     values: Mapping[str, float]
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Change:
-    """The time from one scrape to the next; first may be the start of all counters."""
+    """The change from one scrape to the next; the first may be the start of all counters."""
 
     first: Sample
     last: Sample
@@ -51,11 +51,11 @@ class Change:
         return self.grown(name) / self.seconds
 
     def share(self, part: str, whole: str) -> float:
-        """Returns the ratio of two counters since the stack began; 0 if the second is 0."""
+        """Returns the ratio of two counters since the stack started; 0 if the second is 0."""
         return self.last.of(part) / self.last.of(whole) if self.last.of(whole) else 0.0
 
     def mean(self, histogram: str) -> float:
-        """Returns the mean of a histogram over this time; 0 if nothing was counted."""
+        """Returns the mean of a histogram over this time; 0 without observations."""
         count = self.grown(f"{histogram}_count")
         return self.grown(f"{histogram}_sum") / count if count else 0.0
 
@@ -73,30 +73,30 @@ def parse(text: str, at: float) -> Sample:
 
 
 def scrape(url: str, api_key: str | None) -> Sample:
-    """Raises StartupError if nothing answers as a gateway does."""
+    """Scrapes the metrics. Raises StartupError if no gateway answers."""
     try:
         return parse(_get(f"{url}/metrics", api_key), time.monotonic())
     except ValueError as error:
-        raise StartupError(f"--url: {url}/metrics has no metrics; name the gateway's address") from error
+        raise StartupError(f"--url: {url}/metrics has no metrics; give the gateway's address") from error
 
 
 def _get(url: str, api_key: str | None) -> str:
     try:
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
         if request.type not in ("http", "https"):
-            raise StartupError(f"--url: {url} is no address of a gateway; give it as http://127.0.0.1:8000")
+            raise StartupError(f"--url: {url} is not the address of a gateway; give it like http://127.0.0.1:8000")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             text: str = response.read().decode()
             return text
     except urllib.error.HTTPError as error:
-        remedy = "; give --api-key, of an admin" if error.code in (401, 403) else ""
+        remedy = "; give the --api-key of an admin" if error.code in (401, 403) else ""
         if error.code == 404:
-            remedy = "; name the gateway's REST address without a path (of --admin-port, if it has one)"
+            remedy = "; give the gateway's REST address without a path (of --admin-port, if it has one)"
         raise StartupError(f"--url: {url} answered {error.code} {error.reason}{remedy}") from error
     except (ValueError, http.client.InvalidURL) as error:
-        raise StartupError(f"--url: {url}: {error}; give an address as http://127.0.0.1:8000") from error
+        raise StartupError(f"--url: {url}: {error}; give an address like http://127.0.0.1:8000") from error
     except http.client.HTTPException as error:
-        raise StartupError(f"--url: {url} does not speak HTTP; name the gateway's REST address") from error
+        raise StartupError(f"--url: {url} does not speak HTTP; give the gateway's REST address") from error
     except OSError as error:
         raise StartupError(
             f"--url: {url} does not answer ({getattr(error, 'reason', error)}); `pagewire ps` lists the stacks of this "
@@ -108,7 +108,7 @@ def check_stack(url: str, api_key: str | None, seconds: float, sleep: Callable[[
     """Returns the findings of the gateway at url, watched for `seconds`."""
     first = scrape(url, api_key)
     if not any(name.startswith("pagewire:") for name in first.values):
-        raise StartupError(f"--url: {url}/metrics has no metrics of Pagewire; name the gateway's address")
+        raise StartupError(f"--url: {url}/metrics has no metrics of Pagewire; give the gateway's address")
     sleep(seconds)
     change = Change(first, scrape(url, api_key))
     yield _services(_status(url, api_key))
@@ -123,7 +123,7 @@ def _status(url: str, api_key: str | None) -> Mapping[str, object]:
     except ValueError:
         status = None
     if not isinstance(status, dict):
-        raise StartupError(f"--url: {url}/v1/status tells no status; name the gateway's address")
+        raise StartupError(f"--url: {url}/v1/status has no status; give the gateway's address")
     return status
 
 
@@ -133,9 +133,7 @@ def _services(status: Mapping[str, object]) -> Finding:
     away = [one for one in services if one.get("state") != "serving"]
     if away:
         said = ", ".join(f"{one['service']} {one.get('address', '')} {one['state']}" for one in away)
-        return problem(
-            "services", said, "requests wait for it, or go to its peers", "its log says why, and GET /v1/status"
-        )
+        return problem("services", said, "requests wait for it, or go to its peers", "see its log, and GET /v1/status")
     return ok("services", f"{len(services)} serve")
 
 
@@ -147,7 +145,7 @@ def _preemptions(change: Change) -> Finding:
     return warning(
         "preemptions",
         found,
-        "blocks run out: requests are put back and computed again",
+        "blocks run out: requests are preempted and computed again",
         "more blocks: --kv-cache-memory-bytes, --gpu-memory-utilization, --kv-cache-dtype fp8, weights in 4 bits; or "
         "fewer requests: --max-num-seqs",
     )
@@ -160,8 +158,8 @@ def _cache_usage(change: Change) -> Finding:
     return warning(
         "KV cache",
         f"{usage:.0%} in use",
-        "the next long prompts wait, or others are put back for them",
-        "as for preemptions; --max-model-len bounds what one request can take",
+        "the next long prompts wait, or others are preempted for them",
+        "as for preemptions; --max-model-len limits the memory of one request",
     )
 
 
@@ -174,8 +172,8 @@ def _cache_hits(change: Change) -> Finding:
     return note(
         "prefix cache",
         found,
-        "prompts begin differently, or their beginnings are gone before they come again",
-        "put what changes (dates, names) behind the system prompt; more KV cache; --prefix-cache-sharing all if "
+        "prompts begin differently, or their beginnings are evicted before they recur",
+        "put variable text (dates, names) after the system prompt; more KV cache; --prefix-cache-sharing all if "
         "tenants share prompts; with several executors --placement cache_aware",
     )
 
@@ -189,7 +187,7 @@ def _queue(change: Change) -> Finding:
     return warning(
         "queue",
         found,
-        "more arrives than is served: times to the first token grow without end, or until requests are refused",
+        "more arrives than is served: times to the first token grow without limit, or until requests are refused",
         "more executors; --max-num-seqs if the KV cache has room; --max-queue-time to refuse early",
     )
 
@@ -203,8 +201,8 @@ def _starving(change: Change) -> Finding:
     return warning(
         "waiting",
         found,
-        "they spend more time in the queue than in steps",
-        "--max-num-seqs, more executors; --max-running-per-tenant where one tenant takes all of them",
+        "requests spend more time in the queue than in steps",
+        "--max-num-seqs, more executors; --max-running-per-tenant if one tenant takes all rows",
     )
 
 
@@ -232,7 +230,7 @@ def _tokenizers(change: Change) -> Finding:
         "tokenizer pool",
         found,
         "prompts wait before they reach the scheduler",
-        "--tokenizer-pool-size up to the cores that are free, or another tokenizer service",
+        "--tokenizer-pool-size up to the number of free cores, or another tokenizer service",
     )
 
 
@@ -244,8 +242,8 @@ def _refused(change: Change) -> Finding:
     return warning(
         "refused",
         f"{now:.0f} in {change.seconds:.0f} s",
-        "clients have to come back later",
-        "pagewire:requests_refused_total says why, by reason; more executors, or --max-waiting-requests",
+        "clients have to retry later",
+        "pagewire:requests_refused_total has the reasons; more executors, or --max-waiting-requests",
     )
 
 
@@ -255,8 +253,8 @@ def _recoveries(change: Change) -> Finding:
         return ok("recoveries", "none: no service has died")
     return note(
         "recoveries",
-        f"{total:.0f} times requests went on after a service had died",
-        "nothing was lost, but a service dies",
+        f"{total:.0f} times requests continued after a service had died",
+        "no request was lost, but a service dies",
         "the logs name the service and the cause",
     )
 

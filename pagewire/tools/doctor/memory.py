@@ -1,4 +1,4 @@
-"""Memory and what the kernel does with it."""
+"""Memory, and how the kernel manages it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def _swap(fields: dict[str, int]) -> Finding:
     return warning(
         "swap",
         f"{size(used)} used",
-        "memory was short: weights or KV blocks that were written out are read back from disk in mid step",
+        "memory was short: weights or KV blocks that were swapped out are read back during a step",
         "find the largest process (ps aux --sort=-rss), or lower --kv-cache-memory-bytes; then swapoff -a && swapon -a",
     )
 
 
 def _transparent_huge_pages(host: Host) -> Finding:
-    """Guides for databases say never; a KV cache is read in long runs and gains (docs of `kv_cache.zeros`)."""
+    """Checks transparent huge pages. Guides for databases turn them off; a KV cache is read in long runs and gains
+    (docs of `kv_cache.zeros`)."""
     text = host.read("/sys/kernel/mm/transparent_hugepage/enabled")
     if text is None:
         return absent("huge pages", "the kernel has no transparent huge pages")
@@ -53,7 +54,7 @@ def _transparent_huge_pages(host: Host) -> Finding:
     return warning(
         "huge pages",
         f"transparent: {text}",
-        "the KV cache of a CPU asks for them; without, attention is up to 9 % slower. Advice to turn them off is meant "
+        "the KV cache of a CPU requests them; without, attention is up to 9 % slower. Advice to turn them off is meant "
         "for stores of small records",
         "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
     )
@@ -63,29 +64,29 @@ def _reserved_huge_pages(fields: dict[str, int]) -> Finding:
     num_free = fields.get("HugePages_Free", 0)
     num_bytes = num_free * fields.get("Hugepagesize", 0)
     if not num_bytes:
-        return ok("reserved huge pages", "none lie idle")
+        return ok("reserved huge pages", "none are idle")
     return note(
         "reserved huge pages",
         f"{num_free} lie idle, {size(num_bytes)}",
-        "no process can use this memory; Pagewire uses transparent huge pages and none of these",
+        "no process can use this memory; Pagewire only uses transparent huge pages",
         "unless another program needs them: sysctl vm.nr_hugepages=0",
     )
 
 
 def _overcommit(host: Host) -> Finding:
     if host.number("/proc/sys/vm/overcommit_memory") != 2:
-        return ok("overcommit", "address space may be more than memory")
+        return ok("overcommit", "address space may exceed memory")
     return problem(
         "overcommit",
         "vm.overcommit_memory is 2",
-        "the KV cache of a CPU takes address space at once and memory as it fills: here all of it counts from the "
+        "the KV cache of a CPU reserves address space at once, but memory as it fills: here all of it counts from the "
         "start, and forks fail",
         "sysctl vm.overcommit_memory=0",
     )
 
 
 def _maps(host: Host) -> Finding:
-    """Guides ask for 262144; a stack's executor has some hundred maps."""
+    """Checks the limit of maps. Guides recommend 262144; an executor has some hundred maps."""
     count = host.number("/proc/sys/vm/max_map_count")
     if count is None or count >= _FEWEST_MAPS:
         return ok("map count", "unknown" if count is None else f"{count} maps of memory for a process, enough")
@@ -98,7 +99,7 @@ def _maps(host: Host) -> Finding:
 
 
 def _shared_memory(host: Host, config: ServeConfig) -> Finding:
-    """Ranks on CPU exchange rows through memory files of their own (memfd), not through /dev/shm; NCCL does."""
+    """Checks /dev/shm. Ranks on CPUs exchange rows through their own memory files (memfd); NCCL uses /dev/shm."""
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     shared = host.size_of("/dev/shm")
     if ranks == 1 or config.device == "cpu" or shared is None:

@@ -1,4 +1,4 @@
-"""The model against the memory there is, by the executor's own arithmetic."""
+"""Compares the model with the available memory, by the executor's own arithmetic."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pagewire.services.executor.loading.footprint import Footprint
     from pagewire.services.executor.step.limits import Limits
 
-# Of a GPU, for what is neither weights nor cache: activations, graphs, libraries. Measured at start; here a guess.
+# The memory of a GPU for activations, graphs and libraries: an executor measures it at its start, here it is a guess.
 _GPU_OVERHEAD = 0.06
 _LENGTHS = (1024, 4096, 16384, 65536)
 
 
 def local_model(config: ServeConfig) -> Path | None:
-    """Returns the model's files, if they are on this machine; nothing is downloaded. Raises ModelNotFoundError for no
-    model's name."""
+    """Returns the model's files if they are on this machine, without a download. Raises ModelNotFoundError for an
+    invalid name."""
     if config.model in WHEEL_MODELS:
         from pagewire.files.models import cache_directory
 
@@ -42,7 +42,7 @@ def local_model(config: ServeConfig) -> Path | None:
         found = try_to_load_from_cache(
             config.model, "config.json", cache_dir=config.download_dir, revision=config.revision
         )
-    except ValueError:  # the Hub gives no such id
+    except ValueError:  # not a valid id of the Hub
         return None
     return Path(found).parent if isinstance(found, str) else None
 
@@ -68,10 +68,10 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
     try:
         own = footprint(config, path)
     except StartupError as error:
-        yield problem("model", str(error), "the executor ends at start", "as it says")
+        yield problem("model", str(error), "the executor ends at start", "see the message")
         return
     if own is None:
-        yield note("model", f"{config.model} runs in transformers' code", "what it takes is known when it is loaded")
+        yield note("model", f"{config.model} runs in transformers' code", "its memory is known once it is loaded")
         return
     seen = gpus(host) if config.device != "cpu" else []
     rows = config.max_num_seqs or (256 if seen else 128)
@@ -107,7 +107,7 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
 
 
 def _contexts(own: Footprint, limits: Limits, cache: int) -> Iterator[Finding]:
-    """How long, and how many."""
+    """Yields findings about the length and the number of requests."""
     per_token = max(1, own.cache_bytes(1 << 16, limits) >> 16)
     of_one = own.cache_bytes(limits.max_model_len, limits)
     num_tokens = cache // per_token
@@ -127,7 +127,7 @@ def _contexts(own: Footprint, limits: Limits, cache: int) -> Iterator[Finding]:
 
 
 def _alternatives(config: ExecutorConfig, path: Path, weight_bytes: int) -> Iterator[Finding]:
-    """The same in other precisions, where the checkpoint allows it."""
+    """Yields the sizes in other precisions that the checkpoint allows."""
     from pagewire.services.executor.loading.footprint import footprint
 
     texts = []
@@ -136,4 +136,4 @@ def _alternatives(config: ExecutorConfig, path: Path, weight_bytes: int) -> Iter
         if other is not None and abs(other.weight_bytes - weight_bytes) > weight_bytes // 50:
             texts.append(f"{size(other.weight_bytes)} with --quantization none --dtype {dtype}")
     if texts:
-        yield ok("precision", f"{size(weight_bytes)} as asked for; {'; '.join(texts)}")
+        yield ok("precision", f"{size(weight_bytes)} as configured; {'; '.join(texts)}")

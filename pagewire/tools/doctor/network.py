@@ -16,7 +16,7 @@ _BUFFER_BETWEEN_NODES = 16 << 20
 
 
 def check_network(host: Host, config: ServeConfig, *, is_running: bool = False) -> Findings:
-    """Checks the network. is_running: the stack is there already, and has its ports."""
+    """Checks the network. is_running: whether the stack already runs and has its ports."""
     yield _descriptors(host)
     yield _backlog(host)
     yield _buffers(host, config)
@@ -34,7 +34,7 @@ def _descriptors(host: Host) -> Finding:
     return warning(
         "descriptors",
         f"{limit} for a process",
-        "each client takes one: more connections than that are not accepted",
+        "each client takes one: further connections are not accepted",
         f"ulimit -n {_ENOUGH_DESCRIPTORS * 4}, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
     )
 
@@ -46,17 +46,18 @@ def _backlog(host: Host) -> Finding:
     return note(
         "backlog",
         f"{backlog} connections may wait to be accepted",
-        "of a burst of more, clients' systems try again after a second",
+        "in a larger burst, clients' systems retry after a second",
         "sysctl net.core.somaxconn=4096",
     )
 
 
 def _buffers(host: Host, config: ServeConfig) -> Finding:
-    """Guides ask for 128 MiB. Tokens are small messages; only ranks on several nodes send much at once."""
+    """Checks socket buffers. Guides recommend 128 MiB, but only ranks on several nodes send large messages; tokens are
+    small."""
     sizes = [host.number(f"/proc/sys/net/core/{name}") for name in ("rmem_max", "wmem_max")]
     least = min((size for size in sizes if size is not None), default=None)
     if least is None:
-        return absent("socket buffers", "the kernel does not say (a container)")
+        return absent("socket buffers", "the kernel does not report them (a container)")
     needed = _BUFFER_BETWEEN_NODES if config.distributed_executor_backend == "ray" else _DEFAULT_BUFFER
     if least >= needed:
         return ok("socket buffers", f"up to {least >> 10} KiB, enough: tokens are small messages")
@@ -69,13 +70,13 @@ def _buffers(host: Host, config: ServeConfig) -> Finding:
 
 
 def _fabric(host: Host) -> Finding:
-    """What ranks on several nodes talk over. NCCL says what it has chosen with NCCL_DEBUG=INFO: NET/Socket is TCP,
-    NET/IB/.../GDRDMA is a card that reads the GPU's memory itself."""
+    """Checks the network between nodes. With NCCL_DEBUG=INFO, NCCL logs its choice: NET/Socket is TCP,
+    NET/IB/.../GDRDMA a card that reads the GPU's memory directly."""
     states = [host.read(path) or "" for path in host.glob("/sys/class/infiniband/*/ports/*/state")]
     if not states:
         return note(
             "fabric",
-            "no card for InfiniBand or RoCE here",
+            "no card for InfiniBand or RoCE",
             "ranks on other nodes are reached by TCP: sums over all of them in each layer wait for it",
             "--tensor-parallel-size within a node, --pipeline-parallel-size over nodes",
         )
@@ -94,8 +95,8 @@ def _fabric(host: Host) -> Finding:
     return note(
         "fabric",
         f"{found}; the module nvidia_peermem is not loaded",
-        "unless the driver exports GPU memory itself (dma-buf), data between GPUs of two nodes go by way of the host",
-        "modprobe nvidia_peermem; NCCL_DEBUG=INFO then says GDRDMA",
+        "unless the driver exports GPU memory itself (dma-buf), data between GPUs of two nodes passes through the host",
+        "modprobe nvidia_peermem; NCCL_DEBUG=INFO then logs GDRDMA",
     )
 
 
@@ -112,8 +113,8 @@ def _port(check: str, host: str, port: int) -> Finding:
             return note(
                 check,
                 f"{port} is in use",
-                "by a running stack, perhaps (pagewire ps); another cannot be started on it",
-                "--port, --grpc-port; or give --url to examine the one that runs",
+                "perhaps by a running stack (pagewire ps); another cannot start on it",
+                "--port, --grpc-port; or --url to examine the running stack",
             )
         return problem(
             check,
@@ -134,5 +135,5 @@ def _exposure(config: ServeConfig) -> Finding:
         "exposure",
         f"listens on {config.host} with {missing}",
         "every client that reaches this machine may use the model" if not has_key else "keys can be read on the way",
-        "--api-key-file FILE (pagewire keys add), --ssl-certfile; or a proxy that has both",
+        "--api-key-file FILE (pagewire keys add), --ssl-certfile; or a proxy with both",
     )

@@ -1,4 +1,4 @@
-"""Processors: how many, which, and what slows them down."""
+"""Processors: their number and kind, and what slows them down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagewire.process.binding import cpu_set, cpu_text
 from pagewire.tools.doctor.finding import Finding, Findings, absent, note, ok, warning
 from pagewire.tools.doctor.host import Host
 
-# What the CPU kernels are written for, best first: flag in /proc/cpuinfo, and what it is for.
+# The instructions that CPU kernels use, best first: flag in /proc/cpuinfo, and its purpose.
 _INSTRUCTIONS = (
     ("amx_bf16", "matrix products in tiles (AMX)"),
     ("avx512_bf16", "bfloat16 products in 512 bits"),
@@ -49,20 +49,20 @@ def _cores(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
         return note(
             "cores",
             found,
-            "a fraction of a core is given as time: threads are stopped in mid step until the next period",
+            "a fraction of a core is granted as time: threads are stopped within a step until the next period",
             "give the container whole cores, and pin it to them (cpuset)",
         )
     return ok("cores", found)
 
 
 def _siblings(host: Host, config: ServeConfig, usable: set[int]) -> Finding:
-    """Two hardware threads of a core."""
+    """Checks hardware threads that share a core."""
     lists = host.glob("/sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list")
     cores = {text for path in lists if (text := host.read(path)) and set(cpu_set(text)) & usable}
     if not cores:
-        return absent("hyper-threads", "the kernel does not say which processors share a core")
+        return absent("hyper-threads", "the kernel does not report which processors share a core")
     if len(cores) >= len(usable):
-        return ok("hyper-threads", "each processor is a core of its own")
+        return ok("hyper-threads", "each processor is a separate core")
     threads = config.num_threads or len(usable)
     found = f"{len(usable)} processors are {len(cores)} cores; {threads} threads compute"
     if threads <= len(cores):
@@ -96,18 +96,18 @@ def _governor(host: Host) -> Finding:
     paths = host.glob("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
     governors = {text for path in paths if (text := host.read(path))}
     if not governors:
-        return absent("governor", "the clock is not this system's to set (a virtual machine, or the firmware's)")
+        return absent("governor", "this system does not control the clock (a virtual machine, or the firmware does)")
     driver = host.read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_driver") or ""
     preference = host.read("/sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference") or ""
     found = f"{', '.join(sorted(governors))} ({driver or 'unknown driver'}{', ' + preference if preference else ''})"
-    # In their active mode these two choose clocks themselves: "powersave" is what others call "schedutil" there.
+    # In active mode, these two choose clocks themselves: their "powersave" is the "schedutil" of others.
     by_itself = driver in ("intel_pstate", "amd-pstate-epp")
     if governors <= {"performance"} or (by_itself and preference in ("performance", "balance_performance")):
         return ok("governor", found)
     return warning(
         "governor",
         found,
-        "the clock rises only after work has come: short steps run at a low one",
+        "the clock rises only after work has arrived: short steps run at a low clock",
         "cpupower frequency-set -g performance",
     )
 
@@ -120,7 +120,7 @@ def _irqbalance(host: Host) -> Finding:
         "irqbalance",
         "running, which is right for most machines",
         "it may move interrupts to cores that compute; without it, all may end on core 0",
-        "where executors are bound to cores: keep those from it by IRQBALANCE_BANNED_CPULIST, rather than stop it",
+        "if executors are bound to cores: exclude these by IRQBALANCE_BANNED_CPULIST, rather than stop it",
     )
 
 
@@ -135,12 +135,12 @@ def _load(host: Host, num_cores: int) -> Finding:
         "load",
         f"{load:g} processes want to run, on {num_cores} cores",
         "unless these are Pagewire's own, steps share cores with others and become late",
-        "stop them, or bind Pagewire to cores that they do not have (--cpu-bind)",
+        "stop them, or bind Pagewire to other cores (--cpu-bind)",
     )
 
 
 def _stolen(host: Host) -> Finding:
-    """By other virtual machines, since the start; fields of /proc/stat as in proc(5)."""
+    """Checks the time that other virtual machines took since the start; fields of /proc/stat as in proc(5)."""
     line = next((line for line in (host.read("/proc/stat") or "").splitlines() if line.startswith("cpu ")), "")
     times = [int(word) for word in line.split()[1:9]]
     if len(times) < 8 or not sum(times):
@@ -151,6 +151,6 @@ def _stolen(host: Host) -> Finding:
     return warning(
         "stolen time",
         f"{share:.1%} since the machine started",
-        "the hypervisor gave this machine's cores to others: steps are late for no reason that can be seen here",
+        "the hypervisor gave this machine's cores to others: steps are late without a visible reason on this machine",
         "an instance type with dedicated cores",
     )

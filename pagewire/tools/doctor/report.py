@@ -1,4 +1,4 @@
-"""Reports of the doctor, for people and for programs."""
+"""The doctor's reports, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {
 
 
 def text(areas: Mapping[str, Sequence[Finding]], *, verbose: bool) -> str:
-    """Formats findings for people. verbose: checks without a problem have a line, too."""
+    """Formats findings as text. verbose: includes checks without a problem."""
     lines = []
     for area, findings in areas.items():
         shown = [finding for finding in findings if verbose or finding.level > Level.OK]

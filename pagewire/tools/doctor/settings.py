@@ -1,4 +1,4 @@
-"""Flags that contradict each other, or what they are for."""
+"""Flags that contradict each other, or their purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPARE_MEMORY = 0.95
 def check_settings(host: Host, config: ServeConfig) -> Findings:
     findings = list(_refused(host, config))
     findings += [finding for check in _CHECKS if (finding := check(config)) is not None]
-    yield from findings or [ok("flags", "none contradicts another")]
+    yield from findings or [ok("flags", "no contradictions")]
 
 
 def _refused(host: Host, config: ServeConfig) -> Findings:
@@ -39,8 +39,8 @@ def _whole_prompts(config: ServeConfig) -> Finding | None:
     return note(
         "flags",
         "--no-enable-chunked-prefill",
-        "a prompt is computed in one step, for which all others wait; one longer than a step's tokens is refused",
-        "leave it out; --target-itl-ms bounds how long others wait",
+        "a prompt is computed in one step, and all others wait for it; one longer than a step's tokens is refused",
+        "leave it out; --target-itl-ms limits how long others wait",
     )
 
 
@@ -61,7 +61,7 @@ def _eager(config: ServeConfig) -> Finding | None:
     return warning(
         "flags",
         "--enforce-eager",
-        "every step launches its kernels one by one: at few requests most of the time is launching",
+        "every step launches its kernels one by one: with few requests, most of the time is spent on launches",
         "leave it out; --max-cudagraph-capture-size and --max-cudagraph-prompt-tokens lower the memory of graphs",
     )
 
@@ -79,7 +79,7 @@ def _memory(config: ServeConfig) -> Finding | None:
     return warning(
         "flags",
         f"--gpu-memory-utilization {config.gpu_memory_utilization:g}",
-        "what other programs or the driver take later is missing then: steps fail for want of memory",
+        "memory that other programs or the driver take later is then missing, and steps fail",
         f"--gpu-memory-utilization {_SPARE_MEMORY:g} or less",
     )
 
@@ -102,7 +102,7 @@ def _tenants(config: ServeConfig) -> Finding | None:
     return warning(
         "flags",
         "--max-running-per-tenant without tenants",
-        "all requests are one tenant's: no more than so many run at once",
+        "all requests belong to one tenant: no more than this number run at once",
         "--api-key-file or --tenant-header names the tenant of a request",
     )
 

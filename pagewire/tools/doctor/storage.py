@@ -1,4 +1,4 @@
-"""The disk that models are read from."""
+"""The disk with the models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _space(model: Path | None) -> Finding:
 
 
 def _file_system(host: Host, model: Path) -> Finding:
-    """Of the longest mount point above it; fields as in proc(5)."""
+    """Checks the file system: that of the longest mount point above the model; fields as in proc(5)."""
     path, best, kind = str(model), "", "unknown"
     for line in (host.read("/proc/mounts") or "").splitlines():
         words = line.split()
@@ -70,7 +70,7 @@ def _file_system(host: Host, model: Path) -> Finding:
 
 
 def _scheduler(host: Host, model: Path) -> Finding:
-    """`none` is blk-mq's name for what guides call noop."""
+    """Checks the I/O scheduler. `none` is blk-mq's name for noop in guides."""
     number = model.stat().st_dev
     device = host.real(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     text = None
@@ -78,14 +78,14 @@ def _scheduler(host: Host, model: Path) -> Finding:
         text = host.read(device.removeprefix(str(host.root).rstrip("/")) + "/queue/scheduler")
         folder, device = device, device.rpartition("/")[0]
     if text is None:
-        return absent("I/O scheduler", "the disk is not this system's")
+        return absent("I/O scheduler", "this system does not control the disk")
     rotating = host.number(folder.removeprefix(str(host.root).rstrip("/")) + "/queue/rotational")
     chosen = next((word.strip("[]") for word in text.split() if word.startswith("[")), text)
-    if rotating and folder.rpartition("/")[2].startswith("sd"):  # virtual disks say so, too, and do not know
+    if rotating and folder.rpartition("/")[2].startswith("sd"):  # virtual disks report this without knowing it
         return note(
             "I/O scheduler",
             f"{chosen}, on a rotating disk",
-            "a rotating disk reads a model at some 150 MB/s",
+            "a rotating disk reads a model at about 150 MB/s",
             "an SSD for models",
         )
     if chosen in ("none", "mq-deadline", "kyber"):
@@ -93,13 +93,13 @@ def _scheduler(host: Host, model: Path) -> Finding:
     return note(
         "I/O scheduler",
         chosen,
-        "it orders requests for disks that seek, which costs time on others",
+        "it orders requests for rotating disks, which costs time on others",
         f"echo none > /sys/block/{folder.rpartition('/')[2]}/queue/scheduler",
     )
 
 
 def _speed(model: Path) -> Finding:
-    """Reads the largest file past the page cache (O_DIRECT), for a second at most."""
+    """Measures the rate of reading the largest file past the page cache (O_DIRECT), for at most a second."""
     files = weight_files(model)
     if not files:
         return absent("disk speed", "the model has no weights on disk")
@@ -114,17 +114,17 @@ def _speed(model: Path) -> Finding:
     return warning(
         "disk speed",
         found,
-        "so long a start takes, unless the files are in the page cache, and so long one executor less serves after it "
+        "a start takes this long unless the files are in the page cache, and so does replacing an executor that "
         "has died",
         "a faster disk; or keep the files in memory (pagewire pull --warm reads them once; vmtouch -l holds them)",
     )
 
 
 def _read_rate(path: Path) -> float:
-    """Bytes per second."""
+    """Returns bytes per second."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
-        with mmap.mmap(-1, _PIECE) as buffer:  # O_DIRECT wants aligned memory
+        with mmap.mmap(-1, _PIECE) as buffer:  # O_DIRECT requires aligned memory
             start, num_bytes = time.perf_counter(), 0
             while num_bytes < _READ_BYTES and time.perf_counter() - start < _READ_SECONDS:
                 got = os.preadv(descriptor, [buffer], num_bytes)

@@ -1,4 +1,4 @@
-"""Topology: where processors, memory and GPUs lie, and whether what computes together is bound together."""
+"""Topology: the locations of processors, memory and GPUs, and whether processes are bound accordingly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewire.tools.doctor.gpu import gpus, node_of
 from pagewire.tools.doctor.host import Host
 
 _SYS = "/sys/devices/system/cpu"
-# Turbo clocks of cores of one kind differ by some percent.
+# Turbo clocks of cores of one kind differ by a few percent.
 _ANOTHER_KIND = 0.8
 _MANY_CORES = 8
 
@@ -28,10 +28,10 @@ def check_topology(host: Host, config: ServeConfig) -> Findings:
     try:
         places = _places(host, config, usable)
     except StartupError:
-        yield absent("core binding", "the flags that ask for it are wrong (see there)")
+        yield absent("core binding", "its flags are wrong (see there)")
         return
     if places is None:
-        yield ok("core binding", f"none: what computes may run on all of {cpu_text(usable)}")
+        yield ok("core binding", f"none: executors may run on all of {cpu_text(usable)}")
         return
     yield _binding(host, places, usable)
     yield from _gpu_nodes(config, places, at_gpus)
@@ -73,18 +73,18 @@ def _numa_balancing(host: Host) -> Finding:
     return note(
         "NUMA balancing",
         "on, with several nodes",
-        "the kernel unmaps pages again and again to learn which node reads them, which costs page faults in steps",
+        "the kernel repeatedly unmaps pages to learn which node reads them, which costs page faults in steps",
         "--numa-bind auto, then: sysctl kernel.numa_balancing=0",
     )
 
 
 def _kinds(host: Host, config: ServeConfig, usable: Sequence[int]) -> Finding:
-    """Fast cores beside economical ones: by the kernel's own measure, else by their clocks."""
+    """Checks for fast and economical cores, by the kernel's own measure, else by their clocks."""
     speeds = _numbers(host, usable, "cpu_capacity") or _numbers(host, usable, "cpufreq/cpuinfo_max_freq")
     fastest = max(speeds.values(), default=0)
     slow = [cpu for cpu, speed in speeds.items() if speed < _ANOTHER_KIND * fastest]
     if not slow:
-        return ok("kinds of cores", "one" if speeds else "the kernel tells of none")
+        return ok("kinds of cores", "one" if speeds else "the kernel reports none")
     fast = [cpu for cpu in usable if cpu not in slow]
     found = f"fast: {cpu_text(fast)}; slow: {cpu_text(slow)}"
     if config.cpu_bind not in (None, binding.AUTO) or config.device == "cuda":
@@ -98,7 +98,7 @@ def _kinds(host: Host, config: ServeConfig, usable: Sequence[int]) -> Finding:
 
 
 def _numbers(host: Host, cpus: Sequence[int], file: str) -> dict[int, int]:
-    """By processor; nothing unless all of them have one."""
+    """Returns numbers by processor; {} unless all processors have one."""
     found = {cpu: number for cpu in cpus if (number := host.number(f"{_SYS}/cpu{cpu}/{file}")) is not None}
     return found if len(found) == len(cpus) else {}
 
@@ -130,14 +130,14 @@ def _binding(host: Host, places: Places, usable: Sequence[int]) -> Finding:
         return note(
             "core binding",
             found,
-            "gateway, tokenizer and scheduler run where executors compute, and steps wait for them",
+            "gateway, tokenizer and scheduler share processors with executors, and steps wait for them",
             "--cpu-bind auto, or one processor in eight that is not in --cpu-bind",
         )
     return ok("core binding", found)
 
 
 def _whole_cores(host: Host, cpus: Sequence[int]) -> set[int]:
-    """With the other hardware threads of their cores."""
+    """Returns the processors, with the other hardware threads of their cores."""
     lists = (host.read(f"{_SYS}/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus)
     return {sibling for text in lists for sibling in cpu_set(text)}
 
@@ -147,7 +147,7 @@ def _text(place: Place) -> str:
 
 
 def _gpu_nodes(config: ServeConfig, places: Places, at_gpus: Sequence[int | None]) -> Findings:
-    """Executors have GPUs in their order, each as many as it has ranks."""
+    """Checks the nodes of GPUs. Executors get GPUs in order, one for each rank."""
     each = config.tensor_parallel_size * config.pipeline_parallel_size
     wrong: dict[int, tuple[int, int]] = {}
     for index, place in enumerate(places.executors):
@@ -168,7 +168,7 @@ def _gpu_nodes(config: ServeConfig, places: Places, at_gpus: Sequence[int | None
 
 
 def _wanted(config: ServeConfig, at_gpus: Sequence[int | None], count: int) -> str:
-    """The node of each executor's first GPU; auto, if one of them is unknown."""
+    """Returns the node of each executor's first GPU; auto if one is unknown."""
     firsts = at_gpus[:: config.tensor_parallel_size * config.pipeline_parallel_size][:count]
     return "auto" if None in firsts else ",".join(map(str, firsts))
 

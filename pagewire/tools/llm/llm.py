@@ -34,22 +34,21 @@ from pagewire.wire.rpc import RpcError
 Result = TypeVar("Result")
 Params = SamplingParams | Sequence[SamplingParams] | None
 
-# What only this program reaches needs no TLS.
+# The flags of the stack, without TLS, which a stack for only this program does not need.
 _FIELDS = {f.name: f for f in dataclasses.fields(ServeConfig) if f.name not in (*SET_BY_STACK, *WITHOUT_TLS)}
 
 
 class LLM:
     """A model for batch work: `with LLM("model") as llm: llm.generate(["Paging is"])`.
 
-    Starts the stack (without REST) as processes of its own, which end with close(), with the `with` block, with the
-    interpreter, or with its death; `address` names a running stack instead ("host:port" of its gRPC, with "grpcs://"
-    in front for TLS). Calls block; they may come from notebooks, from several threads, and from where an event loop
-    runs. Answers have the order of the prompts.
+    Starts the stack (without REST) as separate processes, which end with close(), with the `with` block, or with the
+    interpreter, even if it is killed; `address` names a running stack instead ("host:port" of its gRPC, with the prefix
+    "grpcs://" for TLS). Calls block; they work in notebooks, in several threads, and inside a running event loop.
+    Answers have the order of the prompts.
 
     serve: the flags of `pagewire serve` (max_model_len=4096, kv_cache_memory_bytes="4GiB").
-    max_concurrency: prompts that are in flight at once; the others wait here, and a generator of prompts is read as
-    there is room. progress: a line on standard error, or a new one
-    now and then where that is no terminal; None = only if it is one.
+    max_concurrency: prompts in flight; the others wait here, and a generator of prompts is read when there is room.
+    progress: a line on standard error, or occasional lines if that is no terminal; None: only on a terminal.
 
     Raises StartupError if the stack cannot be started or reached, TypeError for a flag that does not exist.
     """
@@ -64,7 +63,7 @@ class LLM:
         **serve: Any,
     ) -> None:
         if address is not None and serve:
-            raise TypeError(f"{', '.join(serve)}: for a stack of its own, which address= does not start")
+            raise TypeError(f"{', '.join(serve)}: only for a new stack, which address= does not start")
         self._window = max_concurrency
         self._progress = progress
         self._stack = None if address is not None else OwnStack(_config(model, serve), _echo, with_rest=False)
@@ -90,7 +89,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Ends the stack, if it is this object's own. Safe to call twice."""
+        """Ends the stack, if this object started it. Safe to call twice."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
             if self._client is not None:
@@ -109,10 +108,10 @@ class LLM:
         return_errors: bool = False,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Completes texts, or lists of token ids. sampling_params: for all, or one for each prompt.
+        """Completes texts, or lists of token ids. sampling_params: one for all prompts, or one for each.
 
         return_errors: a prompt that fails has an `error` and no outputs; otherwise the first one is raised, as
-        PromptError, once all are done. options: of `Client.generate`, for instance cache_salt.
+        PromptError, once all are done. options: those of `Client.generate`, for instance cache_salt.
         """
         return self._outputs(
             [prompts] if isinstance(prompts, str) else prompts, sampling_params, return_errors, options
@@ -126,14 +125,14 @@ class LLM:
         return_errors: bool = False,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answers conversations, or one: lists of {"role": ..., "content": ...}. options: tools, reasoning,
-        chat_template_kwargs and what else `ChatOptions` has; the rest as in generate()."""
+        """Answers one or more conversations: lists of {"role": ..., "content": ...}. options: tools, reasoning,
+        chat_template_kwargs and other fields of `ChatOptions`; the rest is as in generate()."""
         if isinstance(conversations, Sequence) and conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]  # type: ignore[list-item]
         return self._outputs(conversations, sampling_params, return_errors, options)  # type: ignore[arg-type]
 
     def embed(self, texts: str | Iterable[str | Sequence[int]], **options: Any) -> list[EmbeddingRequestOutput]:
-        """`.outputs.embedding` of each text. options: of `Client.embed`."""
+        """Returns `.outputs.embedding` of each text. options: those of `Client.embed`."""
 
         async def ask(text: str | Sequence[int]) -> EmbeddingRequestOutput:
             [vector] = await self._connected().embed([text], **options)
@@ -144,7 +143,7 @@ class LLM:
     def classify(
         self, texts: str | Iterable[str | tuple[str, str]], **options: Any
     ) -> list[ClassificationRequestOutput]:
-        """`.outputs.probs` of each text or pair of texts. options: of `Client.classify`."""
+        """Returns `.outputs.probs` of each text or pair of texts. options: those of `Client.classify`."""
 
         async def ask(text: str | tuple[str, str]) -> ClassificationRequestOutput:
             [scores] = await self._connected().classify([text], **options)
@@ -155,9 +154,9 @@ class LLM:
     def score(
         self, query: str | Sequence[str], docs: str | Sequence[str], **options: Any
     ) -> list[ScoringRequestOutput]:
-        """`.outputs.score`: how well each document answers the query, or the query at the same place.
+        """Returns `.outputs.score`: how well each document answers the query, or the query at the same index.
 
-        options: of `Client.score`. Raises ValueError for lists of different lengths.
+        options: those of `Client.score`. Raises ValueError for lists of different lengths.
         """
         docs = [docs] if isinstance(docs, str) else docs
         queries = [query] * len(docs) if isinstance(query, str) else query
@@ -210,7 +209,7 @@ class LLM:
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """In the thread of the loop, wherever the caller runs. Ctrl-C ends the work."""
+        """Runs `work` on the loop's thread, from any thread. Ctrl-C ends it."""
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("this LLM is closed")
@@ -241,12 +240,13 @@ def _raising(answers: list[Answer | PromptError]) -> list[Answer]:
 
 
 def _length(items: Iterable[Any]) -> int:
-    """0 where it is not known."""
+    """Returns the length; 0 if it is unknown."""
     return len(items) if isinstance(items, Sized) else 0
 
 
 def _config(model: str, serve: Mapping[str, Any]) -> ServeConfig:
-    """Raises TypeError for a flag that does not exist, StartupError for one that has a bad value or is refused."""
+    """Returns the configuration. Raises TypeError for an unknown flag, StartupError for one that has a bad value or is
+    refused."""
     for name in serve:
         if name not in _FIELDS and not flags.is_of_vllm(name):
             match = flags.nearest(name, _FIELDS)

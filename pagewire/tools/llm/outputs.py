@@ -40,7 +40,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """All outputs of a request. error: why there are no outputs, where the caller wants to go on without them."""
+    """All outputs of a request. error: why there are no outputs, if the caller set return_errors."""
 
     prompt: object
     prompt_token_ids: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ class RequestOutput:
     error: "PromptError | None" = None
 
     def add(self, response: inference_pb2.GenerateResponse) -> None:
-        """More of one of the outputs."""
+        """Adds the next part of one of the outputs."""
         if response.prompt_token_ids:
             self.prompt_token_ids = list(response.prompt_token_ids)
         while len(self.outputs) <= response.index:
@@ -119,10 +119,11 @@ class ScoringRequestOutput:
 
 
 class PromptError(Exception):
-    """The prompt of this index could not be answered; `code` is the gRPC status, as INVALID_ARGUMENT."""
+    """Raised if the prompt with this index was not answered; `code` is the gRPC status, for instance
+    INVALID_ARGUMENT."""
 
     def __init__(self, index: int, code: str, message: str, item: object = None) -> None:
-        """item: what was asked."""
+        """item: the prompt."""
         super().__init__(f"prompt {index}: {message} ({code})")
         self.index = index
         self.code = code

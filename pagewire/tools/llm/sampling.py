@@ -1,4 +1,4 @@
-"""`pagewire.SamplingParams`: how the outputs of a prompt are chosen."""
+"""`pagewire.SamplingParams`: the choice of the outputs of a prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,10 +10,10 @@ from pagewire.wire.sampling_options import ParameterFields
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(ParameterFields):
-    """Names and meanings are vLLM's; docs/usage.md describes the parameters.
+    """Sampling parameters with vLLM's names and meanings; docs/usage.md describes them.
 
-    What is None has the default of the model's generation_config.json, else OpenAI's. max_tokens: 16 as in vLLM;
-    None = as many as fit. grammar: what the output must look like, `pagewire.v1.common_pb2.Grammar(regex=...)`.
+    None means the default of the model's generation_config.json, else OpenAI's. max_tokens: 16 as in vLLM; None: as
+    many as fit. grammar: the form of the output, `pagewire.v1.common_pb2.Grammar(regex=...)`.
     """
 
     n: int = 1
@@ -30,7 +30,7 @@ class SamplingParams(ParameterFields):
     grammar: Grammar | None = None
 
     def options(self) -> GenerateOptions:
-        """Returns the parameters as the client takes them."""
+        """Returns the parameters in the form that the client takes."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         given["stop"] = [self.stop] if isinstance(self.stop, str) else list(self.stop)
         return GenerateOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]

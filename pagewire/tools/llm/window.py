@@ -1,4 +1,4 @@
-"""Many requests at once, but no more than a window of them, with their answers in order."""
+"""A window of requests in flight, with answers in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,14 +13,14 @@ from pagewire.wire.rpc import RpcError
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-_BUSY_S = 0.5  # between two tries at a server that is full
-_GONE_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before each new try at one that has gone; a stack restarts what dies
+_BUSY_S = 0.5  # between attempts at a full server
+_GONE_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before each new attempt at an unreachable server; a stack restarts dead services
 
 
 async def ask_all(
     items: Iterable[Item], ask: Callable[[Item], Awaitable[Answer]], window: int, progress: ProgressLine
 ) -> list[Answer | PromptError]:
-    """Yields results in the order of the items. Items are taken from the iterable only as there is room for them."""
+    """Yields results in the order of the items. Takes items from the iterable only when there is room for them."""
     answers: dict[int, Answer | PromptError] = {}
     running: set[asyncio.Task[None]] = set()
 
@@ -48,7 +48,7 @@ async def ask_all(
 
 
 async def _persistent(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The answer, if need be after a while: the caller has received nothing of a request that failed."""
+    """Returns the answer, with retries if needed: the caller has received nothing from a failed request."""
     tries = iter(_GONE_S)
     while True:
         try:

@@ -24,7 +24,7 @@ _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
 
 
 async def chat(config: ChatConfig) -> int:
-    """Reads questions from the terminal, or one per line from a pipe, until the end. The exit code."""
+    """Answers questions from the terminal, or one per line from a pipe, until the end. Returns the exit code."""
     config = replace(config, address=grpc_address(config.address))
     async with connected(config) as client:
         try:
@@ -34,7 +34,7 @@ async def chat(config: ChatConfig) -> int:
 
 
 async def answer_once(config: ChatConfig, question: str) -> int:
-    """Prints the answer to one question. The exit code."""
+    """Prints the answer to one question. Returns the exit code."""
     async with connected(config) as client:
         try:
             answer = await _Chat(client, config, await _model(client, config)).answer(question)
@@ -44,7 +44,7 @@ async def answer_once(config: ChatConfig, question: str) -> int:
 
 
 async def _model(client: Client, config: ChatConfig) -> inference_pb2.Model:
-    """The one that is talked to. Raises StartupError for one that does not talk."""
+    """Returns the model of the chat. Raises StartupError for one that cannot chat."""
     models = await client.models()
     names = [model.id for model in models]
     if config.model and config.model not in names:
@@ -54,9 +54,9 @@ async def _model(client: Client, config: ChatConfig) -> inference_pb2.Model:
 
 @dataclass
 class _Answer:
-    """stopped: by Ctrl-C. is_cut: its tokens were used up before its end."""
+    """The state of an answer. stopped: by Ctrl-C. is_cut: its tokens ran out before its end."""
 
-    asked: float  # this and what follows: seconds of the monotonic clock
+    asked: float  # this and the following times: seconds of the monotonic clock
     first: float | None = None
     ended: float = 0.0
     text: str = ""
@@ -78,7 +78,7 @@ class _Answer:
             parts.append(f"{(self.num_tokens - 1) / seconds:.1f} tokens/s")
         parts.append(f"the first after {first - self.asked:.2f} s")
         if self.is_cut:
-            parts.append("cut off by max_tokens" if self.num_tokens == max_tokens else "the model takes no more")
+            parts.append("cut off by max_tokens" if self.num_tokens == max_tokens else "the model's length is reached")
         return ", ".join(parts)
 
 
@@ -94,7 +94,7 @@ class _Chat:
     async def run(self) -> int:
         if self._terminal:
             print(f"{self._model.id} at {self._config.address}. {_HINT}")
-        # Not asyncio's handler, which would only cancel us once input() returns.
+        # Not asyncio's handler, which would only cancel this task once input() returns.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with editing():
             while True:
@@ -105,7 +105,7 @@ class _Chat:
                     continue
                 if message is None or message in ("/exit", "/bye"):
                     if message is None and self._terminal:
-                        print()  # the shell's prompt begins a line of its own
+                        print()  # so that the shell's prompt begins a new line
                     return 0
                 if message.startswith("/"):
                     self._command(message)
@@ -127,7 +127,7 @@ class _Chat:
         except RpcError as error:
             if not self._terminal:
                 raise
-            # The conversation is as it was, and can go on or be kept.
+            # The conversation is unchanged, and can continue or be saved.
             print(self._explanation(error))
             return
         if self._terminal and answer.num_tokens:
@@ -135,7 +135,7 @@ class _Chat:
 
     def _explanation(self, error: RpcError) -> str:
         if error.code == grpc.StatusCode.UNAVAILABLE:
-            return f"{explain(error, self._config)}. Ask again once it is there; /save FILE keeps the conversation."
+            return f"{explain(error, self._config)}. Ask again once it is back; /save FILE keeps the conversation."
         return f"{error.message} ({error.code.name}). /clear forgets the conversation, /set shows the settings."
 
     async def _make_room(self, question: str) -> None:
@@ -144,12 +144,13 @@ class _Chat:
             print(
                 _dim(
                     f"The model takes {self._model.max_model_len} tokens: the oldest {self._conversation.first}"
-                    " messages are no longer sent. /clear begins anew."
+                    " messages are no longer sent. /clear starts over."
                 )
             )
 
     async def answer(self, question: str) -> _Answer:
-        """Prints it while it comes, until its end or Ctrl-C, and adds both to the conversation. Raises RpcError."""
+        """Prints an answer while it is generated, until its end or Ctrl-C, and adds question and answer to the
+        conversation. Raises RpcError."""
         answer = _Answer(time.monotonic())
 
         async def stream() -> None:

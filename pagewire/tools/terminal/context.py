@@ -1,17 +1,17 @@
-"""A conversation that grows longer than the model takes: the oldest turns make room."""
+"""Removes the oldest turns of a conversation that exceeds the model's length."""
 
 from pagewire.client import Client
 from pagewire.tools.terminal.conversation import Conversation
 from pagewire.v1.inference_pb2 import Model
 
-# What is kept free for an answer, unless max_tokens says less: one part in so many of what the model takes.
+# One part in _SHARE_OF_ANSWER of the model's length is kept free for an answer, unless max_tokens is less.
 _SHARE_OF_ANSWER = 4
 
 
 async def make_room(client: Client, model: Model, conversation: Conversation, question: str) -> int:
-    """Leaves out as many of the oldest turns as it takes for the question and an answer to fit; how many more that are.
+    """Leaves out the oldest turns until the question and an answer fit. Returns how many more were left out.
 
-    A question that does not fit by itself is left to the server to refuse. Raises RpcError.
+    The server refuses a question that is too long alone. Raises RpcError.
     """
     if not model.max_model_len or not conversation.turns:
         return 0
@@ -22,7 +22,7 @@ async def make_room(client: Client, model: Model, conversation: Conversation, qu
         if conversation.first == len(conversation.turns):
             break
         conversation.first += 1
-        # A conversation begins with what its user says.
+        # A conversation begins with a message of the user.
         while conversation.first < len(conversation.turns) and _role(conversation) != "user":
             conversation.first += 1
     if length >= model.max_model_len:

@@ -19,31 +19,31 @@ HELP = """\
 /system TEXT        instructions before the first message; without TEXT: none
 /set                the settings; /set NAME VALUE changes one, /set NAME is the default again
 /clear              forgets the conversation
-/save FILE          writes the conversation as JSON; /load FILE goes on with it
+/save FILE          writes the conversation as JSON; /load FILE continues it
 /exit               leaves, as Ctrl-D does
-Ctrl-C stops an answer. Alt-Enter begins a new line, as a \\ at the end of one does;
+Ctrl-C stops an answer. Alt-Enter begins a new line, as does a \\ at the end of one;
 \"\"\" begins and ends several lines."""
 
 # Sampling parameters that make sense in a chat: log probabilities are not shown, and an answer has to end.
 _SETTINGS = tuple(name for name in BY_NAME if name not in ("ignore_eos", "logprobs", "prompt_logprobs", "priority"))
-# Where neither the user nor the model says anything: at temperature 1 small models lose the thread, and without a
-# penalty they go round in circles.
+# Used if neither the user nor the model sets a temperature: at 1, small models lose coherence, and without a penalty
+# they repeat themselves.
 _READS_WELL = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 class CommandError(Exception):
-    """A command that cannot be done; the message says what to write."""
+    """Raised for a command that cannot be executed; the message states the remedy."""
 
 
 def chat_defaults(model: Model) -> dict[str, float]:
-    """Returns the default sampling of a chat: nothing where the model recommends a temperature."""
+    """Returns the default sampling of a chat: none if the model recommends a temperature."""
     return {} if model.default_sampling_params.HasField("temperature") else dict(_READS_WELL)
 
 
 @dataclass
 class Conversation:
-    """A chat. settings: sampling parameters that the user gave. defaults: of those that were not given. first: the
-    first of the turns that the model is still told; those before it do not fit any more."""
+    """A chat. settings: sampling parameters that the user set. defaults: values of the others. first: the index of the
+    first message that is still sent; earlier ones no longer fit."""
 
     system: str | None = None
     settings: dict[str, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """All of them."""
+        """All messages."""
         return [*self._opening, *self.turns]
 
     def asking(self, question: str) -> list[Message]:
@@ -69,11 +69,11 @@ class Conversation:
 
     @property
     def sampling_params(self) -> dict[str, Any]:
-        """Returns the sampling parameters. Where the user names a temperature, no default is added to it."""
+        """Returns the sampling parameters. If the user set a temperature, there are no defaults."""
         return self.settings if "temperature" in self.settings else {**self.defaults, **self.settings}
 
     def command(self, line: str) -> str:
-        """Does what a line that begins with / says; what to tell the user. Raises CommandError."""
+        """Executes a line that begins with /, and returns the text for the user. Raises CommandError."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         match name:
@@ -96,7 +96,7 @@ class Conversation:
 
     def _set(self, rest: str) -> str:
         name, _, value = rest.partition(" ")
-        if name == "system":  # Ollama's way to say it
+        if name == "system":  # Ollama's form
             self.system = value.strip() or None
             return ""
         if name:
@@ -125,7 +125,7 @@ class Conversation:
         except OSError as error:
             raise CommandError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise CommandError(f"{path} is no conversation that /save wrote") from error
+            raise CommandError(f"{path} is not a conversation that /save wrote") from error
         self.system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
         self.turns[:], self.first = turns, 0
         return f"{len(messages)} messages are loaded"

@@ -1,4 +1,4 @@
-"""Input at a terminal: lines with editing and history, and several lines as one message."""
+"""Input at a terminal: lines with editing and history, and messages of several lines."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ def history_file() -> Path:
 
 @contextlib.contextmanager
 def editing() -> Iterator[None]:
-    """Lets input() edit lines on a terminal and remember them for the next time."""
+    """Lets input() edit lines on a terminal, and stores them as history."""
     try:
         import readline
     except ImportError:
@@ -29,7 +29,7 @@ def editing() -> Iterator[None]:
         return
     # Alt-Enter puts a newline into the line, as Ctrl-V Ctrl-J does.
     readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')
-    # Python turns it off. What is pasted is one message then, whatever its lines.
+    # Python turns it off. With it, pasted text is one message, even with several lines.
     readline.parse_and_bind("set enable-bracketed-paste on")
     readline.set_history_length(_KEPT)
     with contextlib.suppress(OSError, RuntimeError):
@@ -45,16 +45,16 @@ def editing() -> Iterator[None]:
 
 
 def read_message(prompt: str) -> str | None:
-    """One message without the marks that join its lines; None at the end of the input.
+    """Returns one message without the marks that join its lines; None at the end of the input.
 
-    Blocks, and so does the event loop, which has nothing else to do meanwhile. Raises KeyboardInterrupt.
+    Blocks the event loop, which has no other work meanwhile. Raises KeyboardInterrupt.
     """
     more = "... " if prompt else ""
     try:
         line = _line(prompt)
     except EOFError:
         return None
-    # What follows is part of a message, which the end of the input ends, too.
+    # The following lines are part of a message, which the end of the input ends, too.
     with contextlib.suppress(EOFError):
         if line.lstrip().startswith(_QUOTES):
             line = line.lstrip().removeprefix(_QUOTES)

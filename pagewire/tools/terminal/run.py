@@ -1,4 +1,4 @@
-"""`pagewire run MODEL`: a conversation with a model, by a stack that serves it or one started for it."""
+"""`pagewire run MODEL`: a conversation with a model, on a running stack that serves it or on a new one."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from pagewire.tools.terminal.chat import answer_once, chat
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(SamplingFlags, ServeConfig):
-    """Every flag of the stack, and those of a chat."""
+    """All flags of the stack, and those of a chat."""
 
     prompt: str | None = flag(None, "answer this and end (default: a conversation)", group="generation")
     system: str | None = flag(None, "system message that opens the conversation", group="generation")
@@ -36,7 +36,7 @@ class RunConfig(SamplingFlags, ServeConfig):
 
 
 _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for f in dataclasses.fields(SamplingFlags)})
-# What ends with the conversation has no ports that anybody knows, and keeps nothing.
+# Flags of ports and storage: a stack that ends with the conversation needs neither.
 _NOT_OFFERED = (
     *SET_BY_STACK,
     *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key", "api_key_file"),
@@ -46,13 +46,13 @@ _NOT_OFFERED = (
 
 
 def main(argv: list[str]) -> int:
-    """The exit code. Raises StartupError."""
+    """Runs the command, and returns the exit code. Raises StartupError."""
     config = flags.parse(
         RunConfig,
         argv,
         prog="pagewire run",
-        description="A conversation with MODEL in the terminal, or the answer to PROMPT and what is piped in. A running"
-        " stack that serves MODEL answers, if no flags of the stack are given; otherwise one that is started for it and"
+        description="A conversation with MODEL in the terminal, or the answer to PROMPT and piped input. A running"
+        " stack that serves MODEL answers, if no flags of the stack are given; otherwise a new stack, which"
         " ends with it.",
         positional=("model", "prompt"),
         without=_NOT_OFFERED,
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def _question(prompt: str | None) -> str | None:
-    """PROMPT and the standard input, if it is a file or a pipe; None for a conversation."""
+    """Returns PROMPT with the standard input if that is a file or a pipe; None for a conversation."""
     mode = os.fstat(sys.stdin.fileno()).st_mode
     piped = valid_text(sys.stdin.read) if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
     texts = [text for text in (prompt, piped.strip()) if text]
@@ -76,7 +76,7 @@ def _question(prompt: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _stack(config: RunConfig) -> Iterator[str]:
-    """The address of a stack that serves the model. Raises StartupError."""
+    """Yields the address of a stack that serves the model. Raises StartupError."""
     if (running := _running(config)) is not None:
         yield running.reachable
         return
@@ -101,10 +101,10 @@ def _stack(config: RunConfig) -> Iterator[str]:
 
 
 def _running(config: RunConfig) -> RunningStack | None:
-    """One that serves the model, unless flags ask for something else."""
+    """Returns a running stack that serves the model, unless flags of the stack are given."""
     for field in dataclasses.fields(ServeConfig):
         if field.name not in _OWN_FLAGS and getattr(config, field.name) != field.default:
             return None
-    # A hub id is not looked up: that may take the network.
+    # A hub id is not looked up, which might need the network.
     files = None if is_of_hub(config.model) else resolve_model(config.model, accepted_license=config.accept_license)
     return stack_that_serves(config.model, files)

@@ -1,8 +1,8 @@
-"""`pagewire model verify MODEL`: whether the files of a model on this machine are what they should be.
+"""`pagewire model verify MODEL`: checks whether the files of a model on this machine are intact.
 
 Models from PyPI have a known SHA-256. In the Hub's cache files are named by the hashes of their contents: SHA-256 for
-large ones, Git's SHA-1 for small ones. For files of other origin only their form is checked: whether headers can be
-read, and whether files are as long and as many as they say.
+large ones, Git's SHA-1 for small ones. For other files, only the form is checked: readable headers, and the lengths and
+numbers of files that they state.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from pagewire.files.wheel_models import WHEEL_MODELS, WheelModel
 from pagewire.tools.terminal.table import print_table, size_text
 
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_MAX_HEADER = 100_000_000  # bytes, as safetensors has it
+_MAX_HEADER = 100_000_000  # bytes, the limit of safetensors
 _CHUNK = 1 << 20
-# Of which a folder with a model has one at least.
+# A folder with a model has at least one of these.
 _OF_MODELS = ("config.json", "*.safetensors*", "*.gguf")
 
 
@@ -45,7 +45,7 @@ class VerifyConfig:
 
 @dataclass(frozen=True)
 class Checked:
-    """A file. problem: what is wrong with it, or nothing. how: what it was compared with."""
+    """The result for a file. problem: the error, or "". how: the kind of check."""
 
     name: str
     size: int
@@ -54,7 +54,7 @@ class Checked:
 
 
 def main(argv: list[str]) -> int:
-    """The exit code: 0 intact, 1 damaged. Raises StartupError for a model that is not there."""
+    """Returns 0 if the files are intact, 1 if damaged. Raises StartupError for a missing model."""
     config = flags.parse(
         VerifyConfig,
         argv,
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         flags_only=True,
     )
     if not config.model:
-        raise StartupError("name the model to verify; `pagewire list` shows what is there")
+        raise StartupError("name the model to verify; `pagewire list` shows the models")
     path = _locate(config)
     files = checked(path, WHEEL_MODELS.get(config.model), quick=config.quick)
     print_table(
@@ -103,7 +103,7 @@ def _locate(config: VerifyConfig) -> Path:
         raise StartupError("hub ids need huggingface_hub: pip install 'pagewire[executor]'") from error
     cache = Path(config.download_dir or constants.HF_HUB_CACHE).expanduser()
     repository = cache / f"models--{config.model.replace('/', '--')}"
-    # Not by way of snapshot_download(), which calls a snapshot absent that lacks a file.
+    # Not by snapshot_download(), which reports a snapshot with a missing file as absent.
     reference = repository / "refs" / (config.revision or "main")
     commit = reference.read_text().strip() if reference.is_file() else config.revision
     if not commit or not (repository / "snapshots" / commit).is_dir():
@@ -112,7 +112,7 @@ def _locate(config: VerifyConfig) -> Path:
 
 
 def checked(path: Path, known: Any = None, *, quick: bool = False) -> list[Checked]:
-    """The files of a model, each with what is wrong with it. known: the entry of `WHEEL_MODELS`, if it is one."""
+    """Checks the files of a model. known: its entry in `WHEEL_MODELS`, if it has one."""
     if path.is_file():
         digest = (known.size, known.sha256) if isinstance(known, WheelModel) else None
         return [_check(path, path.name, digest, quick)]
@@ -141,7 +141,7 @@ def _check(path: Path, name: str, digest: tuple[int, str] | None, quick: bool) -
 
 
 def _compare(name: str, path: Path, digest: str) -> Checked:
-    """With the hash of its content: SHA-256 by its 64 digits, Git's SHA-1 by its 40."""
+    """Compares a file with the hash of its content: SHA-256 with 64 digits, Git's SHA-1 with 40."""
     size = path.stat().st_size
     if len(digest) == 64:
         how, hashed = "sha256", hashlib.sha256()
@@ -155,7 +155,7 @@ def _compare(name: str, path: Path, digest: str) -> Checked:
 
 
 def _form_of(path: Path, suffix: str) -> str:
-    """What is wrong with the file by its own header; nothing for files without one. Raises OSError."""
+    """Returns the error in a file by its own header; "" if there is none, or no header. Raises OSError."""
     try:
         if suffix == ".safetensors":
             safetensors_names(path)
@@ -163,13 +163,13 @@ def _form_of(path: Path, suffix: str) -> str:
             _read_gguf(path)
         elif suffix == ".json":
             json.loads(path.read_bytes())
-    except ValueError as error:  # of JSON, of UTF-8, and of the two below
+    except ValueError as error:  # from JSON, UTF-8, and the two functions below
         return str(error)
     return ""
 
 
 def safetensors_names(path: Path) -> set[str]:
-    """The tensors in the file, which has to be as long as its header says. Raises ValueError and OSError.
+    """Returns the tensors in the file, and checks its length against the header. Raises ValueError and OSError.
 
     Format: https://github.com/huggingface/safetensors#format
     """
@@ -186,12 +186,12 @@ def safetensors_names(path: Path) -> set[str]:
     except (AttributeError, KeyError, TypeError, IndexError):
         raise ValueError("its header names no tensors") from None
     if end != size:
-        raise ValueError(f"it has {size} bytes, its header says {end}")
+        raise ValueError(f"it has {size} bytes, but {end} by its header")
     return set(header)
 
 
 def _read_gguf(path: Path) -> None:
-    """Raises ValueError and OSError."""
+    """Checks a GGUF file. Raises ValueError and OSError."""
     if not path.stat().st_size:
         raise ValueError("it is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -202,7 +202,7 @@ def _read_gguf(path: Path) -> None:
 
 
 def _missing(path: Path) -> Iterator[Checked]:
-    """What there should be besides the files: shards of an index, weights, the rest of a download."""
+    """Yields findings about missing files: shards of an index, weights, the rest of a download."""
     for index in sorted(path.glob("*.safetensors.index.json")):
         try:
             places: dict[str, str] = dict(json.loads(index.read_bytes())["weight_map"].items())
@@ -218,16 +218,16 @@ def _missing(path: Path) -> Iterator[Checked]:
         yield Checked("*.safetensors", 0, "form", "there are no weights")
     blobs = path.parent.parent / "blobs"
     if path.parent.name == "snapshots" and any(blobs.glob("*.incomplete")):
-        yield Checked("*.incomplete", 0, "form", "a download was interrupted; `pagewire model pull` goes on with it")
+        yield Checked("*.incomplete", 0, "form", "a download was interrupted; `pagewire model pull` continues it")
 
 
 def _missing_in(shard: Path, names: set[str], index: str) -> Iterator[Checked]:
     if not shard.is_file():
-        yield Checked(shard.name, 0, "form", f"{index} names it, and it is not there")
+        yield Checked(shard.name, 0, "form", f"{index} names it, but it is missing")
         return
     try:
         lacking = sorted(names - safetensors_names(shard))
     except (ValueError, OSError):
         return  # a finding about the shard itself
     if lacking:
-        yield Checked(shard.name, 0, "form", f"{index} names {lacking[0]} in it, which it has not")
+        yield Checked(shard.name, 0, "form", f"{index} names {lacking[0]} in it, which is missing")

@@ -31,14 +31,14 @@ _SHOWN = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 0, also if nothing better was found."""
+    """Returns 0, even if nothing better was found."""
     settings = flags.parse(
         TuneConfig,
         argv,
         prog="pagewire tune",
-        description="Measures MODEL on this machine, tries flags that may help --goal one by one, in turns with what is"
-        " best so far, and writes those that do to a file for `pagewire serve --config`. Flags of `pagewire serve` that"
-        " are given stay as they are.",
+        description="Measures MODEL on this machine, tries flags that may help --goal one by one, in turns with the"
+        " best so far, and writes those that help to a file for `pagewire serve --config`. Given flags of `pagewire"
+        " serve` are not changed.",
         positional="model",
         without=_WITHOUT,
     )
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         found = search.run(may_help)
     except KeyboardInterrupt:
-        print("stopped: nothing is written, as what was taken was not compared with the flags as they are")
+        print("stopped: nothing is written, as the chosen flags were not compared with the given ones")
         raise
     print("\n".join(summary(found, settings)))
     if found.changes:
@@ -80,32 +80,32 @@ def main(argv: Sequence[str]) -> int:
 
 
 def summary(found: Found, settings: TuneConfig) -> list[str]:
-    lines = ["the time is over: not all was tried (--minutes)"] if found.is_out_of_time else []
+    lines = ["the time is over: some flags were not tried (--minutes)"] if found.is_out_of_time else []
     shown = [figures for figures in (found.before, found.after) if figures is not None]
     lines.append(f"{'':<34}" + "".join(f"{title:>10}" for title in (["before", "after"] if shown[1:] else ["now"])))
     for title, name in _SHOWN:
         lines.append(f"{title:<34}" + "".join(f"{getattr(figures, name):>10.1f}" for figures in shown))
     if settings.rounds == 1:
-        lines.append(f"one round tells no gain below {LEAST_OF_ONE:.0%} from chance: more --rounds do")
+        lines.append(f"one round does not distinguish a gain below {LEAST_OF_ONE:.0%} from chance: use more --rounds")
     if found.slo_broken:
-        lines.append(f"--slo is not kept, with or without what was tried: {found.slo_broken}")
+        lines.append(f"--slo is not met, with or without the tried flags: {found.slo_broken}")
     if found.changes:
         return [*lines, f"{settings.goal} is better by at least {found.gain:.0%} in each round: {settings.out}"]
     return [
         *lines,
-        "nothing that was tried beats the flags as they are in each round: keep them. "
+        "none of the tried flags is better in each round: keep the given ones. "
         "What else helps: weights in 4 bits (pagewire quantize), more devices; `pagewire doctor` looks at the machine",
     ]
 
 
 def _check_writable(path: Path) -> None:
-    """Before minutes of measuring. Raises StartupError."""
+    """Checks before minutes of measuring that the file can be written. Raises StartupError."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise StartupError(f"--out {path}: no file can be written there; name another")
+        raise StartupError(f"--out {path}: it cannot be written; name another file")
 
 
 def _check_time(requests: Sequence[trace.Request], settings: TuneConfig) -> None:
-    """Raises StartupError for a trace that would take longer than there is time."""
+    """Raises StartupError for a trace that takes longer than --minutes."""
     needed = trace.seconds(requests) * (1 + 4 * settings.rounds) / 60
     if needed > settings.minutes:
         raise StartupError(
@@ -115,7 +115,7 @@ def _check_time(requests: Sequence[trace.Request], settings: TuneConfig) -> None
 
 
 def _write(path: Path, found: Found, argv: Sequence[str], given: set[str], serve: config.ServeConfig) -> None:
-    """With what was given on the command line, so that the file is all of it but secrets."""
+    """Writes the found and the given flags, so that the file is the complete configuration except secrets."""
     values = {name: getattr(serve, name) for name in sorted(given)} | found.changes
     text = yaml.safe_dump({flags.flag_name(name).removeprefix("--"): values[name] for name in values}, sort_keys=False)
     try:

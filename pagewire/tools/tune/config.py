@@ -1,4 +1,4 @@
-"""The flags of `pagewire tune`: how to measure, and everything that `pagewire serve` takes."""
+"""The flags of `pagewire tune`: how to measure, and all flags of `pagewire serve`."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class TuneConfig(ServeConfig):
     goal: str = flag(
         "throughput",
         "what to improve: ttft = time to the first token, tpot = time per output token after it, throughput = output "
-        "tokens per second, memory = what all processes keep",
+        "tokens per second, memory = that of all processes",
         group="tune",
         choices=GOALS,
     )
@@ -29,11 +29,9 @@ class TuneConfig(ServeConfig):
     concurrency: int = flag(8, "requests in flight, of a trace without times", group="tune", valid=POSITIVE)
     slo: str | None = flag(
         None,
-        "what 99 of 100 requests must keep, as ttft=500ms,tpot=50ms; flags that break it are not taken",
+        "objective that 99 of 100 requests must meet, as ttft=500ms,tpot=50ms; flags that miss it are not used",
         group="tune",
     )
     minutes: float = flag(10.0, "time to spend", group="tune", valid=Range(above=0))
-    rounds: int = flag(
-        3, "how often flags and what they are compared with are measured, in turns", group="tune", valid=POSITIVE
-    )
+    rounds: int = flag(3, "how often flags and the best so far are measured, in turns", group="tune", valid=POSITIVE)
     out: str = flag("tuned.yaml", "file for `pagewire serve --config`", group="tune")

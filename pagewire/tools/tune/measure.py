@@ -1,4 +1,4 @@
-"""One measurement: a server with some flags, and what the trace sees of it."""
+"""One measurement: a server with some flags under the load of the trace."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from pagewire.tools.tune.trace import Request
 
 @dataclass(frozen=True)
 class Figures:
-    """Times in milliseconds, of requests that were answered. cached: share of prompt tokens that the prefix cache had.
-    waited: share of a request's time that it spent in the queue."""
+    """The figures of answered requests, with times in milliseconds. cached: share of prompt tokens in the prefix cache.
+    waited: share of a request's time in the queue."""
 
     ttft_ms: float
     ttft_p99_ms: float
@@ -38,15 +38,15 @@ class Figures:
     tokens_per_s: float
     resident_mib: float
     failed: int = 0
-    error: str = ""  # of the first that failed
-    prompt_tokens: float = 0.0  # of a request, on average
+    error: str = ""  # that of the first failed request
+    prompt_tokens: float = 0.0  # the average of a request
     cached: float = 0.0
     waited: float = 0.0
     preempted: int = 0
 
 
 def measure(config: ServeConfig, changes: Mapping[str, Any], requests: Sequence[Request], concurrency: int) -> Figures:
-    """Measures a server of its own. Raises StartupError if it cannot start with these flags."""
+    """Measures a new server. Raises StartupError if it cannot start with these flags."""
     serve = replace(config, **{**WITHOUT_TLS, "port": 0, "grpc_port": 0, "log_level": "warning", **changes})
     with closing(OwnStack(serve)) as stack:
         stack.await_ready()
@@ -54,7 +54,7 @@ def measure(config: ServeConfig, changes: Mapping[str, Any], requests: Sequence[
         try:
             return uvloop.run(_drive(bench, requests, concurrency, stack.pid))
         except (OSError, EOFError, HttpError) as error:
-            raise StartupError(f"the server that was measured went away: {error or type(error).__name__}") from error
+            raise StartupError(f"the measured server disappeared: {error or type(error).__name__}") from error
 
 
 async def _drive(bench: BenchConfig, requests: Sequence[Request], concurrency: int, pid: int) -> Figures:
@@ -120,12 +120,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _resident_mib(pid: int) -> float:
-    """Of a process and all below it, by /proc."""
+    """Returns the memory of a process and its descendants, by /proc."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         parents.setdefault(int(words[1]), []).append(int(path.parent.name))
     found, total = [pid], 0
@@ -140,7 +140,7 @@ def _resident_mib(pid: int) -> float:
 
 
 def median(measured: Sequence[Figures]) -> Figures:
-    """Returns the median of each quantity by itself."""
+    """Returns the medians of all quantities."""
     fields = dataclasses.fields(Figures)
     values = {f.name: sorted(getattr(one, f.name) for one in measured) for f in fields}
     return Figures(**{name: all_of[len(all_of) // 2] for name, all_of in values.items()})

@@ -1,4 +1,4 @@
-"""Tries flags one by one against the best so far, in turns, and keeps what helps."""
+"""Tries flags one by one against the best so far, in turns, and keeps those that help."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pagewire.errors import StartupError
 from pagewire.tools.tune.measure import Figures, median
 from pagewire.tools.tune.tree import Candidate
 
-# Least gain in each round; and of one round alone, which has nothing to tell it from chance.
+# The least gain in each round; and that of a single round, which cannot be distinguished from chance otherwise.
 LEAST_GAIN, LEAST_OF_ONE = 0.03, 0.2
-# What another goal may lose for this one.
+# The largest loss of another goal for this one.
 _MAY_LOSE = {"ttft": 0.8, "tpot": 0.8, "throughput": 0.0, "memory": 0.8}
 _SLO = re.compile(r"(ttft|tpot)=(\d+(?:\.\d+)?)(ms|s)")
 
 
 @dataclass(frozen=True)
 class Slo:
-    """Milliseconds that 99 of 100 requests keep."""
+    """The limits in milliseconds that 99 of 100 requests must meet."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -51,7 +51,7 @@ class Slo:
 
 
 def score(goal: str, figures: Figures) -> float:
-    """More is better."""
+    """Returns the score of a goal; more is better."""
     return {
         "ttft": 1e3 / max(1e-9, figures.ttft_ms),
         "tpot": 1e3 / max(1e-9, figures.tpot_ms),
@@ -61,8 +61,8 @@ def score(goal: str, figures: Figures) -> float:
 
 
 def is_gain(gains: Sequence[float]) -> bool:
-    """Returns whether a difference is more than chance. gains: of each round, rising. What they differ by is chance:
-    the least has to be more than half of that."""
+    """Returns whether a difference is more than chance. gains: those of all rounds, rising. Their spread is chance: the
+    least has to be more than half of it."""
     if len(gains) == 1:
         return gains[0] >= LEAST_OF_ONE
     return gains[0] >= max(LEAST_GAIN, (gains[-1] - gains[0]) / 2)
@@ -70,11 +70,11 @@ def is_gain(gains: Sequence[float]) -> bool:
 
 @dataclass
 class Trial:
-    """A candidate that was measured beside the best before it. refused: why it could not be. loses: what keeps it from
-    being taken, though it gains."""
+    """A candidate that was compared with the best before it. refused: why it could not be measured. loses: why it is
+    not used despite its gain."""
 
     candidate: Candidate
-    gains: tuple[float, ...] = (0.0,)  # of each round, rising; 0.1: a tenth better
+    gains: tuple[float, ...] = (0.0,)  # those of all rounds, rising; 0.1: a tenth better
     is_taken: bool = False
     refused: str = ""
     loses: str = ""
@@ -82,8 +82,8 @@ class Trial:
 
 @dataclass
 class Found:
-    """The result of a search. changes: of the best. before, after: of defaults and best, measured in turns at the
-    end."""
+    """The result of a search. changes: those of the best. before, after: figures without changes and with the best,
+    measured in turns at the end."""
 
     changes: dict[str, Any] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Found:
     after: Figures | None = None
     gain: float = 0.0
     is_out_of_time: bool = False
-    slo_broken: str = ""  # what the best does not keep
+    slo_broken: str = ""  # the objectives that the best misses
 
 
 Measure = Callable[[Mapping[str, Any]], Figures]
@@ -108,8 +108,8 @@ class Search:
     tell: Callable[[str], None] = lambda text: None
 
     def run(self, candidates_of: Callable[[Figures], Sequence[Candidate]]) -> Found:
-        """Searches for flags. candidates_of: what may help, given what is seen without changes. The flags found are
-        measured against none once more, so that chance, which had many tries, does not choose alone."""
+        """Searches for flags. candidates_of: returns candidates for the figures without changes. The result is compared
+        once more with no changes, because with many attempts, chance alone may produce a gain."""
         found, started = Found(), self.clock()
         seen = self.measure({})
         if seen.failed:
@@ -155,12 +155,12 @@ class Search:
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
     def _gains(self, before: Sequence[Figures], after: Sequence[Figures]) -> tuple[float, ...]:
-        """Of each round, rising. The smallest counts: what helps does so each time."""
+        """Returns the gains of all rounds, rising. The smallest counts: a flag must help each time."""
         pairs = zip(before, after, strict=True)
         return tuple(sorted(score(self.goal, b) / score(self.goal, a) - 1 for a, b in pairs))
 
     def _loses(self, before: Figures, after: Figures) -> str:
-        """What must not be lost for the goal, and is."""
+        """Returns the unacceptable loss; "" if there is none."""
         if after.failed > before.failed:
             return "requests fail"
         if self.slo.broken(after) and not self.slo.broken(before):
@@ -171,7 +171,7 @@ class Search:
 
 
 def _percent(gain: float) -> str:
-    return f"{round(gain, 2) + 0.0:+.0%}"  # and no -0%
+    return f"{round(gain, 2) + 0.0:+.0%}"  # avoids -0%
 
 
 def told(trial: Trial) -> str:

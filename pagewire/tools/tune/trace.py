@@ -1,4 +1,4 @@
-"""The requests that flags are measured with."""
+"""The requests for measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewire.errors import StartupError
 
 _NUM_REQUESTS, _MOST_TOKENS = 24, 64
 _EXPECTED = 'expected {"prompt": "...", "max_tokens": N, "at": SECONDS}'
-_HALF_PAIR = re.compile(r"[\ud800-\udfff]")  # of surrogates: no text
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")  # of surrogates, which are not text
 _WORDS = (Path(__file__).parents[1] / "bench" / "words.txt").read_text().split()
 
 
@@ -28,7 +28,7 @@ class Request:
 
 
 def read(path: str | None) -> list[Request]:
-    """Raises StartupError for a file that is none, or has fewer than two requests."""
+    """Reads a trace. Raises StartupError for an invalid file, or one with fewer than two requests."""
     if path is None:
         return _built_in()
     try:
@@ -36,12 +36,12 @@ def read(path: str | None) -> list[Request]:
     except OSError as error:
         raise StartupError(f"--trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise StartupError(f"--trace {path}: it is no text in UTF-8") from error
+        raise StartupError(f"--trace {path}: it is not text in UTF-8") from error
     requests = [_request(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if len(requests) < 2:
         raise StartupError(f"--trace {path}: at least two requests are needed, better some dozens")
     if len({request.at is None for request in requests}) > 1:
-        raise StartupError(f"--trace {path}: some requests have times (at) and some have none; give all or none")
+        raise StartupError(f"--trace {path}: some requests have times (at) and some do not; give all or none")
     return sorted(requests, key=lambda request: request.at or 0.0)
 
 
@@ -50,7 +50,7 @@ def _request(line: str, where: str) -> Request:
     try:
         row = json_object.loads(line)
     except (ValueError, RecursionError) as error:
-        raise StartupError(f"--trace {where}: no JSON: {error}; {_EXPECTED}") from error
+        raise StartupError(f"--trace {where}: not JSON: {error}; {_EXPECTED}") from error
     if not isinstance(row, dict):
         raise StartupError(f"--trace {where}: {_EXPECTED}")
     prompt, max_tokens, at = row.get("prompt"), row.get("max_tokens", _MOST_TOKENS), row.get("at")

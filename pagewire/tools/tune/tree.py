@@ -1,8 +1,8 @@
 """Candidates: flags that may help a goal, by the usual decision tree of tuning guides.
 
-The guides' branches: time to first token (long prompts, waiting), time per token (long outputs, others' prompts),
-throughput (rows, memory), memory. What costs exactness (an fp8 cache) is only tried where memory is the goal or runs
-out. Weights in 4 bits and more devices are not ours to try here: they need another checkpoint, another machine.
+The branches of the guides: time to first token (long prompts, waiting), time per token (long outputs, others' prompts),
+throughput (rows, memory), memory. Flags that cost exactness (an fp8 cache) are only tried if memory is the goal or runs
+out. Weights in 4 bits and more devices are not tried: they need another checkpoint or machine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _WAITING = 0.2
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate. flags: changed in the configuration. why: they may help."""
+    """A candidate. flags: changes of the configuration. why: the reason why they may help."""
 
     flags: Mapping[str, Any]
     why: str
 
 
 def candidates(goal: str, config: ServeConfig, seen: Figures, *, mean_output: float, cores: int) -> list[Candidate]:
-    """Returns candidates in the order in which they are worth trying. seen: with the configuration as it is."""
+    """Returns candidates, most promising first. seen: the figures without changes."""
     return list(_TREE[goal](config, seen, mean_output, cores))
 
 

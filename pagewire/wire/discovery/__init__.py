@@ -42,6 +42,6 @@ KINDS = tuple(_MAKERS)
 def discover(kind: str, flag: str, value: str) -> Discovery:
     """Returns a discovery of one of KINDS. Raises StartupError.
 
-    flag, value: of the addresses, separated by commas.
+    flag, value: those of the addresses, separated by commas.
     """
     return _MAKERS[kind](flag, split_addresses(flag, value))

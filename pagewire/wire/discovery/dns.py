@@ -1,7 +1,7 @@
 """Names that are resolved periodically; each address of a name is a service.
 
 DNS cannot express that there is no service at the moment: an answer without addresses looks like that of a server that
-has lost its data. So a name that does not resolve keeps its last addresses; services that are gone do not answer.
+has lost its data. So a name that does not resolve keeps its last addresses; removed services do not answer.
 """
 
 import asyncio

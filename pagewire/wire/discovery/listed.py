@@ -40,7 +40,7 @@ async def changes(
 ) -> AsyncIterator[list[Listed]]:
     """Yields the current list whenever it differs, while the sources run, which set `changed`.
 
-    current: returns None as long as nothing is known. Raises the errors of sources.
+    current: returns None while nothing is known. Raises the errors of sources.
     """
     tasks = [asyncio.create_task(source) for source in sources]
     for task in tasks:

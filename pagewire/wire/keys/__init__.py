@@ -1,7 +1,6 @@
 """API keys, their limits, and the key of the current request.
 
-Gateway, tokenizer and scheduler have the same door before what clients reach; what the services say to each other does
-not pass it.
+Gateway, tokenizer and scheduler have the same door for calls of clients; calls between services do not pass it.
 """
 
 from contextvars import ContextVar

@@ -52,7 +52,7 @@ class Door:
     def __init__(
         self, api_keys: Sequence[str] = (), key_file: str | None = None, check_interval: float = CHECK_INTERVAL_S
     ) -> None:
-        """Without keys and a file, no key is required. api_keys: of the operator, which may do everything.
+        """Without keys and a file, no key is required. api_keys: those of the operator, with all rights.
         check_interval: seconds between checks of the file.
 
         Raises StartupError for a file that cannot be read.

@@ -20,7 +20,7 @@ _WHOLE = ("requests_per_minute", "tokens_per_minute", "max_running")
 class Key:
     """An API key.
 
-    name: of the tenant, "" for --api-key. digest: SHA-256. weight: share of the tenant among others.
+    name: that of the tenant, "" for --api-key. digest: SHA-256. weight: share of the tenant among others.
     requests_per_minute, max_running: limits in each process that clients reach; 0: no limit. tokens_per_minute: of
     prompts and outputs together. admin: may change the service.
     """

@@ -6,8 +6,8 @@ import enum
 class ExecutorFailure(enum.StrEnum):
     """The names are part of the contract between the scheduler and its executors (`executor.proto`)."""
 
-    STEP_FAILED = "STEP_FAILED"  # the executor goes on, and takes a new stream
-    DEVICE_FAILED = "DEVICE_FAILED"  # it ends
+    STEP_FAILED = "STEP_FAILED"  # the executor continues, and accepts a new stream
+    DEVICE_FAILED = "DEVICE_FAILED"  # the executor ends
     NO_PROGRESS = "NO_PROGRESS"  # a step does not end; the executor does
-    MODEL_BROKEN = "MODEL_BROKEN"  # the model yields no numbers, whatever the prompt; it ends
-    SUPERSEDED = "SUPERSEDED"  # a new stream has the executor
+    MODEL_BROKEN = "MODEL_BROKEN"  # the model computes NaN for any prompt; the executor ends
+    SUPERSEDED = "SUPERSEDED"  # a new stream has taken over the executor

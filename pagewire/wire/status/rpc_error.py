@@ -33,10 +33,10 @@ class RpcError(Exception):
         retry_delay: float | None = None,
         reason: str = "",
     ) -> None:
-        """violations: (field, description) of all that is wrong with the request, if that is the cause.
+        """violations: (field, description) of each error in the request, if that is the cause.
 
-        retry_delay: seconds after which the same request will probably be taken; None: unknown. reason: a code of its
-        own for programs, in the ErrorInfo of the call."""
+        retry_delay: seconds after which the same request will probably be taken; None: unknown. reason: a specific code
+        for programs, in the ErrorInfo of the call."""
         message = _clipped(message)
         super().__init__(message)
         self.code = code

@@ -30,7 +30,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             call.cancel()
 
     async def ended(self, timeout: float) -> None:
-        """Waits at most `timeout` seconds for calls that end by themselves."""
+        """Waits at most `timeout` seconds for calls to finish."""
         if calls := self._calls - self._links:
             await asyncio.wait(calls, timeout=timeout)
 

@@ -1,9 +1,9 @@
 """Multiplexed streams: many requests of two services over one bidirectional gRPC stream.
 
-The client side is a `Link`, which reconnects for as long as it runs. A `ResubmittingLink` has a link to each of several
-peers, divides requests among them, and sends the requests of a broken stream again. The server side is a `Session`,
-which sends from an `Outbox`: unsent outputs of a request are merged, so that a slow reader delays only its own requests
-and never takes unbounded memory.
+The client side is a `Link`, which reconnects while it runs. A `ResubmittingLink` has a link to each of several peers,
+divides requests among them, and sends the requests of a broken stream again. The server side is a `Session`, which
+sends from an `Outbox`: unsent outputs of a request are merged, so that a slow reader delays only its own requests and
+never takes unbounded memory.
 """
 
 from pagewire.wire.streams.balancing import Affinity

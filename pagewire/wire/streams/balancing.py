@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _SLACK = 1.25
-# Each peer may have this many, whatever its share: they take no longer together than alone.
+# Each peer may have this many regardless of its share: together they take no longer than alone.
 _FREE = 8
 
 # The part of a peer's share that one beginning may use before it gets another peer.
 _OF_A_PEER = 0.5
-# Popularity averages over this many requests, and starts with some of no beginning.
+# Popularity averages over this many requests, and starts with some requests without a beginning.
 _REMEMBERED = 2048
 _UNKNOWN = 64
 

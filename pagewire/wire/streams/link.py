@@ -56,7 +56,7 @@ class LinkOwner(Protocol[Out, In]):
 
 
 class Link(Generic[Request, Response]):
-    """The client side of one multiplexed stream, which reconnects for as long as `run()` runs."""
+    """The client side of one multiplexed stream, which reconnects while `run()` runs."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ def _is_cancelled() -> bool:
 
 
 async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`, which runs in a task of its own.
+    """Returns the result of `work`, which runs in a separate task.
 
     While a call is being made, gRPC may swallow the cancellation of the task that waits for it. A task that waits for
     another task is always cancelled; the caller then cancels the call, which ends the other task.
@@ -181,6 +181,6 @@ async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the result is not needed any more
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the result is no longer needed
         raise
     return task.result()

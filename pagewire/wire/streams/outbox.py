@@ -59,7 +59,7 @@ class Outbox(Generic[K, V]):
         self._newer.pop(key, None)
 
     def close(self) -> None:
-        """Ends the outbox: take() returns what is left, then nothing."""
+        """Ends the outbox: take() returns the remaining outputs, then nothing."""
         self._closed = True
         self._wake.set()
 

@@ -73,7 +73,7 @@ class Peer(Generic[Out, In]):
         self.unsent: dict[int, Any] = {}  # requests that were not sent yet, by number
         self.aborts: list[int] = []
         self.num_requests = 0  # at this peer
-        self.num_calls = 0  # unary calls and streams beside them
+        self.num_calls = 0  # other unary calls and streams
         self.last_choice = 0  # for balancing
         self._owner = owner
         self._pings = pings

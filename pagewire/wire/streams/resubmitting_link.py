@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 # Most bytes of requests in one message; far below the limit of gRPC.
 MAX_SEND_BYTES = 16 * 1024 * 1024
-# Seconds after which a new stream counts as lasting. A service that dies again and again from the same requests lives
-# shorter, and these must not be sent forever.
+# Seconds after which a new stream counts as lasting. A service that repeatedly dies from the same requests has shorter
+# streams, and these requests must not be sent forever.
 SETTLED_S = 2 * MAX_BACKOFF_S
 # Seconds after which requests leave a peer that is not ready for one that is; it may become ready in a moment.
 UNREADY_S = 2.0
@@ -113,7 +113,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         return len(self._live)
 
     async def drained(self) -> None:
-        """Returns when no request is live."""
+        """Waits until no request is live."""
         await self._idle.wait()
 
     def choose(self, affinity: Affinity | None = None) -> Peer[Out, In] | None:

@@ -1,15 +1,15 @@
 """The forecast of a request's wait for its first token. One that would wait too long is refused at once, with a time to
 retry.
 
-The forecast goes through the requests ahead of it as an executor will, in a few pieces. A piece takes as many steps as
-its prompts fill, where those that decode leave them room (`prefill_budget.py`), or as many as it takes until there are
-places for it, rows and KV blocks: these become free as running requests end, by chance, as one in so many of their
-tokens is the last one of a request. A request with a place decodes from then on, and steps take longer.
+The forecast simulates an executor that serves the requests ahead in a few pieces. A piece takes the steps that its
+prompts fill next to the decodes (`prefill_budget.py`), or the steps until there are places (rows and KV blocks) for it,
+whichever are more. Running requests free places as they end: each of their tokens is the last one with the same
+probability. A request with a place decodes from then on, and steps take longer.
 
-How long steps take (`cost_model.py`), how long outputs are and how much of prompts is cached is learned from what was
-done; while it is not known, no request is refused. What this leaves out (short prompts overtake long ones; where blocks
-run out, some is computed twice) shows in waits that were longer than forecast, and the next forecasts are multiplied by
-as much. Several executors share what waits evenly. Pure: times are given."""
+The durations of steps (`cost_model.py`), the lengths of outputs and the cached share of prompts are learned from past
+requests; until they are known, no request is refused. The forecast leaves out that short prompts overtake long ones,
+and that some tokens are computed twice when blocks run out. Waits are then longer than forecast, and the next forecasts
+are multiplied by the ratio. Several executors share the waiting requests evenly. Pure: times are arguments."""
 
 import math
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.values.request import Request
 
-# A forecast that is worse than this is wrong for other reasons than those it leaves out.
+# The largest correction: beyond this factor, a forecast is wrong for reasons that a correction does not cover.
 _MAX_FACTOR = 3.0
-# Of what is learned per request, the part that the next one leaves.
+# The share of a learned sum that remains after the next request.
 _MEMORY = 0.98
-# Requests that are refused together get retry times one after the other, over at most so many seconds: clients give up,
-# or retry when they like, if they are asked to wait for more than a minute.
+# Requests that are refused together get staggered retry times, over at most this many seconds: clients that are asked
+# to wait for more than a minute give up, or retry when they like.
 _MAX_STAGGER = 60.0
 # The number of pieces into which the requests ahead of a new one are divided.
 _PIECES = 8
 # A client that retries at the given time should not be refused again because a forecast was a little short.
 _SURE = 0.6
-# Of more executors than this, those with the fewest requests are looked at: there it will run.
+# The number of executors on which a forecast is based: those with the fewest requests, where the request will run.
 _MOST_REPLICAS = 8
 
 
@@ -38,20 +38,20 @@ _MOST_REPLICAS = 8
 class Load:
     """The load that a new request finds, for each executor."""
 
-    replica: Replica  # of the executor with the best known steps
+    replica: Replica  # that of the executor with the most measured steps
     num_executors: int
-    num_decodes: float  # those that run and have their prompts computed
-    num_prefills: float  # those that run and have not
-    num_prefill_tokens: float  # of these, to be computed
-    num_output_tokens: float  # of those that run, so far
-    max_output_tokens: float  # of those that run, at most
+    num_decodes: float  # running requests with computed prompts
+    num_prefills: float  # running requests with prompts still being computed
+    num_prefill_tokens: float  # the uncomputed prompt tokens of these
+    num_output_tokens: float  # the output tokens of running requests so far
+    max_output_tokens: float  # the most output tokens that running requests may have
     num_open_rows: float
-    free_kv_tokens: float  # that blocks are free for
-    num_before: float  # those that wait and have their turn before it
-    num_tokens_before: float  # of these
-    num_short_prompts: float  # of those that run, and that wait and have a row
-    num_tokens: int  # its own, wherever it will run
-    is_long: bool  # its prompt, so that others may overtake it
+    free_kv_tokens: float  # tokens that fit into free blocks
+    num_before: float  # waiting requests with an earlier turn
+    num_tokens_before: float  # the tokens of these
+    num_short_prompts: float  # of running requests, and of waiting ones with a row
+    num_tokens: int  # the request's own, wherever it will run
+    is_long: bool  # its prompt is long, so that others may overtake it
 
     @property
     def num_running(self) -> float:
@@ -59,8 +59,8 @@ class Load:
 
 
 def load_of(scheduler: Scheduler, request: Request) -> Load | None:
-    """Returns the load that the request, which does not wait yet, finds. None: there is no executor. Costs the same
-    however many there are."""
+    """Returns the load that a request finds before it joins the queue; None without an executor. The time does not
+    depend on the number of executors."""
     replicas = scheduler.placement.least_loaded(_MOST_REPLICAS)
     if not replicas:
         return None
@@ -97,7 +97,8 @@ def load_of(scheduler: Scheduler, request: Request) -> Load | None:
 
 
 def _free_kv_tokens(replica: Replica) -> float:
-    """All requests together. Where no group of layers keeps all tokens, rows are the bound."""
+    """Returns the free tokens of all requests together; infinite if no group of layers keeps all tokens, as rows are
+    the bound then."""
     assert replica.info is not None
     sizes = [group.num_blocks * replica.info.block_size for group in replica.info.kv_groups if group.keeps_all]
     return (1 - replica.kv.usage) * min(sizes) if sizes else math.inf
@@ -107,10 +108,10 @@ def _free_kv_tokens(replica: Replica) -> float:
 class Forecast:
     """Seconds from the arrival of a request."""
 
-    wait: float  # for others
-    prefill: float  # from then to its first token
-    interval: float  # by which the next one like it would wait longer
-    plain_wait: float = 0.0  # without the correction by those before
+    wait: float  # while other requests are served
+    prefill: float  # from the end of the wait to the first token
+    interval: float  # the additional wait of the next request like it
+    plain_wait: float = 0.0  # before the correction by earlier requests
     is_long: bool = False
 
 
@@ -118,7 +119,7 @@ NOTHING_KNOWN = Forecast(0.0, 0.0, 0.0)
 
 
 class _Correction:
-    """By how much waits were longer than forecast, or shorter: the ratio of their sums, where later ones count more."""
+    """The ratio of actual to forecast waits, as the ratio of their sums, in which later requests count more."""
 
     def __init__(self) -> None:
         self._forecast = self._waited = 1.0  # seconds
@@ -136,7 +137,8 @@ class WaitTooLong(Exception):
     """A request would wait too long for its first token."""
 
     def __init__(self, message: str, reason: str, retry_delay: float) -> None:
-        """reason: "queue_time", "deadline" or "tokens_per_minute". retry_delay: seconds after which it would not."""
+        """reason: "queue_time", "deadline" or "tokens_per_minute". retry_delay: seconds after which the request would
+        not be refused."""
         super().__init__(message)
         self.reason = reason
         self.retry_delay = retry_delay
@@ -146,7 +148,8 @@ class _Course:
     """The course of an executor from now on: seconds that have passed, decoding requests, and open places."""
 
     def __init__(self, load: Load, request_tokens: float, output_tokens: float) -> None:
-        """request_tokens: of a prompt, to be computed. output_tokens: of a request."""
+        """request_tokens: the tokens to compute of an average prompt. output_tokens: the expected output of a
+        request."""
         self._replica = load.replica
         self._request_tokens = request_tokens
         self._output_tokens = output_tokens
@@ -157,8 +160,8 @@ class _Course:
         self._num_open = min(load.num_open_rows, load.free_kv_tokens / request_tokens)
 
     def go_on(self, num_requests: float, num_tokens: float, num_places: float) -> None:
-        """Goes on until there are `num_places` and `num_tokens` of prompts are computed, after which `num_requests`
-        more decode."""
+        """Advances until there are `num_places` and `num_tokens` prompt tokens are computed; `num_requests` more decode
+        then."""
         num_steps = num_tokens / self.room()
         if num_places > self._num_open:
             num_steps = max(num_steps, (num_places - self._num_open) * self._output_tokens / max(1.0, self._cohort))
@@ -168,19 +171,19 @@ class _Course:
         self.num_decodes += num_requests - num_ended
 
     def prefill_seconds(self, num_tokens: float) -> float:
-        """Returns the seconds of prefill of a request that begins now. The running step has to end first, and the last
-        one has to pass all stages."""
+        """Returns the seconds of prefill of a request that begins now, including the rest of the running step and the
+        way of the last step through all stages."""
         num_stages = self._replica.costs.num_stages
         num_steps = max(1.0, num_tokens / self.room()) + min(1.0, self.num_decodes) + num_stages - 1
         return num_steps * self._step_seconds + num_tokens * self._token_seconds
 
     def room(self) -> float:
-        """Tokens of prompts in a step."""
+        """Returns the prompt tokens of a step."""
         return self._replica.prompt_room(self._cohort, self._num_short_prompts, self._request_tokens)
 
     @property
     def _step_seconds(self) -> float:
-        """Besides the tokens of prompts."""
+        """The seconds of a step without the time of its prompt tokens."""
         costs = self._replica.costs
         return costs.decode_seconds(self._cohort) + costs.first_prompt_seconds
 
@@ -195,21 +198,21 @@ class Admission:
 
     def __init__(self, output_lengths: OutputLengths) -> None:
         self._output_lengths = output_lengths
-        # Sums over requests that count less with every later one.
+        # Sums over requests, in which earlier ones count less.
         self._num_prompt_tokens = self._num_uncached_tokens = 1.0
         self._promised_until = 0.0
         self._corrections = _Correction(), _Correction()  # of short prompts, of long ones
 
-    # -- what was done -----------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------------------------------------
 
     def on_first_step(self, num_prompt_tokens: int, num_cached_tokens: int, forecast: Forecast, waited: float) -> None:
-        """A request has a row. waited: seconds since its arrival."""
+        """Learns from a request that got a row. waited: seconds since its arrival."""
         if forecast.plain_wait:
             self._corrections[forecast.is_long].learn(forecast.plain_wait, waited)
         self._num_prompt_tokens = self._num_prompt_tokens * _MEMORY + num_prompt_tokens
         self._num_uncached_tokens = self._num_uncached_tokens * _MEMORY + num_prompt_tokens - num_cached_tokens
 
-    # -- what is to come ---------------------------------------------------------------------------------------------
+    # -- forecasts ---------------------------------------------------------------------------------------------------
 
     def forecast(self, load: Load | None) -> Forecast:
         if load is None or not load.replica.costs.are_known:
@@ -229,10 +232,10 @@ class Admission:
         return Forecast(factor * wait, prefill, factor * (course.seconds - wait), wait, load.is_long)
 
     def check(self, forecast: Forecast, max_wait: float, timeout: float | None, now: float) -> None:
-        """Refuses a request that would wait too long. max_wait: seconds that any request may wait, 0: no limit.
-        timeout: its own.
+        """Refuses a request that would wait too long. max_wait: the limit for all requests in seconds; 0: no limit.
+        timeout: the limit of this request.
 
-        Raises WaitTooLong. A request that waits for no other is not refused: it would fare no better later.
+        Raises WaitTooLong. A request that waits for no other is not refused, as a retry would not help.
         """
         if not forecast.wait:
             return
@@ -247,18 +250,18 @@ class Admission:
         raise WaitTooLong(f"{message}; try again in {math.ceil(delay)} s", reason, delay)
 
     def retry_delay(self, forecast: Forecast, limit: float, now: float) -> float:
-        """Seconds after which a request that is refused, as it would wait for more than `limit` seconds, would not be,
-        if no others came but those that were refused before it."""
+        """Returns the seconds after which a request that is refused, as it would wait for more than `limit` seconds,
+        would be admitted if only earlier refused requests came back."""
         earliest = now + max(0.0, forecast.wait - _SURE * limit)
         slot = max(earliest, self._promised_until)
         if slot > earliest + _MAX_STAGGER:
-            slot = earliest  # not all come back: the next ones share the time with those before them
+            slot = earliest  # as not all come back, later requests reuse the earliest times
         self._promised_until = slot + forecast.interval / _SURE
         return self._promised_until - now
 
     def _output_tokens(self, load: Load) -> float:
-        """Returns the expected tokens of a request's output, within the limits of running requests. While lengths are
-        unknown: twice what running requests have, as they are half way on average."""
+        """Returns the expected output tokens of a request, within the limits of running requests. While lengths are
+        unknown, it is twice the present output of running requests, which are halfway on average."""
         num_running = max(1.0, load.num_running)
         output = self._output_lengths.mean(otherwise=2.0 * load.num_output_tokens / num_running)
         return max(1.0, min(output, load.max_output_tokens / num_running) if load.num_running else output)

@@ -15,7 +15,7 @@ from pagewire.wire.rpc import RpcError
 
 
 class Entrance:
-    """Refuses requests that would wait too long, and learns from those that were served."""
+    """Refuses requests that would wait too long, and learns from served ones."""
 
     def __init__(self, scheduler: Scheduler, max_queue_time: float) -> None:
         self.admission = Admission(scheduler.output_lengths)
@@ -25,8 +25,8 @@ class Entrance:
         self._max_queue_time = max_queue_time
 
     def check(self, request: Request, timeout: float | None) -> None:
-        """Raises RpcError RESOURCE_EXHAUSTED if the request would wait too long. One that was admitted before, and is
-        resubmitted, is not refused."""
+        """Raises RpcError RESOURCE_EXHAUSTED if the request would wait too long. A resubmitted request that was
+        admitted before is not refused."""
         try:
             self._budgets.check(request, time.monotonic())
             if request.is_resubmitted:

@@ -1,9 +1,8 @@
-"""Limits of tokens per minute, for tenants with a key that has one: prompts count when they are admitted, outputs as
-they come.
+"""Limits of tokens per minute, for tenants with such a key: prompts count at admission, outputs as they are generated.
 
-The budget of a tenant is filled within a minute. A request is admitted while anything is left, however large it is, and
-what it takes beyond that is owed: the next one has to wait until it is paid back. So over time no tenant has more than
-its limit, and no request is too large for it. Steps do not count: outputs are counted at the next check.
+A budget fills up within a minute. A request of any size is admitted while some budget is left, and what it uses beyond
+that is a debt: the next request has to wait until the debt is paid. Over time, no tenant uses more than its limit, and
+no request is too large for it. Steps do no counting: outputs are counted at the next check.
 """
 
 import math
@@ -48,16 +47,16 @@ class TokenBudgets:
         self._budgets: dict[str, _Budget] = {}
 
     def check(self, request: Request, now: float) -> None:
-        """Raises WaitTooLong if nothing is left, with the time after which something is."""
+        """Raises WaitTooLong if the budget is used up, with the time after which it is not."""
         if not (limit := request.tenant.tokens_per_minute):
             self._budgets.pop(request.tenant.name, None)
             return
         budget = self._budgets.setdefault(request.tenant.name, _Budget(limit, now))
         budget.set_limit(limit)
-        # What has been let in with others before it is not turned away from them.
+        # A request that was admitted before is not refused later.
         if (seconds := budget.seconds_until_some_are_left(now)) and not request.is_resubmitted:
             message = (
-                f"{request.tenant.name} has used {limit} tokens a minute, as many as its key allows: come back in"
+                f"{request.tenant.name} has used {limit} tokens a minute, as many as its key allows: try again in"
                 f" {math.ceil(seconds)} s"
             )
             raise WaitTooLong(message, "tokens_per_minute", seconds)

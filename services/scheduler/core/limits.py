@@ -7,10 +7,10 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class StepLimits:
-    """The bounds of every step: the smaller of what is configured and of what the executor can do."""
+    """The bounds of every step: the smaller of the configured limit and that of the executor."""
 
     def __init__(self, config: SchedulerConfig, info: ExecutorInfo | None) -> None:
-        """Without an executor nothing fits."""
+        """info: None without an executor; then no request fits."""
         self.max_num_seqs = 0
         self.max_num_batched_tokens = 0
         self._max_draft_tokens = 0 if info is None else info.max_draft_tokens
@@ -35,12 +35,12 @@ class StepLimits:
 
     @property
     def long_prompt_tokens(self) -> int:
-        """A prompt of which more tokens are to be computed is long."""
+        """The number of tokens to compute beyond which a prompt is long."""
         return self._long_prefill_token_threshold or self.max_num_batched_tokens // 4
 
     def chunk(self, num_new_tokens: int, budget: int, is_alone: bool) -> int:
-        """Returns how many of a prefill's missing tokens to compute in this step; 0: none for now. is_alone: a long
-        chunk would delay no other request."""
+        """Returns how many of a prefill's missing tokens to compute in this step; 0: none for now. is_alone: no other
+        request would be delayed by a long chunk."""
         if not self._enable_chunked_prefill:
             return 0 if budget < num_new_tokens <= self.max_num_batched_tokens else min(num_new_tokens, budget)
         threshold = self._long_prefill_token_threshold
@@ -49,8 +49,8 @@ class StepLimits:
         return min(num_new_tokens, budget)
 
     def draft_budget(self, num_running: int) -> int:
-        """Returns how many tokens of a step may be drafts: half of what is left when every running request has one of
-        its own. The other half is for prompts."""
+        """Returns how many tokens of a step may be drafts: half of those that remain after one token for each running
+        request. The other half is for prompts."""
         return (self.max_num_batched_tokens - num_running) // 2 if self._max_draft_tokens else 0
 
     def check(self, request: Request) -> None:

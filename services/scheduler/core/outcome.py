@@ -12,23 +12,23 @@ class Outputs:
     """The columns of a step's result, for the requests that are still alive."""
 
     requests: list[Request] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)  # gained by each, up to the request's end
+    num_tokens: list[int] = field(default_factory=list)  # that each request gained, up to its end
     token_ids: list[int] = field(default_factory=list)  # [sum(num_tokens)]
-    # Index into requests -> log probabilities of these tokens, and perhaps of some behind the end.
+    # Index into requests -> log probabilities of these tokens, and perhaps of some tokens after the end.
     logprobs: dict[int, Any] = field(default_factory=dict)
     # Index into requests -> log probabilities of its prompt.
     prompt_logprobs: dict[int, Any] = field(default_factory=dict)
     # Index into requests -> the vector that a request ends with.
     vectors: dict[int, Any] = field(default_factory=dict)
-    # Requests that have their last token now, and why it is the last.
+    # Requests that ended with this step, and the reasons.
     ends: list[tuple[Request, FinishReason]] = field(default_factory=list)
     # Requests that the executor refused, with their errors.
     refused: list[tuple[Request, Any]] = field(default_factory=list)
 
 
 def outcome(step: ScheduledStep, result: StepResult) -> Outputs:
-    """Hands each request of the step the tokens that it gained, up to its end. Tokens of requests that ended or were
-    preempted since are dropped."""
+    """Hands each request of the step the tokens that it gained, up to its end. Drops tokens of requests that have ended
+    or were preempted since."""
     outputs = Outputs()
     if len(result.token_ids) == len(step.sampled) and not step.drafts_of:
         _append_one_each(step, result, outputs)
@@ -42,7 +42,7 @@ def outcome(step: ScheduledStep, result: StepResult) -> Outputs:
 
 
 def _append_one_each(step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
-    """Does the same as `_gain` where each request gains just one token, as fast as can be."""
+    """Does the same as `_gain` when each request gains exactly one token, but faster."""
     alive, gained = outputs.requests, outputs.token_ids
     for request, epoch, token_id in zip(step.sampled, step.epochs, result.token_ids, strict=True):
         if request.epoch != epoch:
@@ -51,7 +51,7 @@ def _append_one_each(step: ScheduledStep, result: StepResult, outputs: Outputs) 
         request.token_ids.append(token_id)
         alive.append(request)
         gained.append(token_id)
-        # find_end decides; most tokens are ruled out without a call.
+        # `find_end` decides, but for most tokens no call is needed.
         if token_id in request.stop_token_ids or len(request.token_ids) >= request.max_num_tokens:
             reason = request.find_end()
             if reason is not None:

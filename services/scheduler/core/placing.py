@@ -16,7 +16,7 @@ class Placement(Protocol):
     def add(self, replica: Replica) -> None: ...
 
     def remove(self, replica: Replica) -> None:
-        """Forgets a replica, which has no executor any more."""
+        """Forgets a replica without an executor."""
 
     def note(self, replica: Replica) -> None:
         """Takes in that requests began or ended on a replica, or that its executor came or went."""
@@ -27,13 +27,14 @@ class Placement(Protocol):
     def on_result(self, replica: Replica, outputs: Outputs) -> None: ...
 
     def taker(self, replica: Replica) -> Taker:
-        """Chooses for the decision that the replica makes now."""
+        """Returns the taker for the replica's present decision."""
 
     def choice(self, request: Request) -> Replica | None:
-        """Returns the replica that would take a waiting request if all decided now; None: none has room, or any may."""
+        """Returns the replica that would take a waiting request if all decided now; None if none has room, or any may
+        take it."""
 
     def want(self, replica: Replica) -> None:
-        """Makes the replica one of those that `take_wanted` returns."""
+        """Adds the replica to the next result of `take_wanted`."""
 
     def take_wanted(self) -> set[Replica]:
         """Returns the replicas that have a reason to decide since the last call."""
@@ -46,11 +47,11 @@ class Placement(Protocol):
 
     @property
     def num_present(self) -> int:
-        """Replicas with an executor."""
+        """The number of replicas with an executor."""
 
     @property
     def best_known(self) -> Replica | None:
         """The replica with the most measured steps."""
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless all of this agrees with the replicas."""
+        """Raises AssertionError unless this state agrees with the replicas."""

@@ -28,30 +28,31 @@ POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
 
 
 def has_priority(waiting: Request, running: Request) -> bool:
-    """Returns whether the waiting request may take what the running one holds; an earlier arrival alone is no
-    reason."""
+    """Returns whether the waiting request may take the blocks and the row of the running one; an earlier arrival is not
+    enough."""
     return waiting.order[0] < running.order[0]
 
 
 def has_turn_before(request: Request, other: Request, is_contended: bool) -> bool:
-    """Returns whether the request is admitted first where both wait. is_contended: there are several tenants, of which
-    the one that was served least goes first."""
+    """Returns whether `request` is admitted first if both wait. is_contended: there are several tenants, and the least
+    served one goes first."""
     if is_contended and request.account is not other.account:
         return (request.account.served, request.order) < (other.account.served, other.order)
     return request.order < other.order
 
 
 def keeping_order(running: Iterable[Request]) -> list[Request]:
-    """Returns the running requests of several tenants, least served tenant first: the first keep their blocks
+    """Returns the running requests of several tenants, least served tenant first; the first ones keep their blocks
     longest."""
     return sorted(running, key=lambda request: (request.account.served, request.order))
 
 
 def victims_of(request: Request, running: Sequence[Request], is_contended: bool) -> list[Request]:
-    """Returns the running requests that may be preempted for a waiting one, in this order: those of lower priority.
-    With several tenants these are its own; a tenant without running requests may also take from others that have
-    several, first from the tenant that was served most, but leaves each its first. No request is a victim if its turn
-    would come before the waiting one: it would only come back into what it has left."""
+    """Returns the running requests that may be preempted for a waiting one, in the order of preemption: those of lower
+    priority. With several tenants, victims belong to the tenant of the waiting request; a tenant without running
+    requests may also preempt those of others that have several, first of the most served tenant, but leaves each tenant
+    its first request. A request with an earlier turn than the waiting one is no victim: it would be readmitted at
+    once."""
     if not is_contended:
         return list(takewhile(lambda victim: has_priority(request, victim), reversed(running)))
     account = request.account
@@ -70,8 +71,8 @@ def victims_of(request: Request, running: Sequence[Request], is_contended: bool)
 def choose_victims(
     request: Request, running: Sequence[Request], is_contended: bool, num_open_rows: int, kv: KVCacheManager
 ) -> Sequence[Request]:
-    """Returns the first of the candidates (`victims_of`) that have to be preempted to let a waiting request in; none if
-    none has to be, or if all of them would not suffice."""
+    """Returns the first candidates (`victims_of`) that have to be preempted to make room for a waiting request; none if
+    there is room, or if preempting all of them would not suffice."""
     candidates = victims_of(request, running, is_contended)
     if not candidates:
         return ()

@@ -1,6 +1,6 @@
 """One executor group, as the scheduler sees it: its KV blocks, its limits, its running requests, its steps in flight.
 
-All of it is lost with the executor and starts over with the next one. Pure: no I/O.
+All of it is lost with the executor and starts anew with the next one. Pure: no I/O.
 
 Feature code does not belong here: running requests and what they hold are in `rows.py`, the contents of a step in
 `step_builder.py`, the time to decide one in `pacing.py`, the end of a request in `request.py`, features in `seams.py`.
@@ -29,11 +29,11 @@ from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep
 
 
 class Replica:
-    """Decides the steps of one executor, which is attached when it is known and detached when it is lost; in between
+    """Decides the steps of one executor, which is attached when it connects and detached when it is lost; without one,
     nothing runs."""
 
     def __init__(self, replica_id: int, config: SchedulerConfig, features: Features, name: str) -> None:
-        """name: in metrics."""
+        """name: the label of the replica in metrics."""
         self.replica_id = replica_id
         self.name = name
         self.pacer = Pacer(config.pipeline_depth)
@@ -48,7 +48,7 @@ class Replica:
 
     def _start_over(self, info: ExecutorInfo | None) -> None:
         self._info = info
-        self.is_leaving = False  # its executor still works, but is about to end
+        self.is_leaving = False  # its executor still serves, but is about to end
         self._rows.leave()
         self._rows = Rows(self.replica_id, self._config, info, self._features, self.counts, self._index)
         self._in_flight: deque[ScheduledStep] = deque()
@@ -62,13 +62,13 @@ class Replica:
         self._start_over(info)
 
     def lost(self, loss: Loss) -> LostExecutor:
-        """Returns what is known about the executor, which is lost and about to be detached."""
+        """Returns the facts about the executor, which is lost and about to be detached."""
         incarnation = None if self._info is None else self._info.incarnation
         return LostExecutor(self.replica_id, incarnation, self._in_flight, loss, self.is_leaving)
 
     def detach(self) -> list[Request]:
-        """Drops the steps and the KV of an executor that is gone. Returns the requests that ran there, in order, with
-        their tokens; they wait."""
+        """Drops the steps and the KV of a lost executor. Returns the requests that ran on it, in order and with their
+        tokens, to wait again."""
         running = self._rows.running
         self._start_over(None)
         for request in running:
@@ -86,11 +86,12 @@ class Replica:
 
     @property
     def is_drained(self) -> bool:
-        """True if nothing runs or is in flight, and the executor has freed all rows."""
+        """True if no request runs, no step is in flight, and the executor has freed all rows."""
         return not (self.running or self._in_flight or self._rows.has_unreported_ends)
 
     def share_index(self, index: BlockIndex) -> None:
-        """Reports to the index from now on which blocks are here; does nothing if it has an index."""
+        """Keeps the index up to date with the blocks of this replica from now on; does nothing if the replica already
+        has an index."""
         if self._index is None:
             self._index = index
             self.kv.share_index(index)
@@ -98,12 +99,13 @@ class Replica:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raises InvalidRequest if no step here can ever take the request; without an executor none is refused."""
+        """Raises InvalidRequest if no step of this executor can ever take the request; without an executor, no request
+        is refused."""
         if self._info is not None:
             self.limits.check(request)
 
     def suits(self, request: Request) -> bool:
-        """Returns whether the weights here may compute a waiting request."""
+        """Returns whether this executor's weights may compute a waiting request."""
         return self._rows.suits(request)
 
     def has_room_for(self, request: Request) -> bool:
@@ -111,13 +113,13 @@ class Replica:
         return self._info is not None and self._rows.has_room_for(request)
 
     def abort(self, request: Request) -> None:
-        """Takes a running request out at any moment: its blocks are free at once, its row with the next step."""
+        """Removes a running request at any moment: its blocks are freed at once, its row with the next step."""
         self._rows.remove(request)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def is_long(self, request: Request) -> bool:
-        """Returns whether much of the prompt would have to be computed here."""
+        """Returns whether the prompt is long: a large part of it would have to be computed here."""
         longest = self.limits.long_prompt_tokens
         if self._info is None or request.num_tokens <= longest:
             return False
@@ -125,7 +127,7 @@ class Replica:
 
     @property
     def holds_long_back(self) -> bool:
-        """True if rows are open, but as many long prompts are computed as may."""
+        """True if rows are open, but the limit of concurrent long prompts is reached."""
         longs = sum(one.is_long and one.is_prefilling for one in self.running)
         return self.num_open_rows > 0 and longs >= self.limits.max_long_partial_prefills
 
@@ -143,10 +145,10 @@ class Replica:
 
     def update(self, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in the result of the oldest step in flight. Tokens of requests that ended or were preempted meanwhile
-        are dropped. A request that ended has its finish_reason set. seconds: of the step; 0: unknown.
+        are dropped. A request that ended has its finish_reason set. seconds: the duration of the step; 0: unknown.
 
         Raises:
-            InvalidResult: the result is not that step's.
+            InvalidResult: the result belongs to another step.
         """
         if not self._in_flight:
             raise InvalidResult(f"the executor answered step {result.step_id}, but no step is in flight")
@@ -163,7 +165,7 @@ class Replica:
         rows.take_in(outputs)
         return outputs
 
-    # -- how fast it is ----------------------------------------------------------------------------------------------
+    # -- speed -------------------------------------------------------------------------------------------------------
 
     @property
     def costs(self) -> StepCosts:
@@ -171,8 +173,7 @@ class Replica:
         return self._rows.costs
 
     def expected_seconds(self, step: ScheduledStep) -> float:
-        """Returns how long a step that was decided should take, with as many drafts as are likely to be found; 0 if
-        that is unknown."""
+        """Returns the expected duration of a step, with the drafts that are likely to be found; 0 if unknown."""
         work = step.work
         if step.drafts_of:
             num_lacking = sum(step.drafts_of.values()) - int(self._rows.drafts.expected(step))
@@ -180,8 +181,8 @@ class Replica:
         return self.costs.foreseen(work)
 
     def prompt_room(self, num_decodes: float, num_short_prompts: float, num_tokens: float) -> float:
-        """Returns how many tokens of prompts a step computes beside so many decodes. num_short_prompts: that run, or
-        could. num_tokens: of a prompt, on average."""
+        """Returns how many prompt tokens a step computes next to `num_decodes` decodes. num_short_prompts: short
+        prompts that run or could run. num_tokens: the average length of a prompt."""
         seconds = self._target.seconds(
             self.costs, num_decodes, num_short_prompts, is_alone=False, is_contended=self._shares.is_contended
         )
@@ -190,7 +191,7 @@ class Replica:
             return room
         return min(room, max(1.0, self.costs.prompt_tokens_within(seconds, int(num_tokens / 2))))
 
-    # -- what is going on --------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ExecutorInfo | None:
@@ -203,7 +204,7 @@ class Replica:
 
     @property
     def kv(self) -> KVCacheManager:
-        """The KV memory; without an executor there are no blocks."""
+        """The KV memory; it has no blocks without an executor."""
         return self._rows.kv
 
     @property
@@ -231,7 +232,7 @@ class Replica:
 
     @property
     def can_schedule(self) -> bool:
-        """True if there is an executor, with fewer steps in flight than there may be."""
+        """True if there is an executor with fewer steps in flight than the maximum."""
         return self._info is not None and len(self._in_flight) < self.pacer.max_in_flight
 
     def check_integrity(self) -> None:

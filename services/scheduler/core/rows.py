@@ -1,4 +1,4 @@
-"""The running requests of one executor and what they hold: rows and KV blocks. All is lost with the executor."""
+"""The running requests of one executor, and the rows and KV blocks that they hold. All are lost with the executor."""
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
@@ -46,7 +46,8 @@ class Rows:
         counts: Counts,
         index: BlockIndex | None,
     ) -> None:
-        """info: None without an executor. counts: are added to. index: learns which blocks are here."""
+        """info: None without an executor. counts: the totals to add to. index: is kept up to date with the blocks of
+        this executor."""
         self._replica_id = replica_id
         self._shares = features.shares
         self.counts = counts  # of the replica
@@ -59,7 +60,7 @@ class Rows:
             max_tokens, version = self.limits.max_num_batched_tokens, self.weights_version
             self.kv = KVCacheManager(info.kv_groups, info.block_size, prefix_caching, max_tokens, version, index)
         self.running: list[Request] = []
-        self.version = 0  # changes when requests begin or end, and with each step: marks what was derived as stale
+        self.version = 0  # changes when requests begin or end, and with each step: marks derived values as stale
         self.quarantine = features.suspects.quarantine()
         self.num_stages = 1 if info is None else info.pipeline_stages
         self.cohorts = Cohorts(self.num_stages)
@@ -83,7 +84,7 @@ class Rows:
         self.is_draining = True
 
     def leave(self) -> None:
-        """Gives all running requests up, as the executor is gone."""
+        """Drops all running requests, as the executor is lost."""
         self.kv.leave_index(self.running)
         for request in self.running:
             self._shares.count(request.account, running=-1)
@@ -91,7 +92,7 @@ class Rows:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def suits(self, request: Request) -> bool:
-        """Returns whether the weights here may compute a waiting request."""
+        """Returns whether this executor's weights may compute a waiting request."""
         if request.weights_version and request.num_output_tokens:
             return request.weights_version == self.weights_version
         return not self.is_draining
@@ -137,12 +138,12 @@ class Rows:
         self.kv.start_step(self.running)
 
     def end_step(self, step: ScheduledStep) -> None:
-        """Hands the ends since the last step to a step that is about to be sent."""
+        """Adds the requests that ended since the last step to a step that is about to be sent."""
         self.version += 1
         step.finished_request_ids, self._finished_request_ids = self._finished_request_ids, []
 
     def accept(self, step: ScheduledStep, errors: Mapping[int, Any]) -> list[tuple[Request, Any]]:
-        """Ends the requests that the executor refused; blocks of the others that entered may be found from now on.
+        """Ends the requests that the executor refused, and makes blocks of the other new requests findable.
 
         errors: by request id. Returns the refused requests, with their errors.
         """
@@ -169,12 +170,12 @@ class Rows:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def remove(self, request: Request) -> None:
-        """Takes a running request out: its blocks are free at once, its row with the next step."""
+        """Removes a running request: its blocks are freed at once, its row with the next step."""
         del self.running[bisect_left(self.running, request.order, key=by_order)]
         self._release(request)
 
     def preempt(self, request: Request, waiting: WaitingQueue) -> None:
-        """Takes blocks and row from a running request; its tokens are computed again later."""
+        """Takes the blocks and the row from a running request; its tokens are computed again later."""
         self.remove(request)
         request.preempt()
         waiting.push(request)

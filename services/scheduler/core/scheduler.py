@@ -1,7 +1,7 @@
 """The waiting requests and the replicas that take them: a pure core without I/O.
 
-One rule: every request has `num_computed_tokens` and `num_tokens`, and each step lets the first catch up with the
-second, under a token budget: requests that need one token first, then running prefills, then waiting requests. Prefill
+One rule: every request has `num_computed_tokens` and `num_tokens`, and each step moves the first closer to the second,
+within a token budget: requests that need one token come first, then running prefills, then waiting requests. Prefill
 and decode, chunked prefill, prefix hits, resumption after preemption and drafted tokens are all this rule. `replica.py`
 applies it; each replica decides its own steps and takes from the requests that wait here.
 
@@ -37,7 +37,7 @@ class NotInterchangeable(Exception):
 
 
 class Scheduler:
-    """Keeps the waiting requests, and gives them to replicas. A replica without an executor takes none."""
+    """Keeps the waiting requests, and hands them to replicas. A replica without an executor takes none."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Scheduler:
         placement: Placement,
         output_lengths: OutputLengths,
     ) -> None:
-        """output_lengths: the scheduler learns them; the placement may read them."""
+        """output_lengths: an estimate that the scheduler updates and the placement may read."""
         self.output_lengths = output_lengths
         self._config = config
         self._features = features
@@ -66,8 +66,8 @@ class Scheduler:
     # -- executors ---------------------------------------------------------------------------------------------------
 
     def add_replica(self) -> Replica:
-        """Adds a replica without an executor. Its id is new; its name may have been that of a removed replica, so that
-        metrics do not know more and more names."""
+        """Adds a replica without an executor. Its id is new; its name may be that of a removed replica, so that the
+        number of names in metrics stays bounded."""
         taken = {replica.name for replica in self.replicas}
         number = next(number for number in range(len(taken) + 1) if f"executor-{number}" not in taken)
         replica = Replica(self._num_replicas_made, self._config, self._features, f"executor-{number}")
@@ -78,7 +78,7 @@ class Scheduler:
         return replica
 
     def remove_replica(self, replica: Replica) -> None:
-        """Removes a replica that has no executor any more."""
+        """Removes a replica without an executor."""
         assert replica.info is None, "a replica is removed with its executor"
         self.placement.remove(replica)
         del self._replicas[replica.replica_id]
@@ -88,8 +88,8 @@ class Scheduler:
         """Attaches an executor with empty rows and an empty KV cache to a replica.
 
         Returns:
-            Requests that ended because of it: with an error those that do not fit this executor, without one those that
-            its limits make complete.
+            The requests that ended because of it, each with an error if it does not fit this executor, or None if the
+            executor's limits make it complete.
 
         Raises:
             NotInterchangeable: others serve another model, or longer or shorter requests; nothing was changed.
@@ -98,7 +98,7 @@ class Scheduler:
         if present is not None and not info.is_interchangeable_with(present):
             raise NotInterchangeable(
                 f"it serves {_described(info)}, while others serve {_described(present)}; it is not used until they "
-                "are gone: give every executor of --executor-address the same --model and files, --max-model-len and "
+                "have left: give every executor of --executor-address the same --model and files, --max-model-len and "
                 "--block-size"
             )
         replica.attach(info)
@@ -130,11 +130,10 @@ class Scheduler:
         return ended
 
     def detach(self, replica: Replica, loss: Loss = Loss.SILENT) -> Mapping[Request, int]:
-        """Lets go of a replica's executor, which is gone: its requests wait, in order, with their tokens, for any
-        replica.
+        """Drops a replica's lost executor: its requests wait, in order and with their tokens, for any replica.
 
         Returns:
-            The requests that ended because executors fail whenever they run them, with the number of executors lost.
+            The requests that ended because every executor that ran them failed, with the number of lost executors.
         """
         ended = self._features.suspects.on_lost(replica.lost(loss), list(self.requests()))
         for request in ended:
@@ -156,7 +155,7 @@ class Scheduler:
         Raises:
             InvalidRequest: it cannot be served.
             QueueFull: max_waiting_requests requests wait already, and no earlier attempt of this one was taken. A
-                request of a tenant with less than its share of them is taken nevertheless, until twice as many wait.
+                request of a tenant with less than its share of the queue is still taken, until twice as many wait.
         """
         if self.info is not None:
             self._resolve(request)
@@ -205,11 +204,11 @@ class Scheduler:
         self.placement.on_result(replica, outputs)
         return outputs
 
-    # -- what is going on --------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ExecutorInfo | None:
-        """The facts about an executor; in what a request may be, all are the same. None without an executor."""
+        """The facts about an executor, or None without one; all executors accept the same requests."""
         return next((replica.info for replica in self.replicas if replica.info), None)
 
     @property
@@ -231,8 +230,8 @@ class Scheduler:
         return self._waiting.num_short
 
     def waiting_before(self, request: Request) -> tuple[float, float]:
-        """Returns how many requests have their turn before a request that could be added now, and about how many tokens
-        these have. Where long ones wait for one that runs, others overtake them."""
+        """Returns how many requests have their turn before one that is added now, and about how many tokens they have.
+        Long prompts that wait for a running one are overtaken."""
         request.order, request.is_long = self._policy(request, self._num_arrivals), self._is_long(request)
         passes = all(replica.holds_long_back for replica in self.replicas if replica.info)
         return self._waiting.before(request, is_behind_long_ones=request.is_long or not passes)
@@ -266,7 +265,8 @@ class Scheduler:
         limit = self._config.max_waiting_requests
         if limit is None or self.num_waiting < limit + (num_open := self._num_open_rows()):
             return
-        # A tenant that fills the queue keeps no other out. As names are many, the second bound is for all of them.
+        # A tenant that fills the queue does not keep others out. The second bound is for all tenants, as a client may
+        # use many names.
         has_less = account.num_waiting < max(1.0, limit * self._shares.share(account))
         if not has_less or self.num_waiting >= 2 * limit + num_open:
             raise QueueFull(
@@ -278,24 +278,24 @@ class Scheduler:
         self._finish(request, reason)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        if request.num_cached_tokens is not None:  # it has run
+        if request.num_cached_tokens is not None:  # it has run before
             self.output_lengths.learn(0, 1)
         request.finish(reason)
 
     def _find_early_end(self, request: Request) -> FinishReason | None:
-        """Returns why a request that brings output along is complete already."""
+        """Returns why a request with resumed output is already complete."""
         return request.find_end() if request.num_output_tokens else None
 
     def _is_long(self, request: Request) -> bool:
-        """Returns whether the prompt is long on every replica that might take it."""
+        """Returns whether the prompt is long on every replica that may take it."""
         first = self.placement.least_loaded(1)
         if not first or not first[0].is_long(request):
             return False
         return all(replica.is_long(request) for replica in self.placement.near(request))
 
     def _num_open_rows(self) -> int:
-        """Returns the number of rows that new requests would get in the next steps: 0 if a step left requests
-        behind."""
+        """Returns the number of rows that new requests would get in the next steps; 0 if the last step left requests
+        waiting."""
         return 0 if self._has_leftovers else sum(replica.num_open_rows for replica in self.replicas if replica.info)
 
 

@@ -20,17 +20,17 @@ class Taker(Protocol):
     """Chooses among the waiting requests, for one step of a replica."""
 
     def takes(self, request: Request) -> bool:
-        """Returns whether the replica takes a request that has its turn."""
+        """Returns whether the replica takes a request when its turn comes."""
 
     def is_anothers(self, request: Request) -> bool:
-        """Returns whether the request is known to be another replica's, without a look-up."""
+        """Returns whether the request is known to belong to another replica, without a look-up."""
 
 
 # -- speculation -----------------------------------------------------------------------------------------------------
 
 
 class DraftPlan(Protocol):
-    """The number of tokens to draft, by request, in a step."""
+    """The number of tokens that a step drafts for each request."""
 
     def of(self, request: Request) -> int: ...
 
@@ -39,13 +39,14 @@ class Drafts(Protocol):
     """Speculation on one executor."""
 
     def plan(self, runners: Sequence[Request]) -> DraftPlan:
-        """Plans the next step, in which these may run; called for each step that has room for drafts."""
+        """Plans the next step, in which these requests may run; called for each step with room for drafts."""
 
     def expected(self, step: ScheduledStep) -> float:
         """Returns how many of the drafts that a step asks for are likely to be found."""
 
     def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
-        """Learns from a step, and subtracts drafts that were not found from its work. seconds: 0 if unknown."""
+        """Learns from a step, and removes drafts that were not found from its work. seconds: its duration; 0:
+        unknown."""
 
 
 class NoDrafts:
@@ -71,7 +72,7 @@ NO_DRAFTS = NoDrafts()
 
 
 class Shares(Protocol):
-    """The accounts of the tenants, by which their requests take turns while there are several."""
+    """The accounts by which the requests of several tenants take turns."""
 
     @property
     def is_contended(self) -> bool:
@@ -81,7 +82,7 @@ class Shares(Protocol):
         """Returns the tenant's account, with this weight from now on; 0 stands for 1."""
 
     def share(self, account: Account) -> float:
-        """Returns the tenant's part, above 0 and at most 1, of what all tenants with requests divide."""
+        """Returns the tenant's share, above 0 and at most 1, among itself and all tenants with requests."""
 
     def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
         """Adds to the numbers of requests of the tenant that wait and run."""
@@ -110,13 +111,14 @@ class Quarantine(Protocol):
         """Returns whether the request has to run alone."""
 
     def runners(self, running: list[Request], is_suspect_due: bool, is_idle: bool) -> list[Request]:
-        """Returns the running requests that may run in the next step.
+        """Returns the running requests that may be in the next step.
 
-        is_suspect_due: a suspect waits first in line, and there is room for it. is_idle: no step is in flight.
+        is_suspect_due: a suspect is first in line, and there is room for it. is_idle: no step is in flight.
         """
 
     def admits(self, request: Request, is_alone: bool) -> bool:
-        """Returns whether a waiting request may enter. is_alone: no other is in its step or in one in flight."""
+        """Returns whether a waiting request may enter. is_alone: no other request is in its step or in a step in
+        flight."""
 
     def enter(self, request: Request) -> None:
         """Takes in that a request was admitted."""
@@ -143,11 +145,11 @@ class Suspects(Protocol):
         """Takes in that an executor was lost. requests: all that are live.
 
         Returns:
-            The requests that end because executors fail whenever they run them, with the number of executors lost.
+            The requests that end because every executor that ran them failed, with the number of lost executors.
         """
 
     def on_successor(self, replica_id: int, info: ExecutorInfo, requests: Sequence[Request]) -> Mapping[Request, int]:
-        """Takes in what the next executor reports about the one before it; returns the same as `on_lost`."""
+        """Takes in what the next executor reports about its predecessor; returns the same as `on_lost`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The part of a step that prompts may take: all together, the one that is first, and those of tenants that were served
-more than others with running requests."""
+"""The part of a step for prompts: for all of them, for the first one, and for those of tenants that were served more
+than others with running requests."""
 
 from pagewire.services.scheduler.core.rows import Rows
 from pagewire.services.scheduler.core.seams import Shares
@@ -7,14 +7,14 @@ from pagewire.services.scheduler.costs.prefill_budget import MIN_CHUNK, NO_LIMIT
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep
 
-# Of what prompts may take, what others leave to the one that is first in order: it is overtaken, but never starves.
+# The share of the prompt budget that is kept for the first prompt in order: it may be overtaken, but never starves.
 _KEPT = 1 / 4
-# Products compute tokens by tiles, and recorded steps have numbers of them that are multiples of such.
+# Matrix products compute tokens in tiles, and the sizes of recorded steps are multiples of these.
 _TILE, _LARGE = 8, 64
 
 
 class StepBudget:
-    """Decides how many tokens of each prompt to compute, and notes those that are."""
+    """Decides how many tokens of each prompt to compute, and counts them."""
 
     def __init__(
         self,
@@ -26,22 +26,22 @@ class StepBudget:
         num_short_prompts: int,
         is_alone: bool,
     ) -> None:
-        """step: has its decodes. num_short_prompts: that run, or wait and have a row. is_alone: there is only one
-        request."""
+        """step: already contains its decodes. num_short_prompts: short prompts that run, or wait and have a row.
+        is_alone: there is only one request."""
         self._step = step
         self._limits, self._costs, self._allowance = rows.limits, rows.costs, rows.allowance
         self._is_alone = is_alone
         self._is_contended = shares.is_contended
         self._least_served = shares.least_served_running() if self._is_contended else 0.0
-        num_decodes = max(step.work.num_decodes, rows.cohorts.size)  # a step delays those in the others, too
+        num_decodes = max(step.work.num_decodes, rows.cohorts.size)  # a step delays the other cohorts, too
         num_tokens = self._limits.max_num_batched_tokens - num_decodes
         seconds = target.seconds(
             self._costs, num_decodes, num_short_prompts, is_alone=is_alone, is_contended=self._is_contended
         )
         if not self._limits.splits_prompts:
-            seconds = NO_LIMIT  # or one that takes longer would wait for ever
+            seconds = NO_LIMIT  # otherwise a prompt that takes longer would wait forever
         self._all = PrefillBudget(self._costs, num_tokens, seconds)
-        self._over_served: PrefillBudget | None = None  # None: no bound of their own
+        self._over_served: PrefillBudget | None = None  # None: no separate bound
         if self._is_contended and num_decodes and self._limits.splits_prompts:
             allowed = self._allowance.earn(self._costs, num_decodes, seconds)
             self._over_served = PrefillBudget(self._costs, num_tokens if allowed else 0, allowed)
@@ -51,8 +51,8 @@ class StepBudget:
         return self._all.num_tokens <= 0
 
     def kept_for(self, first: Request) -> float:
-        """Returns the part that others leave to the prompt that is first. Where it is too small for a piece, as a step
-        has hardly room for one, the first has the whole of every fourth step instead."""
+        """Returns the share that others leave to the first prompt. If the share is too small for a chunk, the first
+        prompt has every fourth step to itself instead."""
         if self._is_over_served(first):
             return 0.0
         if self._all.fit(first.num_computed_tokens, self._all.num_tokens) * _KEPT >= MIN_CHUNK:
@@ -62,7 +62,7 @@ class StepBudget:
     def chunk(self, request: Request, start: int, kept: float) -> int:
         """Returns how many tokens of a prompt to compute, from position `start` on; 0: none for now.
 
-        kept: the part that is left to the first. If there is none, there is a piece of some prompt in every step.
+        kept: the share that is left to the first prompt; if it is 0, every step has a chunk of some prompt.
         """
         wanted = self._limits.chunk(len(request.token_ids) - start, self._all.num_tokens, self._is_alone)
         if not self._limits.splits_prompts:
@@ -74,7 +74,7 @@ class StepBudget:
         return fitting if fitting == wanted else self._aligned(fitting)
 
     def _aligned(self, num_tokens: int) -> int:
-        """Returns so many tokens of a prompt, or a few less, so that the step need not be padded."""
+        """Returns `num_tokens`, or slightly fewer, so that the step needs no padding."""
         work = self._step.work
         total = work.num_decodes + work.num_prompt_tokens + num_tokens
         surplus = total % (_TILE if total < _LARGE else 2 * _TILE)

@@ -1,8 +1,8 @@
-"""One step in the making: decodes first, then prompts, in what is left of tokens and time.
+"""Builds one step: decodes first, then prompts, within the remaining tokens and time.
 
-Several prompts share a step. A part of it is kept for the one that is first in order. The others take the rest before
-it, the shortest first, and so do newly admitted prompts that have less to compute than it: short prompts overtake long
-ones, and these go on. Feature code does not belong here: the budget of prompts is in `step_budget.py`, the turns of
+Several prompts share a step. A part of it is kept for the first prompt in order. The others take the rest before it,
+the shortest first, and so do newly admitted prompts with fewer tokens to compute: short prompts overtake long ones,
+which still make progress. Feature code does not belong here: the budget of prompts is in `step_budget.py`, the turns of
 waiting requests are in `waiting.py`, and features join in `seams.py`.
 """
 
@@ -18,7 +18,7 @@ from pagewire.services.scheduler.values.blocks import NewBlocks
 from pagewire.services.scheduler.values.request import Request, RequestStatus
 from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep
 
-# A step stops going through the queue after it has left so many requests to other replicas.
+# A step stops searching the queue after it has left this many requests to other replicas.
 _MAX_LEFT = 32
 
 
@@ -34,7 +34,7 @@ class StepBuilder:
         taker: Taker,
         in_flight: Sequence[ScheduledStep],
     ) -> None:
-        """in_flight: the steps sent and not answered yet, oldest first."""
+        """in_flight: the steps that were sent and have no result yet, oldest first."""
         self._rows = rows
         self._kv = rows.kv
         self._limits = rows.limits
@@ -58,18 +58,18 @@ class StepBuilder:
         num_preemptions = self._rows.counts.num_preemptions
         prefills = self._run_decodes(self._is_suspect_due(first))
         if prefills or self._waiting:
-            # Where blocks are short, no other request gets some.
+            # When blocks are short, no other request gets any.
             self._run_prompts(prefills, may_admit=self._rows.counts.num_preemptions == num_preemptions)
 
     # -- decodes -----------------------------------------------------------------------------------------------------
 
     def _run_decodes(self, is_suspect_due: bool) -> list[Request]:
         """Schedules the requests that need one token, and preempts from the tail when blocks run out. Returns the other
-        running requests, which have more of a prompt to compute."""
+        running requests, which are in prefill."""
         rows, kv, step, limits = self._rows, self._kv, self._step, self._limits
         if self._is_contended and not kv.has_free_blocks(len(rows.running)):
             self._order = keeping_order(rows.running)
-        # The loop may pop from the tail while it goes: those are requests it has not reached yet, or the present one.
+        # The loop may pop from the tail while it runs: requests that it has not reached yet, or the present one.
         runners = rows.quarantine.runners(self._order, is_suspect_due, self._is_idle)
         runners = rows.cohorts.of_next_step(runners, self._in_flight)
         draft_budget = limits.draft_budget(len(runners))
@@ -88,11 +88,11 @@ class StepBuilder:
                 draft_budget -= num_drafts
                 num_decodes += 1 + num_drafts
                 continue
-            # Most have room for a token, and need no call to know.
+            # Most have room for a token, which is checked without a call.
             has_room = request.num_computed_tokens < request.blocks.num_slots
             new_blocks = kv.no_blocks if has_room else self._slot_for(request)
             if new_blocks is None and not request.is_accepted:
-                continue  # it gives back what lies behind its windows when it is, after a step in flight
+                continue  # it releases blocks before its windows once that step is done
             while new_blocks is None and request.status is RequestStatus.RUNNING:
                 self._preempt_tail()
                 new_blocks = self._slot_for(request)
@@ -103,12 +103,13 @@ class StepBuilder:
         return prefills
 
     def _slot_for(self, request: Request) -> NewBlocks | None:
-        """Returns None if no block is free, or if the request was preempted for one before it."""
+        """Reserves a block for one token. Returns None if none is free, or if the request was preempted for one before
+        it."""
         return self._kv.allocate_slots(request, 1) if request.status is RequestStatus.RUNNING else None
 
     def _draft(self, request: Request, wanted: int) -> int:
-        """Lets a request that needs one token run that token and drafts behind it, as many as are wanted and the free
-        blocks allow. Returns how many drafts; 0: nothing was done, as there can be none."""
+        """Schedules one token of a request and up to `wanted` drafts after it, as free blocks allow. Returns the number
+        of drafts; 0: none is possible, and nothing was scheduled."""
         kv, step = self._kv, self._step
         max_gain = request.max_num_tokens - len(request.token_ids) - request.num_output_placeholders
         num_drafts = min(wanted, max_gain - 1)
@@ -129,7 +130,7 @@ class StepBuilder:
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def _run_prompts(self, prefills: list[Request], may_admit: bool) -> None:
-        # Requests without a row would gain nothing by a longer step.
+        # Requests without a row would gain nothing from a longer step.
         num_short_waiting = min(self._waiting.num_short, self._rows.num_open)
         self._budget = StepBudget(
             self._step,
@@ -162,7 +163,8 @@ class StepBuilder:
         return served, len(request.token_ids) - request.num_computed_tokens
 
     def _continue(self, request: Request, kept: float = 0.0) -> bool:
-        """Computes more of a running prompt. Returns False if it waits for blocks, which no other request may take."""
+        """Computes more of a running prompt. Returns False if it waits for blocks, which no other request may take
+        then."""
         if request.status is not RequestStatus.RUNNING:
             return True  # preempted for another one
         start = request.num_computed_tokens
@@ -175,9 +177,9 @@ class StepBuilder:
         return True
 
     def _fitting(self, request: Request, num_tokens: int) -> int:
-        """Returns how many of num_tokens tokens of a running prompt have blocks. A group with a window has the blocks
-        of the next chunk only: 0, if other requests hold too many. If no running request would give some back, the tail
-        is preempted."""
+        """Returns how many of `num_tokens` tokens of a running prompt have blocks; 0 if other requests hold too many,
+        as a group with a window has blocks for the next chunk only. Preempts the tail if no running request is going to
+        release any."""
         num_fitting = self._kv.num_allocatable_tokens(request, num_tokens)
         while num_fitting == 0 and not self._step.request_ids and self._is_idle:
             self._preempt_tail()
@@ -195,10 +197,10 @@ class StepBuilder:
         return not self._taker.is_anothers(request) and self._rows.suits(request)
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
-        """Admits waiting requests in their turns until one does not fit. A request that waits for blocks of another is
-        passed over, but keeps a row free; a request of another replica is passed over, too.
+        """Admits waiting requests in their turns until one does not fit. A request that waits for blocks of another
+        request is passed over, but keeps a row free. A request of another replica is passed over, too.
 
-        first: a running prompt, which only requests with less to compute may overtake.
+        first: a running prompt, which only requests with fewer tokens to compute may overtake.
         """
         rows, kv, step = self._rows, self._kv, self._step
         turns, num_passed, num_left = self._turns(), 0, 0
@@ -221,7 +223,7 @@ class StepBuilder:
                 if num_left == _MAX_LEFT:
                     return
                 continue
-            # A suspect, for which the others pause, would wait for them for ever.
+            # Otherwise a suspect, for which the others pause, would wait for them forever.
             if not self._is_suspect(request) and kv.awaits(request, computed):
                 turns.pass_over(request)
                 num_passed += 1
@@ -244,7 +246,8 @@ class StepBuilder:
             self._run_prompt(request, num_tokens)
 
     def _waits_for_long_ones(self, missing: int, prefilling: set[Request]) -> bool:
-        """Returns whether a prompt with so many tokens to compute is long, while as many long ones run as may."""
+        """Returns whether a prompt with `missing` tokens to compute is long while the limit of running long prompts is
+        reached."""
         limits, num_longs = self._limits, sum(request.is_long for request in prefilling)
         return missing > limits.long_prompt_tokens and num_longs >= limits.max_long_partial_prefills
 
@@ -252,13 +255,13 @@ class StepBuilder:
         return len(self._prefilling) < self._limits.max_num_partial_prefills or self._is_suspect(request)
 
     def _overtakes(self, request: Request, missing: int, first: Request) -> bool:
-        """Returns whether a waiting request goes before a running prompt."""
+        """Returns whether a waiting request is scheduled before a running prompt."""
         if self._is_contended and request.account is not first.account:
             return request.account.served < first.account.served
         return missing < len(first.token_ids) - first.num_computed_tokens
 
     def _is_suspect_due(self, first: Request | None) -> bool:
-        """Returns whether a suspect is first in line, and enters here as soon as it is alone."""
+        """Returns whether a suspect is first in line, and enters this replica as soon as it would be alone."""
         if first is None or not self._is_suspect(first) or self._rows.quarantine.is_closed:
             return False
         return self._rows.num_open > 0 and self._rows.find_room(first) is not None and self._takes(first)
@@ -266,9 +269,9 @@ class StepBuilder:
     # -- preemption --------------------------------------------------------------------------------------------------
 
     def _make_room_for(self, request: Request) -> None:
-        """Preempts running requests for the first waiting one, if it lacks a row or blocks and they suffice: those of
-        lower priority, and those of other tenants, if its own has none running. Never happens under fcfs with one
-        tenant, where running requests came first."""
+        """Preempts running requests if the first waiting one lacks a row or blocks and gains enough by it: those of
+        lower priority, and those of other tenants if its own has none running. Never happens under fcfs with one
+        tenant, as running requests came first."""
         rows, kv = self._rows, self._kv
         victims = choose_victims(request, rows.running, self._is_contended, rows.num_open, kv)
         if not victims or rows.quarantine.is_closed or not self._takes(request):
@@ -287,7 +290,7 @@ class StepBuilder:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _run(self, request: Request, num_tokens: int, new_blocks: NewBlocks) -> None:
-        """Puts a request into the step and advances its state as if the step were done."""
+        """Adds a request to the step, and advances its state as if the step were done."""
         step = self._step
         step.request_ids.append(request.request_id)
         step.num_scheduled_tokens.append(num_tokens)
@@ -306,7 +309,7 @@ class StepBuilder:
             self._kv.cache_blocks(request)
 
     def _run_prompt(self, request: Request, num_tokens: int) -> None:
-        """Puts tokens of a prompt, for which there are blocks and time, into the step."""
+        """Adds tokens of a prompt, for which there are blocks and time, to the step."""
         new_blocks = self._kv.allocate_slots(request, num_tokens)
         assert new_blocks is not None
         self._budget.spend(request, request.num_computed_tokens, num_tokens)

@@ -1,9 +1,8 @@
 """The waiting requests, and the order of their turns.
 
-Requests wait in lanes: one for a tenant's short prompts and one for its long ones, each in the policy's order. Of the
-lanes that may be served, the one of the tenant that was served least goes first, and among its own, or where there is
-only one tenant, the request that comes first by policy. So requests go in that order, until the long ones have to wait
-for each other.
+Each tenant has two lanes, one for short and one for long prompts, both in the policy's order. The lanes of the least
+served tenant go first; among these, and with a single tenant, the policy decides. So requests follow the policy's order
+until long ones have to wait for each other.
 """
 
 from bisect import bisect_left, insort
@@ -15,7 +14,7 @@ from pagewire.services.scheduler.core.seams import Shares
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.request import Request
 
-_Lane = tuple[Account, bool]  # of a tenant, and whether of long prompts
+_Lane = tuple[Account, bool]  # the tenant, and whether the prompts are long
 
 
 class WaitingQueue:
@@ -23,8 +22,8 @@ class WaitingQueue:
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
-        self.lanes: dict[_Lane, list[Request]] = {}  # none is empty
-        self._num_tokens: dict[_Lane, int] = {}  # of those in each
+        self.lanes: dict[_Lane, list[Request]] = {}  # without empty lanes
+        self._num_tokens: dict[_Lane, int] = {}  # of the requests in each lane
         self._size = 0
 
     def __len__(self) -> int:
@@ -49,7 +48,7 @@ class WaitingQueue:
         self.shares.count(request.account, waiting=1)
 
     def remove(self, request: Request) -> None:
-        """Takes a request out that is known to wait here."""
+        """Removes a request that is known to wait here."""
         key = request.account, request.is_long
         lane = self.lanes[key]
         del lane[bisect_left(lane, request.order, key=by_order)]
@@ -60,8 +59,8 @@ class WaitingQueue:
         self.shares.count(request.account, waiting=-1)
 
     def before(self, request: Request, *, is_behind_long_ones: bool) -> tuple[float, float]:
-        """Returns how many requests have their turn before one that has its order and is not here yet, and about how
-        many tokens these have: of its tenant by policy, of each other tenant as many at most."""
+        """Returns how many requests have their turn before a request that has its order but does not wait here yet, and
+        about how many tokens they have: those of its tenant by policy, and at most as many of each other tenant."""
         num = num_tokens = 0.0
         others: dict[str, tuple[int, int]] = {}
         for key, lane in self.lanes.items():
@@ -90,11 +89,12 @@ class Turns:
         max_running_per_tenant: int | None = None,
         suits: Callable[[Request], bool] = lambda request: True,
     ) -> None:
-        """max_running_per_tenant: a tenant with so many has no turn. suits: whether a request may have one."""
+        """max_running_per_tenant: the number of running requests from which a tenant gets no turn. suits: returns
+        whether a request may have a turn."""
         self._queue = queue
         self._suits = suits
         self._max_running = max_running_per_tenant
-        self._places = dict.fromkeys(queue.lanes, 0)  # of the next in each lane that has turns
+        self._places = dict.fromkeys(queue.lanes, 0)  # the index of the next request in each lane with turns
 
     def next(self) -> Request | None:
         """Returns the request that has the next turn."""

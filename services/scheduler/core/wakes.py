@@ -1,9 +1,9 @@
-"""The replicas that have to decide a step after an event. Pure.
+"""Chooses the replicas that decide a step after an event. Pure.
 
-A replica at work decides again by itself: when a result is there, or when its pacer holds it back no longer. Only
-resting replicas have to be woken: those that decided last that nothing runs, though another step could have been sent.
-If few rest, all are woken, and their decisions show which one takes a request. If many rest, only the one that
-placement names is woken: with a thousand idle replicas, a request costs no more than with ten.
+A busy replica decides again without a wake-up: when a result arrives, or when its pacer no longer holds it back. Only
+resting replicas have to be woken: those that decided last that nothing runs, although another step could have been
+sent. If few rest, all are woken, and their decisions show which one takes a request. If many rest, only the one that
+placement names is woken, so a request costs no more with a thousand idle replicas than with ten.
 """
 
 from collections.abc import Collection
@@ -45,7 +45,7 @@ class Wakes:
         return self._wanted(self._for_first() if step is not None and step.admitted else ())
 
     def after_result(self, replica: Replica) -> Collection[Replica]:
-        """Returns the replicas to wake after a result, with which requests may have ended; this one comes first."""
+        """Returns the replicas to wake after a result, which may have ended requests; this one comes first."""
         return [replica, *(other for other in self._for_first() if other is not replica)]
 
     def after_end(self) -> Collection[Replica]:
@@ -54,7 +54,7 @@ class Wakes:
         return self._wanted(self._for_first())
 
     def forget(self, replica: Replica) -> None:
-        """Forgets a replica that is gone."""
+        """Forgets a removed replica."""
         self._resting.pop(replica, None)
 
     def _wanted(self, others: Collection[Replica]) -> Collection[Replica]:

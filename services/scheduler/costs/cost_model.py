@@ -2,44 +2,45 @@
 
     seconds = c0 * prompt tokens + c1 + c2 * decodes + c3 * (query, key) pairs of prompts + (c4 if there are prompts)
 
-with no c below zero. A step lasts from the result before to its own, as waiting clients see it: what passes
-on the way to the device and back, or for want of a core, counts too. Where an executor is a pipeline, that is the time
-after which the next step may follow; a step passes all stages in as many times that.
+with no c below zero. A step lasts from the previous result to its own, as clients see it: transfers to the device and
+back, and waits for a core, count too. In a pipeline, this is the time until the next step may follow; passing all S
+stages takes S times as long.
 
-The coefficients minimize the squared error, relative to the size of a step's work: relative to its time, jitter would
-make steps look short. Older steps count less, those with and without prompts apart: an hour of decoding says nothing
-new about prompts, and a flood of prompts nothing about decodes alone. Recent steps are often alike, as all have as much
-of a prompt as fits into the same time, and do not tell tokens from pairs; so there is a second, longer memory, which
-counts for little where they do. Coordinate descent with a bound at zero is all the solver that five unknowns need.
+The coefficients minimize the squared error relative to the size of a step's work: relative to its time, jitter would
+make steps look short. Older steps count less; steps with and without prompts are forgotten separately, as an hour of
+decoding reveals nothing about prompts, and a flood of prompts nothing about decodes alone. Recent steps are often
+alike, as each takes the prompt tokens that fit into the same time, and then do not distinguish tokens from pairs.
+Therefore a second, longer memory decides where the first one does not. Coordinate descent with a bound at zero suffices
+for five unknowns.
 """
 
 from math import sqrt
 
 from pagewire.services.scheduler.values.step import StepWork
 
-# What a unit of each feature is, so that all have about the same size. Where steps do not tell which of them costs so
-# much, it is the first: a step with a prompt says nothing of larger ones unless its tokens cost something.
+# The unit of each feature, so that all have similar sizes. Where steps do not show which feature causes a cost, it is
+# assigned to the first: the costs of a step with a prompt say nothing about larger prompts unless tokens cost
+# something.
 _SCALES = (1 / 128, 1.0, 1 / 32, 1 / 2**18, 1.0)
-# Twenty steps of a kind are remembered, and five hundred: what is left of those before a step, and how much it counts.
+# (share of earlier steps kept, weight) of each memory; they remember about twenty and five hundred steps of a kind.
 _MEMORIES = ((0.95, 1.0), (0.998, 0.02))
 _SWEEPS = 8
 _STEPS_PER_FIT = 8
 _TINY = 1e-12
-# One step may look so many times slower than expected, as the first of its shape is on a CPU. If it is slower still,
-# that is an accident; but if the next one is too, it was none, and may look slower by far.
+# A step counts as at most this many times slower than expected: on a CPU, the first of its shape is slow. Anything
+# beyond is an accident, unless the next step is as slow, for which the higher limit holds.
 _MAX_SURPRISE, _MAX_SURPRISE_AGAIN = 2.0, 10.0
 _NUM_BEFORE_SURPRISES = 8
-# A few steps of small prompts may tell anything of large ones: one is tried that is so many times as large as the
-# largest of late, of which some is forgotten with each step that has prompts.
+# A few steps with small prompts do not predict large ones: a step may have at most this many times the prompt tokens of
+# the largest recent step. That maximum decays with each step that has prompts.
 _MAX_GROWTH = 2
 _LARGEST_KEPT = 0.99
-# Steps before which costs are rather not told to clients: the first ones compile, record or fault in what later ones
-# have.
+# The number of steps after which costs are trusted: the first ones compile, record or page in what later ones reuse.
 _NUM_KNOWN = 16
 
 
 class _Memory:
-    """Normal equations of one kind of steps, products . coefficients = targets, exponentially forgotten."""
+    """Normal equations of one kind of steps, products . coefficients = targets, with exponential forgetting."""
 
     def __init__(self, kept: float, weight: float) -> None:
         self.products = [[0.0] * len(_SCALES) for _ in _SCALES]
@@ -56,21 +57,21 @@ class _Memory:
 
 
 class StepCosts:
-    """Predicts the duration of steps. As long as no prompt was measured, prompts cost nothing."""
+    """Predicts the duration of steps. Until a prompt was measured, prompts cost nothing."""
 
     def __init__(self, num_stages: int = 1) -> None:
-        self.num_stages = num_stages  # a request has a token after as many steps
+        self.num_stages = num_stages  # a token takes a request this many steps
         self._coefficients = [0.0] * len(_SCALES)  # of scaled features
         self._memories = tuple([_Memory(*memory) for memory in _MEMORIES] for _ in range(2))  # without, with prompts
         self._num_learned = [0, 0]
-        self._was_surprise = [False, False]  # the last one
-        self._largest = 0.0  # tokens of prompts in a step
+        self._was_surprise = [False, False]  # of the last step, without and with prompts
+        self._largest = 0.0  # prompt tokens of a recent step
         self._is_stale = False
         self._last_ratio = 1.0  # of the last step's time to the expected one, at most 1
 
     @property
     def num_steps(self) -> int:
-        """Returns the number of steps that were learned from."""
+        """The number of measured steps."""
         return sum(self._num_learned)
 
     @property
@@ -78,7 +79,7 @@ class StepCosts:
         return self.num_steps >= _NUM_KNOWN
 
     def learn(self, work: StepWork, seconds: float) -> None:
-        """A step has taken so long."""
+        """Learns from the duration of a step."""
         if seconds <= 0 or not (work.num_decodes or work.num_prompt_tokens):
             return
         if work.num_prompt_tokens:
@@ -94,7 +95,7 @@ class StepCosts:
             memory.add(row, seconds / size)
         self._is_stale = True
         if self.num_steps < _STEPS_PER_FIT or self.num_steps % _STEPS_PER_FIT == 0:
-            self._fitted()  # otherwise when a prediction is asked for
+            self._fitted()  # otherwise with the next prediction
 
     def decode_seconds(self, num_decodes: float) -> float:
         """Returns the expected seconds of a step without prompts; 0 if nothing is known."""
@@ -106,10 +107,11 @@ class StepCosts:
         return sum(map(float.__mul__, self._fitted(), _features(work)))
 
     def foreseen(self, work: StepWork) -> float:
-        """Returns the expected seconds of a step, rather too few; 0 if unknown, or if it computes nothing.
+        """Returns the expected seconds of a step, too few rather than too many; 0 if unknown, or if it computes
+        nothing.
 
-        It fits nothing, and so can be called for each step. When steps become faster, the last one shows it before the
-        coefficients do.
+        It does not fit coefficients, so it is cheap enough for each step. When steps become faster, the last step shows
+        it before the coefficients do.
         """
         if not (work.num_decodes or work.num_prompt_tokens):
             return 0.0
@@ -121,17 +123,17 @@ class StepCosts:
 
     @property
     def first_prompt_seconds(self) -> float:
-        """Returns the seconds that prompts add to a step, however few their tokens are."""
+        """The seconds that prompts add to a step, regardless of their tokens."""
         return self._fitted()[4]
 
     @property
     def most_prompt_tokens(self) -> int:
-        """Returns the most prompt tokens of a step with foreseeable costs; 0: nothing is known."""
+        """The most prompt tokens of a step with predictable costs; 0: nothing is known."""
         return int(_MAX_GROWTH * self._largest)
 
     def prompt_tokens_within(self, seconds: float, start: int) -> float:
-        """Returns how many tokens of a prompt, the first of which is at position `start`, add `seconds` to a step that
-        has prompts; infinite, if nothing is known."""
+        """Returns how many tokens of a prompt, from position `start` on, add `seconds` to a step with prompts; infinite
+        if nothing is known."""
         per_token, _, _, per_pair, _ = map(float.__mul__, self._fitted(), _SCALES)
         first = per_token + per_pair * start  # of the first token; each that follows costs per_pair more
         if per_pair:
@@ -139,7 +141,7 @@ class StepCosts:
         return max(seconds, 0.0) / first if first else float("inf")
 
     def prompt_seconds(self, start: int, num_tokens: float) -> float:
-        """Returns the seconds that these tokens of a prompt add to a step that has prompts."""
+        """Returns the seconds that these tokens of a prompt add to a step with prompts."""
         per_token, _, _, per_pair, _ = map(float.__mul__, self._fitted(), _SCALES)
         return num_tokens * (per_token + per_pair * (start + num_tokens / 2))
 
@@ -158,7 +160,7 @@ class StepCosts:
         return self._coefficients
 
     def _fit(self) -> None:
-        """Non-negative least squares, from the previous solution on."""
+        """Solves non-negative least squares, starting from the previous solution."""
         coefficients, memories = self._coefficients, [*self._memories[0], *self._memories[1]]
         products = [
             list(map(sum, zip(*rows, strict=True))) for rows in zip(*(one.products for one in memories), strict=True)

@@ -1,4 +1,4 @@
-"""The length of outputs: an estimate for admission and placement, learned from all requests of a line."""
+"""The length of outputs: an estimate for admission and placement, learned from all requests."""
 
 
 class OutputLengths:
@@ -9,7 +9,7 @@ class OutputLengths:
     """
 
     _MEMORY = 0.98
-    # The sum of ends from which the mean is used: that of the first 8.
+    # The sum of ends from which the mean is used: that after the first 8.
     _MIN_ENDS = 7.0
 
     def __init__(self) -> None:

@@ -1,48 +1,47 @@
 """Pacing: the next step is decided shortly before the device needs it.
 
-Two steps are in flight so that the device never waits for the scheduler. If the second were decided as soon as there
-is room for it, it would wait in the executor's queue while the first runs, and a request that arrives meanwhile would
-be in neither. Held back until the first is about to end, it takes along whatever has arrived.
+Two steps are in flight so that the device never waits for the scheduler. If the second were decided as soon as
+possible, it would wait in the executor's queue while the first runs, and a request that arrives meanwhile would be in
+neither. Its decision is held back until the first is about to end, so it includes all requests that have arrived.
 
-The cost model (`cost_model.py`) foresees how long a step takes. A guess that is too short costs nothing but some of
-that gain. After one that is too long the device waits, at most until the result has arrived and the next step is
-decided and sent: that takes long if a prompt of many thousand tokens has to be looked up and sent. So the lead, by
-which the decision precedes the foreseen end, grows with every step that came too late and shrinks with every other. It
-is the only quantity that is learned here: the time that a decision takes to reach the device, which is no cost of a
-step.
+The cost model (`cost_model.py`) predicts how long a step takes. A prediction that is too short only costs some of that
+gain. After one that is too long, the device waits until the result has arrived and the next step is decided and sent,
+which takes long if a prompt of many thousand tokens has to be looked up and sent. So the lead, by which the decision
+precedes the expected end, grows with every late step and shrinks with every other. Only the lead is learned here: the
+time in which a decision reaches the device, which is not part of a step's cost.
 
-Where the executor is a pipeline, S steps run, and it is the first stage that must not wait. Its progress is not
-reported, but a step whose result has arrived left it S - 1 steps ago.
+In a pipeline, S steps run, and the first stage must not wait. Its progress is not reported, but a step with a result
+left the first stage S - 1 steps ago.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 _FIRST_LEAD = 0.005  # seconds
-_MIN_LEAD = 0.003  # what messages take between processes that wait for a core now and then
-_MAX_LEAD = 0.1  # a stall has no longer effect
-# One in twelve steps is late where guesses err at random: ln(1.25) = 11 * -ln(0.98).
+_MIN_LEAD = 0.003  # messages take this long when processes sometimes wait for a core
+_MAX_LEAD = 0.1  # bounds the effect of a stall
+# One in twelve steps is late if predictions err at random: ln(1.25) = 11 * -ln(0.98).
 _GROWTH = 1.25
 _DECAY = 0.98
-# The foreseen time is shortened by this share, but by no more seconds: rather too short than too long.
+# The predicted time is shortened by this share, but by at most this many seconds: too short is better than too long.
 _CAUTION, _MOST_CAUTION = 0.03, 0.002
 # A shorter hold gains little, and every hold risks a late step.
 _MIN_HOLD = 0.01
-_TIMER_RESOLUTION = 0.001  # uvloop's timers fire so much too early
-# A device may be idle for so long before a step that was there in time: on CUDA, it copies what the host has staged.
+_TIMER_RESOLUTION = 0.001  # uvloop's timers may fire this much too early
+# A device may be idle for this long before a step that was in time: on CUDA, it copies staged data from the host.
 _TOLERANCE = 0.0005
 
 
 @dataclass(slots=True)
 class _Sent:
-    seconds: float  # that it should take
+    seconds: float  # the expected duration
     time: float
     was_held: bool
-    followed_long: bool  # the step before was long enough that this one might have been held
+    followed_long: bool  # the previous step was long enough to hold this one back
 
 
 class Pacer:
-    """Foresees the end of the step that runs, and holds the next decision back until shortly before. Times are those of
+    """Predicts the end of the running step, and holds the next decision back until shortly before. Times are those of
     `time.monotonic`, in seconds."""
 
     def __init__(self, pipeline_depth: int) -> None:
@@ -51,15 +50,15 @@ class Pacer:
         self.start_over()
 
     def start_over(self, num_stages: int = 1) -> None:
-        """Starts over with an executor of unknown speed, with `num_stages`; nothing is in flight."""
+        """Starts over with an executor of unknown speed and `num_stages` stages; no step is in flight."""
         self._num_stages = num_stages
         self._in_flight: deque[_Sent] = deque()
-        self._last_result_time = self._last_seconds = 0.0  # of the last step that was done
+        self._last_result_time = self._last_seconds = 0.0  # of the last completed step
         self._is_holding = self._was_held = False
         self.lead = _FIRST_LEAD
 
     def hold(self, now: float) -> float:
-        """Begins, continues or ends to hold the next decision back; called before every decision.
+        """Begins, continues or stops holding the next decision back; called before every decision.
 
         Returns:
             The seconds to wait before the next call; 0: decide now.
@@ -70,14 +69,14 @@ class Pacer:
         return left if is_holding else 0.0
 
     def on_sent(self, seconds: float, now: float) -> None:
-        """Takes in that a step was sent. seconds: that it should take; 0: unknown."""
+        """Takes in that a step was sent. seconds: its expected duration; 0: unknown."""
         followed_long = bool(self._in_flight) and self._in_flight[0].seconds > _MIN_LEAD + _MIN_HOLD
         seconds -= min(seconds * _CAUTION, _MOST_CAUTION)
         self._in_flight.append(_Sent(seconds, now, self._was_held, followed_long))
 
     def on_result(self, execute_seconds: float, idle_seconds: float | None, now: float) -> None:
-        """Takes in that the oldest step in flight is done. execute_seconds: of the slowest stage. idle_seconds: how
-        long the first stage had waited for it; None if unknown."""
+        """Takes in that the oldest step in flight is done. execute_seconds: those of the slowest stage. idle_seconds:
+        those for which the first stage waited for the step; None if unknown."""
         done = self._in_flight.popleft()
         self._last_result_time, self._last_seconds = now, execute_seconds
         if idle_seconds is None:
@@ -94,15 +93,15 @@ class Pacer:
         return self._num_stages - 1 + self._pipeline_depth
 
     def seconds_of_oldest(self, now: float) -> float:
-        """Returns the seconds between the result of the step before and that of the oldest step in flight. If it did
-        not follow it at once: the time in each stage since it was sent."""
+        """Returns the seconds from the previous result to that of the oldest step in flight. If the step did not follow
+        at once, it is the time in each stage since the step was sent."""
         if not self._in_flight:
             return 0.0
         return min(now - self._last_result_time, (now - self._in_flight[0].time) / self._num_stages)
 
     def _seconds_left(self, now: float) -> float:
-        """Returns the seconds until the first stage is done with all steps it has; 0 if it has none, or if no other
-        step may be sent before one in flight is done."""
+        """Returns the seconds until the first stage has finished all its steps; 0 if it has none, or if no step may be
+        sent before one in flight is done."""
         if not 0 < len(self._in_flight) < self.max_in_flight:
             return 0.0
         end = self._last_result_time - (self._num_stages - 1) * self._last_seconds

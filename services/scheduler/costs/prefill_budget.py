@@ -1,11 +1,12 @@
-"""The part of a step that prompts may take, so that decoding requests have their next token in time.
+"""The part of a step that prompts may take, so that decoding requests get their next token in time.
 
-A step with decodes in it should not take longer than --target-itl-ms. What it would take without prompts is known from
-experience (`cost_model.py`), and prompts have the rest of the time. Prompts always get something: a third of what the
-decodes take, by default as much as these, and half the target. A step without decodes may take longer, as it
-delays only requests that arrive meanwhile, and a request that is alone takes what it likes. Unless a target was set, so
-may one for which more short prompts wait than requests decode: in a burst, steps that are kept short delay more than
-they hurry. In a pipeline of S stages, decoding requests wait for S steps, each of which may take an S-th of that."""
+A step with decodes should not take longer than --target-itl-ms. The cost model (`cost_model.py`) predicts its duration
+without prompts; prompts get the rest of the time. Prompts always get some time: a third of the time of the decodes or,
+without a set target, the larger of the decodes' time and half the default target. A step without decodes may take
+longer, as it delays only requests that arrive meanwhile; a single request has no limit. Without a set target, a step
+may also take longer when more short prompts wait than requests decode: in a burst, short steps delay more requests than
+they help. In a pipeline of S stages, decoding requests wait for S steps, each of which may take an S-th of that
+time."""
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.costs.cost_model import StepCosts
@@ -13,15 +14,16 @@ from pagewire.services.scheduler.costs.cost_model import StepCosts
 # Smaller pieces are not worth their overhead.
 MIN_CHUNK = 16
 _DEFAULT_TARGET = 0.05  # seconds
-_LEAST_SHARE = 1 / 3  # of the time that decodes take
-_MAX_STRETCH = 4.0  # times the target, where more wait for a first token than for a next one
-# Of the time that decodes take, where they are of tenants that were served less: these keep more than half their rate.
+_LEAST_SHARE = 1 / 3  # of the time of the decodes
+_MAX_STRETCH = 4.0  # times the target, when more requests wait for a first token than for a next one
+# The share of the decodes' time, if these belong to tenants that were served less, which keep more than half their
+# rate.
 _ALLOWED_SHARE = 2 / 3
 NO_LIMIT = float("inf")
 
 
 class PrefillTarget:
-    """Says how many seconds of a step the tokens of prompts may take."""
+    """The seconds of a step that prompt tokens may take."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = None if config.target_itl_ms is None else config.target_itl_ms / 1000
@@ -29,9 +31,9 @@ class PrefillTarget:
     def seconds(
         self, costs: StepCosts, num_decodes: float, num_short_prompts: float, *, is_alone: bool, is_contended: bool
     ) -> float:
-        """Returns the seconds. num_decodes: of each step. num_short_prompts: that run, or wait and have a row.
-        is_alone: there is one request. is_contended: there are several tenants, one of which may be about to come that
-        was served less, so that a step without decodes has to be short, too."""
+        """Returns the seconds. num_decodes: decodes of each step. num_short_prompts: short prompts that run, or wait
+        and have a row. is_alone: there is only one request. is_contended: there are several tenants; a less served one
+        may send a request at any time, so steps without decodes are kept short, too."""
         if self._target == 0 or is_alone:
             return NO_LIMIT
         decodes, stages = costs.decode_seconds(num_decodes), costs.num_stages
@@ -46,16 +48,17 @@ class PrefillTarget:
 
 
 class Allowance:
-    """Time that prompts may take of tenants that were served more than others that run. It is saved up, a part of every
-    step, until it is worth a whole one: a few tokens in every step would cost the others as much and get nowhere."""
+    """The time that prompts may take if their tenants were served more than others with running requests. Each step
+    earns a part of it until it suffices for a whole step: a few tokens in every step would cost the others as much
+    without progress."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
     def earn(self, costs: StepCosts, num_decodes: int, seconds: float) -> float:
-        """Earns in a step with `num_decodes`, in which tokens of prompts may take `seconds`.
+        """Earns time in a step with `num_decodes` decodes, in which prompt tokens may take `seconds`.
 
-        Returns how long theirs may take in it: nothing, or all of that.
+        Returns the seconds for prompts of these tenants in this step: none or all.
         """
         decodes, first = costs.decode_seconds(num_decodes), costs.first_prompt_seconds
         if seconds == NO_LIMIT or not decodes:
@@ -68,10 +71,10 @@ class Allowance:
 
 
 class PrefillBudget:
-    """The rest of a step that is left for prompts."""
+    """The rest of a step, which is left for prompts."""
 
     def __init__(self, costs: StepCosts, num_tokens: int, seconds: float) -> None:
-        """seconds: that their tokens may take. Where that is no more than a small piece, there is none."""
+        """num_tokens, seconds: the limits of all prompts in the step."""
         self._costs = costs
         if seconds != NO_LIMIT and costs.most_prompt_tokens:
             num_tokens = min(num_tokens, max(MIN_CHUNK, costs.most_prompt_tokens))
@@ -79,10 +82,11 @@ class PrefillBudget:
         self._all_seconds = self._seconds = seconds
 
     def fit(self, start: int, wanted: int, *, kept: float = 0.0, least: int = 0) -> int:
-        """Returns how many of `wanted` tokens of a prompt, from position `start` on, fit; none if more was spent than
-        there was, as by a tenant that is one of those served more since its request was admitted.
+        """Returns how many of `wanted` tokens of a prompt, from position `start` on, fit; none if the budget is
+        overdrawn, as by a tenant that counts as served more only since its request was admitted.
 
-        kept: the part of the whole that is left to others. least: so many fit however long they take.
+        kept: the share of the whole budget that is left to others. least: the number of tokens that fit regardless of
+        time.
         """
         tokens = min(wanted, int(self.num_tokens - kept * self._all_tokens))
         if self._all_seconds != NO_LIMIT and tokens > 0:

@@ -1,10 +1,9 @@
 """Fairness among tenants: the requests of the tenant that was served least go first.
 
 Each tenant has a virtual token counter (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): the
-tokens of prompts that it was served, of which a token of output counts as two, divided by its weight. The waiting
-request of the tenant with the lowest counter is next; among a tenant's own, the policy decides. No tenant saves up: the
-counter of one that comes back is lifted to the lowest of those that are there. While there is only one, nothing is
-counted.
+served prompt tokens plus twice the output tokens, divided by the tenant's weight. The tenant with the lowest counter
+has the next turn; among its requests, the policy decides. No tenant saves up: the counter of a returning tenant is
+raised to the lowest of the present ones. With only one tenant, nothing is counted.
 """
 
 from collections import OrderedDict
@@ -12,9 +11,9 @@ from collections.abc import Iterable
 
 from pagewire.services.scheduler.values.account import Account
 
-# VTC's weights of tokens.
+# The weights of tokens in VTC.
 _OUTPUT_CHARGE = 2.0
-# So many tenants without requests keep their counters. Of a forgotten one, only an excess over others is lost.
+# The number of counters of tenants without requests that are kept. Forgetting one loses only its excess over others.
 _MAX_IDLE = 1024
 
 
@@ -24,7 +23,7 @@ class Ledger:
     def __init__(self) -> None:
         self._live: dict[str, Account] = {}
         self._idle: OrderedDict[str, Account] = OrderedDict()
-        self._last_served = 0.0  # of the tenant that left last
+        self._last_served = 0.0  # the counter of the tenant that left last
 
     @property
     def is_contended(self) -> bool:
@@ -42,8 +41,7 @@ class Ledger:
         return account
 
     def share(self, account: Account) -> float:
-        """Returns the tenant's part, above 0 and at most 1, of what it and all tenants with requests divide by
-        weight."""
+        """Returns the tenant's share by weight, above 0 and at most 1, among itself and all tenants with requests."""
         total = sum(other.weight for other in self._live.values())
         return account.weight / (total if account.is_live else total + account.weight)
 

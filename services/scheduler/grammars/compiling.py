@@ -16,14 +16,13 @@ _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 
 async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Compile]]) -> None:
-    """Returns when all attached executors have tried to compile the grammar, and at least one has; waits for one.
+    """Compiles the grammar on all attached executors, and waits until at least one has succeeded.
 
     Args:
         executors: returns the compilers of the executors that are attached.
 
     Raises:
-        RpcError: INVALID_ARGUMENT if the grammar cannot be used, INTERNAL if executors are lost whenever they compile
-            it.
+        RpcError: INVALID_ARGUMENT if the grammar cannot be used, INTERNAL if each executor that compiles it is lost.
     """
     num_losses = 0
     while num_losses < MAX_SILENT_LOSSES:

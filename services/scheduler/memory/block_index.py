@@ -1,18 +1,18 @@
-"""The seam of an index of blocks, such as the one by which replicas are compared."""
+"""The seam of an index of blocks, such as that for comparing replicas."""
 
 from collections.abc import Iterable
 from typing import Protocol
 
 
 class BlockIndex(Protocol):
-    """The blocks of one replica that can be found, by their hashes."""
+    """The hashes of the findable blocks of one replica."""
 
     def add(self, block_hash: bytes) -> None: ...
 
     def remove(self, block_hash: bytes) -> None:
-        """Does nothing for an unknown hash."""
+        """Removes a hash; does nothing if it is unknown."""
 
     def remove_all(self, block_hashes: Iterable[bytes]) -> None: ...
 
     def hashes(self) -> set[bytes]:
-        """Returns all hashes, for checks; slow."""
+        """Returns all hashes, for checks. Slow."""

@@ -1,7 +1,7 @@
-"""The blocks of the KV cache: which are free, how many requests hold each, and which contents can be found again.
+"""The blocks of the KV cache: free blocks, the number of requests that hold each block, and findable contents.
 
-A block that lost its last holder keeps its contents and its hash until it is needed: the free queue, in the order in
-which blocks may be evicted, is at the same time the prefix cache.
+A block without holders keeps its contents and its hash until it is reused: the free queue, in the order of eviction, is
+also the prefix cache.
 """
 
 import enum
@@ -17,7 +17,7 @@ class BlockState(enum.IntEnum):
     FREE = 1
     CACHED = 2  # free, with contents that can be found
     USED = 3
-    SHARED = 4  # of several holders
+    SHARED = 4  # with several holders
 
 
 def _state(block: Block) -> BlockState:
@@ -27,7 +27,8 @@ def _state(block: Block) -> BlockState:
 
 
 class FreeQueue:
-    """Free blocks as a doubly linked list through the blocks themselves: a prefix hit leaves the middle in O(1).
+    """Free blocks as a doubly linked list through the blocks themselves: a prefix hit is removed from the middle in
+    O(1).
 
     A sentinel closes the ring: sentinel.next is the first to be reused, sentinel.prev the last.
     """
@@ -48,16 +49,16 @@ class FreeQueue:
             block = block.next
 
     def append(self, block: Block) -> None:
-        """Adds a block that is to be reused last."""
+        """Adds a block to be reused last."""
         self._insert_before(self._sentinel, block)
 
     def prepend(self, block: Block) -> None:
-        """Adds a block that is to be reused first."""
+        """Adds a block to be reused first."""
         assert self._sentinel.next is not None
         self._insert_before(self._sentinel.next, block)
 
     def pop(self) -> Block:
-        """Takes the block that is to be reused first; the queue must not be empty."""
+        """Removes and returns the block to be reused first; the queue must not be empty."""
         block = self._sentinel.next
         assert block is not None and block is not self._sentinel
         self.remove(block)
@@ -89,7 +90,7 @@ class BlockPool:
         self._by_hash: dict[bytes, Block] = {}
         self.index: BlockIndex | None = None  # kept up to date with the findable blocks
         self.num_cached_blocks = 0  # free, with contents that can be found
-        self.num_shared_blocks = 0  # of several holders
+        self.num_shared_blocks = 0  # with several holders
 
     @property
     def num_blocks(self) -> int:
@@ -97,12 +98,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """The number of blocks that no request holds, with cached contents or not."""
+        """The number of blocks without holders, with or without cached contents."""
         return len(self._free)
 
     @property
     def hashes(self) -> Collection[bytes]:
-        """The hashes of all contents that can be found."""
+        """The hashes of all findable contents."""
         return self._by_hash.keys()
 
     def find(self, block_hash: bytes) -> Block | None:
@@ -118,7 +119,7 @@ class BlockPool:
         block.ref_count += 1
 
     def allocate(self) -> Block:
-        """Takes the free block that is first to be reused, and evicts its contents; there must be a free block."""
+        """Takes the free block to be reused first, and evicts its contents; there must be a free block."""
         block = self._free.pop()
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
@@ -130,7 +131,7 @@ class BlockPool:
         return block
 
     def register(self, block: Block, block_hash: bytes) -> None:
-        """Makes a full block findable, unless another one with the same contents already is."""
+        """Makes a full block findable, unless a block with the same contents already is."""
         if block_hash not in self._by_hash:
             self._by_hash[block_hash] = block
             block.block_hash = block_hash
@@ -138,7 +139,7 @@ class BlockPool:
                 self.index.add(block_hash)
 
     def forget(self, block_hash: bytes) -> None:
-        """Makes contents impossible to find; requests that hold the block keep it."""
+        """Removes contents from the hash index; requests that hold the block keep it."""
         block = self._by_hash.pop(block_hash, None)
         if block is not None:
             block.block_hash = None

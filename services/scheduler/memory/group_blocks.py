@@ -12,8 +12,8 @@ WATERMARK = 0.01
 
 
 class GroupBlocks:
-    """The blocks of one group. With a window w, the token at position p reads the tokens from p - w + 1 on: earlier
-    blocks are not kept for the request, and a prefix hit does not need them."""
+    """The blocks of one group. With a window w, the token at position p reads the tokens from p - w + 1 on: the request
+    does not keep earlier blocks, and a prefix hit does not need them."""
 
     def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
         self.pool = BlockPool(group.num_blocks)
@@ -31,13 +31,12 @@ class GroupBlocks:
         return -(-num_tokens // self.block_size)
 
     def first_needed(self, position: int) -> int:
-        """Returns the place in the block table of the first block that a token at this position, or a later one,
-        reads."""
+        """Returns the index in the block table of the first block that tokens from this position on read."""
         return max(0, position - self.window + 1) // self.block_size if self.window else 0
 
     def longest_hit(self, hashes: Sequence[bytes], most: int) -> int:
-        """Returns the largest number of blocks, up to `most`, after which a request can continue with the contents of
-        the pool."""
+        """Returns the largest number of leading blocks, up to `most`, after which a request can continue with contents
+        of the pool."""
         if not self.window:
             return next((i for i in range(most) if self.find_block(hashes[i]) is None), most)
         num_blocks = most
@@ -51,7 +50,7 @@ class GroupBlocks:
         return num_blocks
 
     def find(self, hashes: Sequence[bytes], num_blocks: int) -> HeldBlocks:
-        """Returns the blocks that are still read of the first num_blocks, which are a hit; they are not held yet."""
+        """Returns those of the first `num_blocks` blocks, a hit, that are still read; they are not held yet."""
         first = self.first_needed(num_blocks * self.block_size)
         found = [self.find_block(hashes[i]) for i in range(first, num_blocks)]
         return HeldBlocks(first, [block for block in found if block is not None])
@@ -66,18 +65,18 @@ class GroupBlocks:
         return self.pool.num_free_blocks - self._watermark
 
     def find_block(self, block_hash: bytes) -> Block | None:
-        """Returns the block of these contents that may be read from the next step on."""
+        """Returns the block with these contents, which may be read from the next step on."""
         return self.pool.find(block_hash)
 
     def cache(self, held: HeldBlocks, hashes: Sequence[bytes], start: int, end: int) -> None:
-        """Makes a request's blocks of places start to end - 1, which are full, findable."""
+        """Makes a request's full blocks with indices start to end - 1 findable."""
         for i in range(start, end):
             self.pool.register(held.blocks[i - held.first], hashes[i])
 
     def num_missing(self, num_tokens: int, hit: HeldBlocks, keep_free: bool) -> int:
         """Returns how many blocks would have to be freed before `admit` succeeds."""
         num_needed = self._end_of_admission(num_tokens, hit) - hit.end
-        # Hits that no request holds are in the free queue and leave it.
+        # Hits without holders are in the free queue, which they leave.
         num_needed += sum(block.ref_count == 0 for block in hit.blocks)
         return num_needed + (self._watermark if keep_free else 0) - self.pool.num_free_blocks
 
@@ -100,7 +99,7 @@ class GroupBlocks:
         return [block.block_id for block in blocks]
 
     def release_behind(self, held: HeldBlocks, position: int) -> None:
-        """Releases the blocks that no token at this position or a later one reads."""
+        """Releases the blocks that are not read by tokens from this position on."""
         count = self.first_needed(position) - held.first
         if count > 0:
             self.release(held.blocks[:count])
@@ -108,7 +107,7 @@ class GroupBlocks:
             held.first += count
 
     def release(self, blocks: list[Block]) -> None:
-        """Releases blocks of a request; those further in front are evicted later."""
+        """Releases blocks of a request; earlier ones in the table are evicted later."""
         self.pool.release(blocks)
 
     def check_integrity(self, held: Iterable[Block]) -> None:

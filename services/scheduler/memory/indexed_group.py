@@ -1,4 +1,4 @@
-"""The group of layers by which replicas are compared, and the part of it that the index of all replicas knows."""
+"""The group of layers that represents a replica in comparisons, and its entries in the index of all replicas."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,24 +8,24 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class IndexedGroup:
-    """A group that keeps all tokens, if there is one, as all others have to agree with it on a prefix."""
+    """A group that keeps all tokens, if there is one, because the other groups have to agree with it on a prefix."""
 
     def __init__(self, groups: Sequence[GroupBlocks], index: BlockIndex | None) -> None:
-        """groups: of one replica, at least one. index: None: no index."""
+        """groups: all groups of one replica, at least one. index: None without an index."""
         self._group = next((group for group in groups if not group.window), groups[0])
         self._index: BlockIndex | None = None
         if index is not None:
             self.share(index)
 
     def share(self, index: BlockIndex) -> None:
-        """Keeps the index up to date with the blocks that can be found here, now or once running requests compute
-        them."""
+        """Keeps the index up to date with the blocks of this replica that are findable, now or once running requests
+        compute them."""
         self._index = self._group.pool.index = index
         for block_hash in self._group.pool.hashes:
             index.add(block_hash)
 
     def leave(self, running: Iterable[Request]) -> None:
-        """Removes all contents from the index, also those that running requests were to compute."""
+        """Removes all contents from the index, including those that running requests were going to compute."""
         if self._index is not None:
             self._index.remove_all(list(self._group.pool.hashes))
             for request in running:
@@ -33,7 +33,7 @@ class IndexedGroup:
             self._group.pool.index = self._index = None
 
     def expect(self, request: Request) -> None:
-        """Adds the contents that a request is about to compute."""
+        """Adds the contents that a request is going to compute."""
         if self._index is not None:
             for block_hash in self._group.keys(request.blocks.hashes):
                 self._index.add(block_hash)
@@ -46,8 +46,8 @@ class IndexedGroup:
                     self._index.remove(block_hash)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raises AssertionError unless the index has all contents that can be found here, and no others except those
-        that these requests will compute."""
+        """Raises AssertionError unless the index has exactly the findable contents of this replica and some that these
+        requests will compute."""
         if self._index is None:
             return
         known, present = self._index.hashes(), set(self._group.pool.hashes)
@@ -61,12 +61,12 @@ class IndexedGroup:
 
     @property
     def block_size(self) -> int:
-        """The tokens of a block."""
+        """The number of tokens in a block."""
         return self._group.block_size
 
     def num_lacking(self, num_tokens: int, num_cached: int) -> int:
-        """Returns the number of blocks for a request with num_cached tokens found. Where no group keeps all tokens,
-        rows are the bound."""
+        """Returns the number of blocks that a request lacks when `num_cached` of its tokens are found; 0 if no group
+        keeps all tokens, as rows are the bound then."""
         if self._group.window:
             return 0
         return -(-num_tokens // self._group.block_size) - num_cached // self._group.block_size

@@ -1,7 +1,7 @@
 """KV memory of requests: block tables over the pools of all groups of layers, and prefix hits.
 
-A group has a pool and block tables of its own, and keeps the blocks that its `KVGroup` defines: the blocks of all
-tokens, those that a window still sees, or the latest state. A request has room for a token if every group has.
+Each group has its own pool and block tables, and keeps the blocks that its `KVGroup` defines: those of all tokens,
+those that a window still sees, or the latest state. A request has room for a token if every group has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ _NO_LIMIT = 1 << 62
 
 
 class KVCacheManager:
-    """Gives requests the blocks their tokens need and finds blocks that already hold their KV."""
+    """Gives requests the blocks that their tokens need, and finds blocks that already hold their KV."""
 
     def __init__(
         self,
@@ -33,7 +33,8 @@ class KVCacheManager:
         weights_version: str = "",
         index: BlockIndex | None = None,
     ) -> None:
-        """weights_version: of the weights that compute the blocks. index: learns which blocks are here."""
+        """weights_version: that of the weights that compute the blocks. index: is kept up to date with the blocks of
+        this replica."""
         self._weights_version = weights_version
         self.block_size = block_size
         self.no_blocks = NewBlocks([0] * len(groups), [])
@@ -42,28 +43,28 @@ class KVCacheManager:
             (StateBlocks if group.is_state else GroupBlocks)(group, block_size, max_num_batched_tokens)
             for group in groups
         ]
-        # Groups that release blocks while a request runs: of windows and of states.
+        # Groups with windows or states release blocks while a request runs.
         self._windows = [(index, group) for index, group in enumerate(self._groups) if group.window]
         self._upcoming = UpcomingBlocks(
             block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
         )
         self.indexed = IndexedGroup(self._groups, index if self._enable_prefix_caching else None) if groups else None
-        self._refused: Request | None = None  # the last request without room, and the free blocks then
+        self._refused: Request | None = None  # the last request without room
         self._num_free_at_refusal: list[int] = []
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of all groups."""
+        """The number of blocks in all groups."""
         return sum(group.pool.num_blocks for group in self._groups)
 
     @property
     def num_free_blocks(self) -> int:
-        """The number of free blocks of all groups."""
+        """The number of free blocks in all groups."""
         return sum(group.pool.num_free_blocks for group in self._groups)
 
     @property
     def usage(self) -> float:
-        """The share of blocks in use, 0 to 1, of the group with the largest."""
+        """The share of blocks in use, 0 to 1, in the fullest group."""
         return max((1 - group.pool.num_free_blocks / group.pool.num_blocks for group in self._groups), default=0.0)
 
     @property
@@ -78,9 +79,9 @@ class KVCacheManager:
     # -- prefix hits -------------------------------------------------------------------------------------------------
 
     def get_computed_blocks(self, request: Request) -> ComputedBlocks:
-        """Returns the longest prefix of the request that all groups can continue, at most all tokens but the last:
-        that one must be computed to sample the next. Returns an empty hit for a request that wants log probabilities of
-        all of its prompt."""
+        """Returns the longest prefix of the request that all groups can continue. It excludes the last token, which
+        must be computed to sample the next. It is empty for a request that wants log probabilities of its whole
+        prompt."""
         if not self._enable_prefix_caching:
             return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
@@ -104,8 +105,8 @@ class KVCacheManager:
         return ComputedBlocks(held, num_blocks * self.block_size)
 
     def cache_blocks(self, request: Request) -> None:
-        """Makes the blocks findable that are full, with known tokens and with KV that is computed in this step or an
-        earlier one; none before the executor has accepted the request."""
+        """Makes full blocks findable if their tokens are known and their KV is computed in this step or an earlier one;
+        none before the executor has accepted the request."""
         num_full = request.num_certain_tokens // self.block_size
         if num_full <= request.blocks.num_cached or not self._enable_prefix_caching or not request.is_accepted:
             return
@@ -122,7 +123,7 @@ class KVCacheManager:
         )
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Returns the hashes of the request's first num_blocks blocks, at least; they are kept."""
+        """Returns the hashes of at least the first `num_blocks` blocks of the request, and stores them."""
         if request.blocks.hashed_for != self._weights_version:
             if request.blocks.hashes:
                 request.blocks.other_hashes[request.blocks.hashed_for] = request.blocks.hashes
@@ -144,8 +145,8 @@ class KVCacheManager:
         return self.indexed.keys(self._hashes(request, num_blocks)[:num_blocks])
 
     def keeps_waiting(self, request: Request) -> bool:
-        """Returns whether the blocks that a request awaits since `awaits` returned True are still being computed; does
-        no look-up."""
+        """Returns whether the blocks that made `awaits` return True for this request are still being computed, without
+        a look-up."""
         return self._upcoming.keeps_waiting(request)
 
     def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
@@ -157,8 +158,7 @@ class KVCacheManager:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def num_missing_blocks(self, request: Request, computed: ComputedBlocks, keep_free: bool = False) -> list[int]:
-        """Returns how many blocks of each group would have to be freed before `admit` succeeds; 0 or less: it does
-        now."""
+        """Returns how many blocks of each group would have to be freed before `admit` succeeds; 0 or less: none."""
         return [
             group.num_missing(request.num_tokens, held, keep_free)
             for group, held in zip(self._groups, computed.held, strict=True)
@@ -184,9 +184,8 @@ class KVCacheManager:
         return computed
 
     def admit(self, request: Request, computed: ComputedBlocks) -> None:
-        """Gives a request that holds nothing its first blocks, so that its prefill cannot run out of memory: the
-        blocks of all its known tokens, or of one step in groups with windows. `num_missing_blocks` must be 0 or
-        less."""
+        """Gives a request without blocks its first ones, so that its prefill cannot run out of memory: the blocks of
+        all its known tokens, or of one step in groups with windows. `num_missing_blocks` must be 0 or less."""
         for group, held in zip(self._groups, computed.held, strict=True):
             group.admit(request.num_tokens, held)
         request.blocks.held = computed.held
@@ -237,15 +236,15 @@ class KVCacheManager:
         return min(reaches, default=_NO_LIMIT)
 
     def start_step(self, requests: Iterable[Request]) -> None:
-        """Prepares the decision of a step: releases blocks of running requests before the windows of all later tokens.
-        Steps in flight may still read them, but the next holder runs in a step that is decided later,
-        and steps execute in order."""
+        """Prepares the decision of a step: releases blocks of running requests that precede the windows of all later
+        tokens. Steps in flight may still read them, but the next holder runs in a later step, and steps execute in
+        order."""
         self._upcoming.start_step()
         if not self._windows:
             return
         for request in requests:
             if not request.is_accepted:
-                continue  # its blocks may have to be registered later
+                continue  # its blocks may have to become findable later
             self.cache_blocks(request)  # results may have arrived since it ran
             for index, group in self._windows:
                 group.release_behind(request.blocks.held[index], request.num_certain_tokens)
@@ -263,7 +262,7 @@ class KVCacheManager:
         request.blocks.drop()
 
     def forget(self, request: Request) -> None:
-        """Makes all blocks of a request impossible to find from now on: their contents cannot be trusted."""
+        """Removes all blocks of a request from the hash index, as their contents cannot be trusted."""
         for group in self._groups:
             for block_hash in request.blocks.hashes:
                 group.pool.forget(block_hash)
@@ -273,12 +272,12 @@ class KVCacheManager:
         return [sum(block.ref_count == 1 for block in held.blocks) for held in request.blocks.held]
 
     def share_index(self, index: BlockIndex) -> None:
-        """Keeps the index up to date with the blocks that can be found here, now or soon."""
+        """Keeps the index up to date with the blocks of this replica that are findable, now or soon."""
         if self.indexed is not None and self._enable_prefix_caching:
             self.indexed.share(index)
 
     def leave_index(self, running: Iterable[Request]) -> None:
-        """Removes all blocks from the index, also those that running requests were to compute."""
+        """Removes all blocks from the index, including those that running requests were going to compute."""
         if self.indexed is not None:
             self.indexed.leave(running)
 

@@ -1,8 +1,8 @@
-"""The blocks of a group of layers with a state, which has constant size and represents all tokens so far.
+"""The blocks of a group of layers with a state of constant size, which represents all tokens so far.
 
 A block covers `state_tokens` tokens and holds the state after the last computed one. Within these tokens, each step of
-the request overwrites the state. Behind them, the block no longer changes and can be found by the hash of all tokens up
-to its end: a prefix hit ends at the end of such a block.
+the request overwrites the state. After them, the block no longer changes and is findable by the hash of all tokens up
+to its end: prefix hits end at the end of such a block.
 
 A token reads only the state after the previous token. To `GroupBlocks` that is a window of two tokens.
 """
@@ -21,14 +21,15 @@ class StateBlocks(GroupBlocks):
     def __init__(self, group: KVGroup, block_size: int, max_num_batched_tokens: int) -> None:
         super().__init__(replace(group, window=2), group.state_tokens, max_num_batched_tokens)
         self._ratio = group.state_tokens // block_size
-        self._written: set[Block] = set()  # by the present step, or findable since the last one
+        self._written: set[Block] = set()  # by the present step, or made findable since
 
     def start_step(self) -> None:
         self._written.clear()
 
     def find_block(self, block_hash: bytes) -> Block | None:
-        """Returns None also where the present step writes the block: requests run side by side, and one of them would
-        read what the other has not written yet. (Keys and values of a layer are all written before any is read.)"""
+        """Returns None for an unknown block, and for one that the present step writes: requests run concurrently, and
+        one of them would read a state that another has not written yet. (Keys and values of a layer are all written
+        before any is read.)"""
         block = super().find_block(block_hash)
         return None if block in self._written else block
 

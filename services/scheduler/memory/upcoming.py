@@ -1,10 +1,10 @@
-"""Upcoming prefixes: a request waits for a block that another request computes, instead of computing it again.
+"""Upcoming prefixes: a request waits for a block that another request computes, instead of computing it, too.
 
-Most blocks can be found in the step that computes them. The exceptions are the rest of a prompt that takes several
+Most blocks are findable in the step that computes them. The exceptions are the rest of a prompt that takes several
 steps, a state (found from the next step on), and the blocks of a prompt with images (found once the executor has
 accepted them). A waiting request has the same next block as a running one, so it waits for steps that are executed
-anyway, and only while that request runs and has blocks that cannot be found yet: not after it was preempted, aborted
-or lost.
+anyway, and only while that request runs and has blocks that cannot be found yet: not after it was preempted, aborted or
+lost.
 """
 
 from bisect import bisect_left
@@ -14,18 +14,18 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class UpcomingBlocks:
-    """The blocks that will be found next in the KV cache of a replica."""
+    """The blocks that become findable next in the KV cache of a replica."""
 
     def __init__(self, block_size: int, num_blocks_at_once: int) -> None:
-        """num_blocks_at_once: a hit ends at a multiple of so many blocks."""
+        """num_blocks_at_once: a hit ends at a multiple of this number of blocks."""
         self._block_size = block_size
         self._at_once = num_blocks_at_once
         self._makers: set[RequestBlocks] = set()
-        # Hash up to the end of the next blocks -> blocks of the request that computes them.
+        # Hash at the end of the next blocks -> blocks of the request that computes them.
         self._next: dict[bytes, RequestBlocks] = {}
 
     def start_step(self) -> None:
-        """Prepares the decision of a step: blocks that the last step computed can be found."""
+        """Prepares the decision of a step: blocks that the last step computed are findable now."""
         if self._makers:
             makers, self._makers = self._makers, set()
             self._next.clear()
@@ -33,7 +33,7 @@ class UpcomingBlocks:
                 self.announce(blocks)
 
     def announce(self, blocks: RequestBlocks) -> None:
-        """Announces the next blocks of a running request, after those that can be found."""
+        """Announces the next blocks of a running request, after its findable ones."""
         end = (blocks.num_cached // self._at_once + 1) * self._at_once
         if end <= len(blocks.hashes) and blocks.held:
             self._next.setdefault(blocks.hashes[end - 1], blocks)
@@ -47,7 +47,7 @@ class UpcomingBlocks:
         return awaited in self._makers and bool(awaited.held) and awaited.num_cached < num_blocks
 
     def is_awaited_by(self, request: Request, num_found_blocks: int) -> bool:
-        """Returns whether a request with num_found_blocks found should wait for more; sets `awaited` if so."""
+        """Returns whether a request with a hit of `num_found_blocks` should wait for more; sets `awaited` if so."""
         blocks = request.blocks
         blocks.awaited = None
         end = num_found_blocks + self._at_once

@@ -11,13 +11,13 @@ from pagewire.services.scheduler.core.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
-# The most executors that a line names; for more it has totals and ranges.
+# The most executors that a line names; with more, it has totals and ranges.
 _MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """The totals of a replica since its beginning."""
+    """The totals of a replica since its start."""
 
     generated: int
     queries: int
@@ -44,7 +44,7 @@ class LoadLine:
         self._before: dict[Replica, _Counts] = {}
 
     def text(self, seconds: float) -> str:
-        """Returns the next line, or nothing if no request ran or waited. seconds: since the last line."""
+        """Returns the next line, or "" if no request ran or waited. seconds: the time since the last line."""
         replicas = [replica for replica in self._scheduler.replicas if replica.info]
         counts = {replica: _Counts.of(replica) for replica in replicas}
         done = {replica: counts[replica].since(self._before.get(replica, _NOTHING)) for replica in replicas}

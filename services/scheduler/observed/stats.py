@@ -85,7 +85,7 @@ DECODE_TIME = LoopHistogram(
 INFERENCE_TIME = LoopHistogram(
     "pagewire:request_inference_time_seconds", "Seconds from a request's first step to its end", LATENCY_BUCKETS
 )
-# Observed at the end of a request, whatever the reason.
+# Observed when a request ends for any reason.
 REQUEST_PROMPT_TOKENS = LoopHistogram("pagewire:request_prompt_tokens", "Tokens of a request's prompt", TOKEN_BUCKETS)
 REQUEST_COMPUTED_PROMPT_TOKENS = LoopHistogram(
     "pagewire:request_computed_prompt_tokens",
@@ -118,7 +118,7 @@ _REASONS = {reason: REQUEST_SUCCESS.labels(reason.name.lower()) for reason in Fi
 
 
 def on_first_step(request: Request, waited: float, exemplar: Mapping[str, str] | None) -> None:
-    """Counts a request at its first step. waited: seconds since its arrival. exemplar: of its trace."""
+    """Counts a request at its first step. waited: seconds since its arrival. exemplar: the labels of its trace."""
     num_prompt_tokens, num_cached_tokens = request.num_prompt_tokens, request.num_cached_tokens or 0
     QUEUE_TIME.observe(waited, exemplar)
     PROMPT_TOKENS.inc(num_prompt_tokens)
@@ -135,7 +135,7 @@ class Stats:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._known: dict[Replica, tuple[int, ...]] = {}  # by replica, as counted so far
+        self._known: dict[Replica, tuple[int, ...]] = {}  # the totals that were already counted
         self._of_removed = [0] * len(_COUNTERS)
         REPLICAS.scheduler = scheduler
         NUM_RUNNING.set_function(lambda: scheduler.num_running)
@@ -145,8 +145,8 @@ class Stats:
         KV_CACHE_USAGE.set_function(self._kv_usage)
 
     def totals(self) -> list[int]:
-        """Returns the totals of all replicas, removed ones too: preemptions, prefix tokens looked up and found, late
-        steps."""
+        """Returns the totals of all replicas, including removed ones: preemptions, prefix tokens looked up and found,
+        late steps."""
         totals = list(self._of_removed)
         for replica in self._scheduler.replicas:
             for index, number in enumerate(_totals_of(replica)):

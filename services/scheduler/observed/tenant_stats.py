@@ -1,4 +1,4 @@
-"""Metrics of tenants. As each series costs storage, only the tenants that use most have their own; the others share
+"""Metrics of tenants. As each series costs storage, only the most active tenants have their own; the others share
 one."""
 
 import time
@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 from pagewire.telemetry.tenant_metrics import label_of
 
 MAX_NAMED = 20
-# Seconds after which the tenants with their own series are chosen anew.
+# The seconds after which the tenants with their own series are chosen again.
 PERIOD_S = 600.0
-# The most tenants counted within a period; further ones get no series of their own in the next period.
+# The most tenants counted within a period; further ones get no separate series in the next period.
 MAX_COUNTED = 10_000
-# The label of all other tenants, and of a tenant of that name.
+# The label of all other tenants, and of a tenant with this name.
 OTHER = "other"
 
 
@@ -42,7 +42,8 @@ _TEXT = (
 
 
 class TenantStats(Collector):
-    """The totals by tenant. They never decrease: what a tenant used before it got its series stays with the others."""
+    """The totals by tenant. They never decrease: a tenant's usage before it got its series stays in that of the
+    others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -76,7 +77,8 @@ class TenantStats(Collector):
         return self._other
 
     def _choose(self) -> None:
-        """Lets the tenants that used most keep their series, or get one on their next use; a tie keeps the series."""
+        """Chooses the most active tenants, which keep their series or get one on their next use; after a tie, a series
+        is kept."""
         self._used.pop(OTHER, None)
         order = sorted(self._used, key=lambda name: (self._used[name], name in self._named), reverse=True)
         leading = set(order[:MAX_NAMED])

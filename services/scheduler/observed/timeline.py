@@ -1,4 +1,5 @@
-"""The timeline of a request: phases without gaps from its arrival to its end, named after what it waits for."""
+"""The timeline of a request: phases without gaps from its arrival to its end, named after what the request waits
+for."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,7 +31,7 @@ class Phase:
     name: str
     start: float
     executor: str = ""
-    num_tokens: int = 0  # output tokens at its start
+    num_tokens: int = 0  # output tokens at the start of the phase
     chunks: list[Chunk] = field(default_factory=list)
 
 
@@ -56,7 +57,7 @@ class Timeline:
         return self.phases[-1].executor if name == DECODE else ""
 
     def add_chunk(self, now: float, num_tokens: int) -> Chunk:
-        """Adds a chunk of num_tokens tokens that is sent now, and returns it."""
+        """Adds a chunk of `num_tokens` tokens, which is sent now, and returns it."""
         chunk = Chunk(now, num_tokens)
         self.phases[-1].chunks.append(chunk)
         return chunk
@@ -68,7 +69,7 @@ class Timeline:
     def intervals(self, so_far: Phase | None = None) -> list[tuple[Phase, float, int]]:
         """Returns each phase, its end, and the number of tokens that it computed.
 
-        so_far: the phase that would close the timeline now, unless it is closed.
+        so_far: the phase that closes a timeline that is still open.
         """
         phases = self.phases if so_far is None else [*self.phases, so_far]
         return [
@@ -84,7 +85,7 @@ class Timeline:
 
 
 def end_span(span: Span, request: Request, timeline: Timeline, code: str, message: str | None) -> None:
-    """Ends the span of a request, with a child span for each phase. code: of its gRPC status."""
+    """Ends the span of a request, with a child span for each phase. code: that of its gRPC status."""
     if not span.is_recorded:
         span.end()
         return

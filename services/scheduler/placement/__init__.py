@@ -1,1 +1,1 @@
-"""The feature that chooses among replicas for a waiting request: by load, and by what is cached where."""
+"""The feature that chooses among replicas for a waiting request: by load and cached prefixes."""

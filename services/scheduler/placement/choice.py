@@ -7,7 +7,7 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class Choice:
-    """Goes through the waiting requests in their turns, for one decision of a replica."""
+    """Judges the waiting requests in their turns, for one decision of a replica."""
 
     def __init__(self, fleet: Fleet, replica: Replica) -> None:
         self._fleet = fleet
@@ -15,13 +15,13 @@ class Choice:
         self._verdicts: dict[Request, bool] = {}
 
     def is_anothers(self, request: Request) -> bool:
-        """Returns whether the request was left to another replica, which has yet to decide."""
+        """Returns whether the request was left to another replica that has yet to decide."""
         if self._fleet.deferrals.holder(request) is None:
             return False
         return self._fleet.kept_for(request) not in (None, self._replica)
 
     def takes(self, request: Request) -> bool:
-        """Returns whether the replica that decides takes this request, which has its turn."""
+        """Returns whether the deciding replica takes this request at its turn."""
         if len(self._fleet) == 1:
             return True
         verdict = self._verdicts.get(request)
@@ -41,10 +41,10 @@ class Choice:
         if own is None:
             return False
         if not fleet.has_place(replica.replica_id, own):
-            # It could make room. So could each of the others, unless one need not.
+            # This replica could make room, but so could the others, and one that already has room is better.
             return not any(fleet.has_place(replica_id, fit) for replica_id, fit in fits.items())
         deferred_to = fleet.deferrals.of_replica
-        # It is not worth waiting for a place, unless more is cached there.
+        # Another replica without a place is only worth waiting for if more of the prompt is cached there.
         better = {
             replica_id: fit
             for replica_id, fit in fits.items()

@@ -3,7 +3,7 @@
 from pagewire.services.scheduler.placement.replica_load import NOTHING_DEFERRED, Deferred, Fit
 from pagewire.services.scheduler.values.request import Request
 
-# By the ids of the replicas that are to take them.
+# By the ids of the replicas that should take them.
 DeferredRequests = dict[int, list[Request]]
 NONE_DEFERRED: DeferredRequests = {}
 
@@ -23,14 +23,14 @@ class Deferrals:
         self.requests.setdefault(replica_id, []).append(request)
 
     def holder(self, request: Request) -> int | None:
-        """Returns the replica that the request was left to and that has not decided since."""
+        """Returns the replica that the request was left to, if it has not decided since."""
         return self._holders.get(request)
 
     def of_replica(self, replica_id: int) -> Deferred:
         return self._totals.get(replica_id, NOTHING_DEFERRED)
 
     def forget(self, replica_id: int) -> None:
-        """Drops the deferrals to a replica, which decides now or is gone."""
+        """Drops the deferrals to a replica, which decides now or was removed."""
         self._totals.pop(replica_id, None)
         for request in self.requests.pop(replica_id, ()):
             if self._holders.get(request) == replica_id:

@@ -15,15 +15,15 @@ from pagewire.services.scheduler.placement.replica_view import ReplicaView
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep
 
-# How many replicas are compared: of those with the longest prefix, and of those with the fewest requests.
+# The numbers of replicas that are compared: those with the longest prefix, and those with the fewest requests.
 _NUM_HOLDERS = 4
 _NUM_LEAST_LOADED = 4
 _MAX_NEAR = 16
-# Replicas that requests were left to of late, and of each so many of these, that a request may share a prefix with.
+# The numbers of recent replicas with deferred requests, and of requests of each, that are searched for a common prefix.
 _NUM_DEFERRED = 8
 _UNKNOWN_COSTS = UnknownCosts()
 
-# Whether no row is open, how many requests run, when it last admitted one, its id.
+# (no row is open, number of running requests, step in which it last admitted one, id)
 _Rank = tuple[bool, int, int, int]
 
 
@@ -38,10 +38,10 @@ class Fleet:
         self._wanted: set[Replica] = set()
         self._replicas: dict[int, Replica] = {}
         self._views: dict[int, ReplicaView] = {}
-        self._order: list[_Rank] = []  # of those with an executor
+        self._order: list[_Rank] = []  # replicas with an executor
         self._ranks: dict[int, _Rank] = {}
-        self._num_steps = 0  # that admitted requests
-        self._last_taken: dict[int, int] = {}  # the last of these, of each replica
+        self._num_steps = 0  # steps that admitted requests
+        self._last_taken: dict[int, int] = {}  # the last such step of each replica
         self._output_lengths = output_lengths
 
     # -- replicas ----------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Fleet:
     # -- places ------------------------------------------------------------------------------------------------------
 
     def defer(self, request: Request, replica_id: int, fit: Fit) -> None:
-        """Leaves a request to a replica until that has decided, so that the others need not look it up again."""
+        """Leaves a request to a replica until it has decided, so that the others need not look the request up again."""
         self.deferrals.add(request, replica_id, fit)
         self.want(self._replicas[replica_id])
 
@@ -96,7 +96,8 @@ class Fleet:
         self._wanted.add(replica)
 
     def kept_for(self, request: Request) -> Replica | None:
-        """Returns the replica that a waiting request was left to, if it can still take it and has not decided since."""
+        """Returns the replica that a waiting request was left to, if the replica can still take it and has not decided
+        since."""
         holder = self.deferrals.holder(request)
         replica = None if holder is None else self._replicas.get(holder)
         if replica is None or replica.info is None or replica.is_leaving or not replica.suits(request):
@@ -117,14 +118,14 @@ class Fleet:
     def candidates(
         self, request: Request, decider: Replica | None, deferred: DeferredRequests = NONE_DEFERRED
     ) -> dict[int, Fit]:
-        """Returns the replicas that may take a waiting request, and what it would need there. Replicas with other
-        weights than it needs are left out; so are those whose executors are about to end, or that run a suspect, as
-        long as there are others.
+        """Returns the replicas that may take a waiting request, and its needs there. Leaves out replicas with other
+        weights than it needs and, while there are others, replicas that run a suspect or have an executor that is about
+        to end.
 
-        deferred: requests to be computed elsewhere, so that a prefix they share with this one will be found there.
+        deferred: requests that were left to replicas, where a prefix that they share with this request will be found.
         """
         near: list[Replica] = []
-        num_fresh = 0  # without deferred requests; the others may be the least busy still
+        num_fresh = 0  # without deferred requests, which make a replica busier than it looks
         for replica in self._by_load():
             if num_fresh == _NUM_LEAST_LOADED or len(near) == _MAX_NEAR:
                 break
@@ -151,7 +152,7 @@ class Fleet:
             holder = self._replicas[replica_id]
             if holder.info and holder.suits(request) and not holder.is_leaving and not holder.has_suspect:
                 takers[replica_id] = holder
-        # A request ends at its own limit while lengths are unknown.
+        # While lengths are unknown, a request is expected to reach its own limit.
         output_tokens = min(self._output_lengths.mean(inf), max(1.0, request.max_num_tokens - request.num_tokens))
         return {
             replica_id: self._views[replica_id].fit(request, hashes[: depths.get(replica_id, 0)], output_tokens)
@@ -159,7 +160,8 @@ class Fleet:
         }
 
     def rank(self, replica_id: int, fit: Fit, deferred: Deferred) -> tuple[float, ...]:
-        """Returns a key, the smaller the better: the time that the request costs all requests together there."""
+        """Returns a sort key, best first: the time that the request would cost all requests together on this
+        replica."""
         load, costs = self._views[replica_id].load, self._replicas[replica_id].costs
         if not costs.are_known and self.best_known is not None:
             costs = self.best_known.costs
@@ -167,15 +169,15 @@ class Fleet:
         return seconds, load.num_running + deferred.num, self._last_taken.get(replica_id, 0), replica_id
 
     def has_place(self, replica_id: int, fit: Fit, deferred: Deferred = NOTHING_DEFERRED) -> bool:
-        """Returns whether there are a row and blocks for the request, beside deferred ones."""
+        """Returns whether there are a row and blocks for the request in addition to deferred ones."""
         return self._views[replica_id].load.places_missing(fit, deferred) <= 0
 
     def replica(self, replica_id: int) -> Replica:
         return self._replicas[replica_id]
 
     def choose_for_suspect(self, request: Request) -> Replica | None:
-        """Returns the least busy replica, as other requests have to pause for a suspect: of those with room, or without
-        another suspect, if there are some."""
+        """Returns the least busy replica, as other requests have to pause for a suspect. Prefers replicas with room,
+        then those without another suspect."""
         present = [replica for replica in self._by_load() if replica.suits(request)]
         staying = [replica for replica in present if not replica.is_leaving] or present
         able = [replica for replica in staying if replica.has_room_for(request)]
@@ -206,5 +208,5 @@ class Fleet:
 
 
 def _num_shared(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:
-    """Blocks that two begin with; equal hashes mean that all before them are equal, too."""
+    """Returns the number of common leading blocks; equal hashes mean that all earlier ones are equal, too."""
     return bisect_left(range(min(len(ours), len(theirs))), True, key=lambda i: ours[i] != theirs[i])

@@ -1,10 +1,10 @@
 """The rules by which replicas take waiting requests, by the names of --placement.
 
-Requests wait at the scheduler, never at a replica, and are placed when a replica decides a step that has room for them:
-so late that no request waits behind a decision that was wrong. The replica compares a few replicas only: those that
-hold most of the request's prefix, by an index of all blocks (`prefix_index.py`), those with the fewest running
-requests, and itself. If another of them is better (`replica_load.py`), it leaves the request to that one. Each leaves a
-request only to a better replica, so the best one takes it.
+Requests wait at the scheduler, never at a replica, and are placed only when a replica decides a step with room for
+them, so no request waits because of a wrong early decision. The replica compares only a few candidates: those with most
+of the request's prefix, by an index of all blocks (`prefix_index.py`), those with the fewest running requests, and
+itself. If another candidate is better (`replica_load.py`), the replica leaves the request to it. Each leaves a request
+only to a better one, so the best one takes it.
 """
 
 from collections.abc import Collection
@@ -19,11 +19,11 @@ from pagewire.services.scheduler.values.step import ScheduledStep
 
 
 class CacheAware(Fleet):
-    """A request goes where it costs all requests together the least time, cached prefixes included."""
+    """Places a request where it costs all requests together the least time, cached prefixes included."""
 
     def taker(self, replica: Replica) -> Choice:
-        """Requests that were left to the replica are its own to judge; those that it leaves again, other replicas
-        judge."""
+        """Drops the deferrals to the replica, which now judges these requests; other replicas judge those that it
+        leaves again."""
         self.deferrals.forget(replica.replica_id)
         return Choice(self, replica)
 
@@ -31,12 +31,12 @@ class CacheAware(Fleet):
         return self.kept_for(request) or choose(self, request)
 
     def near(self, request: Request) -> Collection[Replica]:
-        """Returns those that hold most of its prefix, and those with the fewest requests."""
+        """Returns the replicas with most of the request's prefix, and those with the fewest requests."""
         return [self._replicas[replica_id] for replica_id in self.candidates(request, None)]
 
 
 class LeastLoad(CacheAware):
-    """A request goes where the fewest run, whatever is cached."""
+    """Places a request where the fewest run, regardless of cached prefixes."""
 
     def rank(self, replica_id: int, fit: Fit, deferred: Deferred) -> tuple[float, ...]:
         num = self._replicas[replica_id].num_running + deferred.num
@@ -48,7 +48,7 @@ class LeastLoad(CacheAware):
 
 
 class RoundRobin(LeastLoad):
-    """Requests go to one replica after the other, of those with room; for comparison."""
+    """Places requests on the replicas with room in turns; for comparison."""
 
     _last = -1
 

@@ -1,4 +1,5 @@
-"""An index of the blocks of all replicas, so that none has to be asked how long a prefix of a prompt it holds."""
+"""An index of the blocks of all replicas, which finds the prefix of a prompt that each replica holds without asking
+it."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -8,7 +9,7 @@ class PrefixIndex:
     computed."""
 
     def __init__(self) -> None:
-        # Most blocks are held by one replica: a set for each would take several times the memory.
+        # Most blocks are on one replica: a set for each block would take several times the memory.
         self._holders: dict[bytes, int | set[int]] = {}
 
     def add(self, replica_id: int, block_hash: bytes) -> None:
@@ -21,7 +22,7 @@ class PrefixIndex:
             self._holders[block_hash] = {present, replica_id}
 
     def remove(self, replica_id: int, block_hash: bytes) -> None:
-        """Does nothing if it is not there."""
+        """Removes a block of a replica; does nothing if it is not in the index."""
         present = self._holders.get(block_hash)
         if present == replica_id:
             del self._holders[block_hash]
@@ -31,11 +32,11 @@ class PrefixIndex:
                 (self._holders[block_hash],) = present
 
     def depths(self, hashes: Sequence[bytes], wanted: Collection[int], num_holders: int) -> dict[int, int]:
-        """Returns how many of the first blocks of these hashes replicas hold, those with most first.
+        """Returns how many of the first blocks with these hashes each replica holds, replicas with most first.
 
-        Blocks in front are evicted last, so a replica that holds a block is taken to hold those before it, too.
+        Earlier blocks are evicted last, so a replica with a block is assumed to have all earlier ones, too.
 
-        wanted: replicas to return in any case, if they hold any. num_holders: of all others, so many that hold most.
+        wanted: replicas to return if they hold any block. num_holders: the number of others to return, those with most.
         """
         found: dict[int, int] = {}
         missing = set(wanted)
@@ -59,7 +60,7 @@ class PrefixIndex:
         return found
 
     def hashes_of(self, replica_id: int) -> set[bytes]:
-        """Returns the hashes of the blocks of a replica; goes through all blocks."""
+        """Returns the hashes of the blocks of a replica, by a search through all blocks."""
         return {
             block_hash
             for block_hash, present in self._holders.items()

@@ -1,4 +1,4 @@
-"""A replica as placement sees it: its load, and how a waiting request would fit."""
+"""A replica as placement sees it: its load, and the needs of a waiting request on it."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from pagewire.services.scheduler.values.request import Request
 
 
 class ReplicaView:
-    """Needs an executor."""
+    """The load of a replica with an executor, and the fit of requests."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self._load: tuple[tuple[object, int], Load] | None = None  # with the version of the replica
+        self._load: tuple[tuple[object, int], Load] | None = None  # (version of the replica, its load)
 
     @property
     def load(self) -> Load:
@@ -39,13 +39,13 @@ class ReplicaView:
         )
 
     def fit(self, request: Request, hashes: Sequence[bytes], output_tokens: float) -> Fit:
-        """Returns what a waiting request would need here. hashes: of those of its blocks that are found here, according
-        to the index. output_tokens: expected."""
+        """Returns the needs of a waiting request on this replica. hashes: those of its blocks that the index has for
+        the replica. output_tokens: the expected length of the output."""
         indexed = self.replica.kv.indexed
         if indexed is None:
             return Fit(request.num_tokens, 0, 0, output_tokens)
         num_cached = len(hashes) * indexed.block_size
-        # If the last one of them is free, so are all of them, or most.
+        # If the last of these blocks is free, so are all or most of them.
         num_held = num_cached if hashes and indexed.is_held(hashes[-1]) else 0
         num_lacking = indexed.num_lacking(request.num_tokens, num_held)
         return Fit(request.num_tokens, num_cached, num_lacking, output_tokens)

@@ -12,26 +12,27 @@ from pagewire.wire.rpc import RpcError
 
 
 class Availability:
-    """Requests are served, wait for an executor, or are refused once none has connected for recovery_timeout.
+    """Decides whether requests are served, wait for an executor, or are refused once none has connected for
+    recovery_timeout.
 
     `changes` yields whether requests are served now, at each change. The callbacks in `on_model_change` run when the
     model or its maximum length changes.
     """
 
     def __init__(self, config: SchedulerConfig, on_given_up: Callable[[RpcError], None]) -> None:
-        """on_given_up: called with the error of the waiting requests."""
+        """on_given_up: called with the error for the waiting requests."""
         self._config = config
         self._on_given_up = on_given_up
         self._info: ExecutorInfo | None = None
         self._is_given_up = False
-        self._moved = asyncio.Event()  # set when an executor is attached, and when waiting is given up
+        self._moved = asyncio.Event()  # set when an executor is attached, and when the wait is given up
         self._watchdog: asyncio.TimerHandle | None = None
         self.changes: asyncio.Queue[bool] = asyncio.Queue()
         self.on_model_change: set[Callable[[], None]] = set()
 
     @property
     def info(self) -> ExecutorInfo | None:
-        """The model and limits of the attached executors or of the last one; None before the first."""
+        """The model and limits of the attached executors, else of the last one; None before the first."""
         return self._info
 
     def check(self) -> None:
@@ -40,7 +41,7 @@ class Availability:
             raise self._unavailable()
 
     async def wait_for_model(self) -> ExecutorInfo:
-        """Returns the model that is served. Raises RpcError UNAVAILABLE if no executor connects in time."""
+        """Waits for the served model, and returns it. Raises RpcError UNAVAILABLE if no executor connects in time."""
         while self._info is None:
             self.check()
             self._moved.clear()
@@ -48,7 +49,7 @@ class Availability:
         return self._info
 
     def start_waiting(self) -> None:
-        """Begins to wait for an executor, and gives up unless one connects in time."""
+        """Starts waiting for an executor, and gives up unless one connects in time."""
         self.stop()
         self._watchdog = asyncio.get_running_loop().call_later(self._config.recovery_timeout, self._give_up)
 
@@ -57,7 +58,7 @@ class Availability:
         self._set(True)
 
     def on_all_lost(self, is_loss: bool) -> None:
-        """Begins to wait after the last executor left. is_loss: False if it returns at once, which is not reported."""
+        """Starts waiting after the last executor left. is_loss: False if it returns at once, which is not reported."""
         if is_loss:
             self.changes.put_nowait(False)
         self.start_waiting()

@@ -18,9 +18,9 @@ from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_
 
 
 def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission, shares_cache: bool = False) -> Request:
-    """Returns the request of a submission. shares_cache: it shares cached blocks with other tenants.
+    """Returns the request of a submission. shares_cache: whether it shares cached blocks with other tenants.
 
-    Raises InvalidRequest that names the wrong field of the TokenRequest.
+    Raises InvalidRequest, which names the wrong field of the TokenRequest.
     """
     message = submission.request
     if not message.prompt_token_ids:
@@ -84,7 +84,7 @@ def from_output(output: RequestOutput) -> scheduler_pb2.SchedulerServiceGenerate
 
 
 def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_link_pb2.SchedulerLinkServiceConnectResponse:
-    """Returns the outputs of a tokenizer's requests as columns."""
+    """Returns the outputs of a tokenizer service's requests as columns."""
     outputs = outputs_by_id.values()
     response = scheduler_link_pb2.SchedulerLinkServiceConnectResponse(
         request_ids=outputs_by_id,
@@ -116,7 +116,7 @@ def _finish_reason(output: RequestOutput) -> common_pb2.FinishReason:
 
 
 def first_logprobs(logprobs: common_pb2.Logprobs, num_tokens: int) -> common_pb2.Logprobs:
-    """Returns the log probabilities of the first num_tokens tokens, or all if there are fewer."""
+    """Returns the log probabilities of the first `num_tokens` tokens, or of all if there are fewer."""
     if len(logprobs.ranks) <= num_tokens:
         return logprobs
     num_entries = num_tokens * logprobs.entries_per_token
@@ -129,7 +129,7 @@ def first_logprobs(logprobs: common_pb2.Logprobs, num_tokens: int) -> common_pb2
 
 
 def _join(logprobs: Sequence[common_pb2.Logprobs]) -> common_pb2.Logprobs:
-    """Returns the log probabilities of consecutive tokens, at least one, as one message."""
+    """Merges the log probabilities of consecutive tokens, at least one, into one message."""
     joined = common_pb2.Logprobs()
     joined.CopyFrom(logprobs[0])
     for more in logprobs[1:]:

@@ -8,7 +8,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []  # also with removed ones
+        self._heap: list[tuple[float, int]] = []  # still has removed deadlines
 
     def add(self, request_id: int, time: float) -> None:
         self._times[request_id] = time
@@ -18,7 +18,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def remove(self, request_id: int) -> None:
-        """Does nothing if the request has no deadline."""
+        """Removes a deadline; does nothing if the request has none."""
         self._times.pop(request_id, None)
 
     @property
@@ -27,7 +27,7 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now: float) -> list[int]:
-        """Removes and returns the requests with a deadline up to now, in order."""
+        """Removes and returns the requests past their deadlines, in order."""
         due: list[int] = []
         while self._heap and self._heap[0][0] <= now:
             _, request_id = heapq.heappop(self._heap)

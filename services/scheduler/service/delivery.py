@@ -1,4 +1,4 @@
-"""Delivery of outputs to clients: new tokens, and how requests ended. Metrics and spans are updated with them."""
+"""Delivery of outputs to clients: new tokens, and the ends of requests. It also updates metrics and spans."""
 
 import asyncio
 import logging
@@ -35,13 +35,13 @@ class Delivery:
         statistics: stats.Stats,
         wake: Callable[[], None],
     ) -> None:
-        """wake: called when there may be steps to decide."""
+        """wake: called when there may be a step to decide."""
         self._scheduler = scheduler
         self._admission = admission
         self._expiry = expiry
         self._stats = statistics
         self._wake = wake
-        self._undelivered: Outputs | None = None  # of the latest result
+        self._undelivered: Outputs | None = None  # those of the latest result
         self.live: dict[int, LiveRequest] = {}
         self.accounts = Accounts(self.live.values)
 
@@ -70,7 +70,7 @@ class Delivery:
         asyncio.get_running_loop().call_soon(self.deliver)
 
     def deliver(self) -> None:
-        """Delivers the latest result, if that is pending. Must run before a request is ended, because the counts of the
+        """Delivers the latest result, if it is pending. Call it before a request is ended, because the counts of the
         request already include these tokens."""
         if self._undelivered is None:
             return
@@ -101,7 +101,7 @@ class Delivery:
                 self.end(live, RpcError.from_message(error))
 
     def _on_prefilled(self, live: LiveRequest, output: RequestOutput, now: float) -> None:
-        """Takes in the first output after an admission, also one after a preemption or a recovery."""
+        """Takes in the first output after an admission, including one after a preemption or a recovery."""
         if not output.is_last:
             live.timeline.enter(DECODE, now, num_output_tokens=live.request.num_output_tokens - len(output.token_ids))
         if live.first_token_time is None and live.first_step_time is not None:
@@ -127,14 +127,14 @@ class Delivery:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def end(self, live: LiveRequest, error: RpcError | None = None) -> None:
-        """Reports to a client the end of its request, which the scheduler no longer has."""
+        """Reports to a client the end of its request, which the scheduler has already dropped."""
         output = RequestOutput.of(live.request, [])
         output.error = error
         self.close(live, error)
         live.outbox.put(live.number, output)
 
     def close(self, live: LiveRequest, error: RpcError | None = None) -> None:
-        """Closes a request once its client has the end, or has aborted it."""
+        """Closes a request after its end was reported to the client, or the client aborted it."""
         request = live.request
         del self.live[request.request_id]
         self._expiry.remove(request.request_id)

@@ -80,7 +80,7 @@ class Engine:
     def submit(
         self, submission: TokenSubmission, outbox: RequestOutbox, number: int, max_unread: int | None = None
     ) -> LiveRequest:
-        """Takes a request in; its outputs go to the outbox under `number`. The request ends with RESOURCE_EXHAUSTED
+        """Takes in a request; its outputs go to the outbox under `number`. The request ends with RESOURCE_EXHAUSTED
         once more than max_unread of its tokens and log probabilities are in the outbox.
 
         Raises:
@@ -137,7 +137,7 @@ class Engine:
             self._delivery.end(live)
 
     def _stop(self, live: LiveRequest, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a live request in the scheduler, or while its grammar is compiled."""
+        """Ends a live request, either in the scheduler or while its grammar is compiled."""
         if live.compiling is not None:
             live.compiling.cancel()
             live.request.finish(reason)
@@ -180,7 +180,7 @@ class Engine:
             self.end_request(live.request, expired(live))
 
     async def drained(self) -> None:
-        """Returns when no request is live, or when a later scheduler has the executors and thus receives the
+        """Waits until no request is live, or until a later scheduler has the executors and thus receives the
         requests."""
         live, drivers = self._delivery.live, self._drivers
         while live and not (drivers and all(driver.client.was_refused for driver in drivers.values())):  # noqa: ASYNC110
@@ -284,7 +284,7 @@ class Engine:
         self.weights.notify()
         self.weights.watch_stranded(list(self.scheduler.waiting))
         if self.scheduler.info is None:
-            self.availability.on_all_lost(loss is not Loss.WEIGHTS)  # after a replacement it is back at once
+            self.availability.on_all_lost(loss is not Loss.WEIGHTS)  # after a replacement, the executor is back at once
         self.wake_all()
 
     def on_listed(self) -> None:
@@ -309,7 +309,7 @@ class Engine:
         return self._drivers[replica.replica_id].address
 
     def _on_given_up(self, error: RpcError) -> None:
-        """Ends all requests, as no executor connected in time."""
+        """Ends all requests because no executor connected in time."""
         self._delivery.deliver()
         logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
         for live in list(self._delivery.live.values()):

@@ -35,7 +35,7 @@ class ExecutorListener(Protocol):
     """Receives the events of one executor, one at a time."""
 
     def on_described(self, incarnation: int, present: Weights) -> Weights:
-        """Returns the weights that an executor with `present` is to have before it is used.
+        """Returns the weights that an executor with `present` must have before it is used.
 
         Raises RpcError FAILED_PRECONDITION if this executor must not be used.
         """
@@ -67,13 +67,13 @@ class ExecutorClient:
     def __init__(
         self, channel: grpc.aio.Channel, address: str, term: int, listener: ExecutorListener, hang_timeout: float = 0.0
     ) -> None:
-        """address: for the log. hang_timeout: seconds without an answered ping after which the executor is lost; 0 =
-        never."""
+        """address: shown in the log. hang_timeout: seconds without an answered ping after which the executor is lost; 0
+        = never."""
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self._address = address
         self._term = term
         self._listener = listener
-        self._description: executor_pb2.DescribeResponse | None = None  # of the executor of the present stream
+        self._description: executor_pb2.DescribeResponse | None = None  # that of the executor of the present stream
         self._is_open = False
         self.was_refused = False  # the executor has a later scheduler, or cannot be used
         self._pings = Pings(channel, _NAME, hang_timeout)
@@ -94,18 +94,18 @@ class ExecutorClient:
         await self._link.send(convert.from_step(step, traces))
 
     async def compile(self, grammar: Grammar) -> None:
-        """Compiles a grammar on the executor. Raises grpc.aio.AioRpcError, INVALID_ARGUMENT with what is wrong with
-        it."""
+        """Compiles a grammar on the executor. Raises grpc.aio.AioRpcError; INVALID_ARGUMENT has the error in the
+        grammar."""
         await self._stub.CompileGrammar(executor_pb2.CompileGrammarRequest(grammar=grammar))
 
     async def load(self, weights: Weights) -> Weights:
-        """Makes the executor load weights beside its own; returns them with version and digest. Raises
+        """Makes the executor load weights in addition to its own; returns them with version and digest. Raises
         grpc.aio.AioRpcError."""
         request = executor_pb2.LoadWeightsRequest(weights=convert.from_weights(weights))
         return convert.to_weights((await self._stub.LoadWeights(request)).weights)
 
     async def drop(self) -> None:
-        """Makes the executor drop loaded weights that it does not use. Raises grpc.aio.AioRpcError."""
+        """Makes the executor drop loaded but unused weights. Raises grpc.aio.AioRpcError."""
         await self._stub.DropWeights(executor_pb2.DropWeightsRequest())
 
     def start_over(self, reason: str) -> None:
@@ -124,7 +124,7 @@ class ExecutorClient:
         await send(executor_pb2.StepRequest(term=self._term))
 
     async def _install(self, weights: Weights) -> None:
-        """Switches the executor to other weights. Raises RpcError if that fails; the next stream tries again."""
+        """Switches the executor to other weights. Raises RpcError if this fails; the next stream tries again."""
         try:
             await self.load(weights)
             request = executor_pb2.InstallWeightsRequest(weights=convert.from_weights(weights), term=self._term)
@@ -145,7 +145,7 @@ class ExecutorClient:
             raise InvalidResult(f"the executor answered step {message.step_id} on a stream that is not open")
         self._listener.on_executor(convert.to_executor_info(self._description))
         self._is_open, self.was_refused = True, False
-        self._pings.is_serving = True  # the previous process may have reported False
+        self._pings.is_serving = True  # the previous process may have set it to False
 
     def _on_ping(self) -> None:
         if self._is_open:
@@ -156,7 +156,7 @@ class ExecutorClient:
         was_open, self._is_open = self._is_open, False
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            return  # this service stops, so the executor is not lost
+            return  # this service is stopping, so the executor is not lost
         if was_open:
             self._listener.on_executor_lost(_loss_of(end), end.text)
         elif end.code is grpc.StatusCode.FAILED_PRECONDITION and not self.was_refused:

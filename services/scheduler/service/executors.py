@@ -1,4 +1,4 @@
-"""The executors as they join and leave: each listed executor has a replica and a driver.
+"""The set of executors, which changes as they join and leave: each listed executor has a replica and a driver.
 
 An executor that has left the list drains: it gets no new requests, unless there is no other, and is removed when no
 request runs on it or its stream breaks; its requests then continue elsewhere.
@@ -33,7 +33,7 @@ class ListListener(Protocol):
         """Detaches a replica that is about to be removed, as no request runs on it."""
 
     def on_removed(self, replica: Replica) -> None:
-        """Takes in that a replica is removed, right after this call."""
+        """Takes in that a replica is removed right after this call."""
 
 
 class Executors:
@@ -50,10 +50,10 @@ class Executors:
         self.drivers: dict[int, ReplicaDriver] = {}
         self._listed: dict[Listed, ReplicaDriver] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()  # set when a driver may have to be started or removed
+        self._changed = asyncio.Event()  # set when a driver may have to start or be removed
 
     def follow(self, listed: Sequence[Listed]) -> None:
-        """Takes in the present list."""
+        """Takes in the current list."""
         present = set(listed)
         for one, driver in self._listed.items():
             if driver.is_unlisted == (one in present):
@@ -71,7 +71,7 @@ class Executors:
             self._changed.set()
 
     def check_unused(self, replica: Replica, incarnation: int) -> None:
-        """Raises RpcError FAILED_PRECONDITION if another replica has this executor, as it is listed twice."""
+        """Raises RpcError FAILED_PRECONDITION if another replica has this executor because it is listed twice."""
         for driver in self.drivers.values():
             if driver.replica is not replica and driver.client.incarnation == incarnation:
                 raise RpcError(

@@ -30,11 +30,11 @@ class Expiry:
             self._set_timer()
 
     def remove(self, request_id: int) -> None:
-        """Does nothing if the request has no deadline."""
+        """Removes a deadline; does nothing if the request has none."""
         self._deadlines.remove(request_id)
 
     def check(self) -> None:
-        """Reports the requests that are past their deadline now."""
+        """Reports the requests past their deadlines."""
         if self._deadlines.next is None or self._deadlines.next > time.monotonic():
             return
         for request_id in self._deadlines.take_due(time.monotonic()):

@@ -12,10 +12,11 @@ from pagewire.wire.rpc import RpcError
 
 
 def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_served: bool) -> None:
-    """Refuses a prompt that is too long, before it costs time on the event loop, or waits in memory for an executor
-    that may never take it.
+    """Refuses a prompt that is too long before it takes time on the event loop, or memory while it waits for an
+    executor that may never take it.
 
-    info: of the attached executors or of the last one. is_served: an executor is attached. Raises RpcError.
+    info: the facts about the attached executors, else about the last one. is_served: whether an executor is attached.
+    Raises RpcError.
     """
     message = submission.request
     num_tokens = len(message.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""A request and the client that waits for it."""
+"""A request, and the client that waits for it."""
 
 import asyncio
 import time
@@ -15,25 +15,25 @@ from pagewire.v1.admin_pb2 import RequestAccount
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request from its arrival until its client has its end."""
+    """A request from its arrival until its end is delivered to the client."""
 
     request: Request
     outbox: RequestOutbox
     number: int  # given by the client
     external_id: str
-    max_unread: int | None  # tokens and log probabilities in the outbox; None: no bound for the single request
+    max_unread: int | None  # tokens and log probabilities in the outbox; None: no limit for a single request
     span: Span
     arrival_time: float
     first_step_time: float | None = None
     first_token_time: float | None = None
-    compiling: asyncio.Task[None] | None = None  # its grammar; until then the scheduler does not have the request
+    compiling: asyncio.Task[None] | None = None  # compiles its grammar, before the scheduler has the request
     timeline: Timeline = field(init=False)
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(GRAMMAR if self.request.has_grammar else QUEUE, self.arrival_time)
 
     def goes_by(self, external_ids: Collection[str], tenant: str | None) -> bool:
-        """Returns whether its client gave it one of these ids and it belongs to the tenant; None: to any."""
+        """Returns whether the request has one of these client-given ids and belongs to the tenant; None: to any."""
         return (
             bool(self.external_id) and self.external_id in external_ids and tenant in (None, self.request.tenant.name)
         )
@@ -43,14 +43,14 @@ class LiveRequest:
         return self.request.tenant.name, self.external_id
 
     def account(self, *, has_ended: bool = False) -> RequestAccount:
-        """Returns where its time went so far. has_ended: its timeline is closed."""
+        """Returns where the time of the request went so far. has_ended: whether its timeline is closed."""
         now = None if has_ended else time.monotonic()
         trace_id = self.span.trace.trace_id
         return timeline.account(self.external_id, self.request, self.timeline, trace_id, self.first_token_time, now)
 
     @property
     def stage(self) -> str:
-        """The stage that it has reached: "waiting", "prompt" or "output"."""
+        """The stage that the request has reached: "waiting", "prompt" or "output"."""
         if self.first_step_time is None:
             return "waiting"
         return "prompt" if self.first_token_time is None else "output"

@@ -23,7 +23,7 @@ class ReplicaListener(Protocol):
     """Receives the events of the replicas, one at a time."""
 
     def on_described(self, replica: Replica, incarnation: int, present: Weights) -> Weights:
-        """Returns the weights that an executor with `present` is to have before it is used.
+        """Returns the weights that an executor with `present` must have before it is used.
 
         Raises RpcError FAILED_PRECONDITION if another replica has this executor.
         """
@@ -31,26 +31,26 @@ class ReplicaListener(Protocol):
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None: ...
 
     def on_lost(self, replica: Replica, loss: Loss, reason: str) -> None:
-        """Takes in that the executor is lost with all steps in flight. reason: for the log and for clients."""
+        """Takes in that the executor is lost with all steps in flight. reason: shown in the log and to clients."""
 
     def before_step(self) -> None:
         """Takes in that the next step is about to be decided."""
 
     def on_decision(self, replica: Replica, step: ScheduledStep | None) -> None:
-        """Takes in a decision, after which waiting requests may suit other replicas. step: None: there is no step."""
+        """Takes in a decision, after which other replicas may take waiting requests. step: None if nothing runs."""
 
     def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
         """Takes in a step that is about to be sent; returns the traces of the requests that it admits."""
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
-        """Takes in a result. seconds: from the previous result, or from the sending of the step if that was later.
+        """Takes in a result. seconds: the time since the previous result, or since the step was sent if that was later.
 
         Raises InvalidResult.
         """
 
 
 class ReplicaDriver:
-    """Has the steps of a replica decided at the times that its pacer gives, sends them, and passes results on."""
+    """Decides the steps of a replica at the times that its pacer sets, sends them, and passes results on."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class ReplicaDriver:
         self.replica = self._replica = replica
         self.channel, self.address = channel, address
         self.is_unlisted = False  # no new requests; the replica is removed when no request runs on it
-        self._is_ending = False  # reported by the executor
+        self._is_ending = False  # the executor has reported this
         self._listener = listener
         self._stats = statistics
         self.client = ExecutorClient(channel, address, term, self, hang_timeout)
-        self._work = asyncio.Event()  # there may be a step to decide
+        self._work = asyncio.Event()  # set when there may be a step to decide
         self._timer: asyncio.TimerHandle | None = None  # sets `_work` when a step is due
 
     @property
@@ -83,11 +83,11 @@ class ReplicaDriver:
         self._replica.is_leaving = self._is_ending or self.is_unlisted
 
     def wake(self) -> None:
-        """Looks for a step to decide."""
+        """Makes the driver look for a step to decide."""
         self._work.set()
 
     async def run(self) -> None:
-        """Connects to the executor and sends steps until cancelled."""
+        """Connects to the executor, and sends steps until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.client.run(), name="executor-client")
@@ -112,7 +112,7 @@ class ReplicaDriver:
                 await self.client.send(step, self._listener.on_step(self._replica, step))
 
     def _holds_back(self) -> bool:
-        """Returns whether the next step is better decided later; sets a timer for then."""
+        """Returns whether the next step should be decided later, and sets a timer for that time."""
         self._stop_timer()
         seconds = self._replica.pacer.hold(time.monotonic())
         if seconds == 0:

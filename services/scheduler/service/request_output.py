@@ -9,16 +9,16 @@ from pagewire.v1 import common_pb2
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Outbox
 
-# The most unread tokens and log probabilities of a call that has one request; a client that does not read is cut off.
+# The most unread tokens and log probabilities of a call with one request; a client that does not read is cut off.
 MAX_UNREAD = 32_768
-# The most unread tokens and log probabilities of all requests of a tokenizer service: some 50 MB, or a minute without a
-# read at 20,000 tokens per second; a service that hangs is detected long before.
+# The most unread tokens and log probabilities of all requests of a tokenizer service: about 50 MB, or a minute without
+# a read at 20,000 tokens per second; a service that hangs is detected long before.
 MAX_UNREAD_OF_STREAM = 1_048_576
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """New tokens of one request, its counts so far, and how it ended, if it did."""
+    """New tokens of one request, its counts so far and, once it has ended, how."""
 
     token_ids: list[int]
     num_prompt_tokens: int
@@ -55,7 +55,7 @@ class RequestOutput:
 
     @property
     def size(self) -> int:
-        """The number of tokens, log probabilities, also of the prompt, and values of the vector."""
+        """The number of tokens, log probabilities (including those of the prompt) and values of the vector."""
         size = len(self.token_ids)
         if self.logprobs:
             size += sum(len(logprobs.token_ids) for logprobs in self.logprobs)

@@ -16,14 +16,15 @@ CompileGrammar = Callable[[Grammar, Callable[[], Sequence[Compile]]], Awaitable[
 
 
 class Admission(Protocol):
-    """Refuses requests that would wait too long, and learns from those that are served."""
+    """Refuses requests that would wait too long, and learns from served ones."""
 
     def check(self, request: Request, timeout: float | None) -> None:
         """Raises RpcError RESOURCE_EXHAUSTED for a request that would wait too long. timeout: seconds to its
         deadline."""
 
     def retry_delay(self, request: Request) -> float | None:
-        """Returns the seconds after which to retry a request that found the queue full; None: unknown."""
+        """Returns the seconds after which to retry a request that was refused because the queue is full; None:
+        unknown."""
 
     def on_taken(self, live: LiveRequest) -> None: ...
 
@@ -37,20 +38,20 @@ class Admission(Protocol):
 
 
 class WeightsInForce(Protocol):
-    """Decides which weights each executor is to have."""
+    """Decides which weights each executor must have."""
 
     @property
     def is_under_way(self) -> bool:
         """True while weights are being replaced."""
 
     def check(self, request: Request) -> None:
-        """Raises RpcError for a request with tokens of weights that no executor has any more."""
+        """Raises RpcError for a request with tokens from weights that no executor has any longer."""
 
     def wanted(self, present: Weights) -> Weights:
-        """Returns the weights that an executor with these is to have before it is used."""
+        """Returns the weights that an executor with `present` must have before it is used."""
 
     def watch_stranded(self, requests: Sequence[Request]) -> None:
-        """Ends those of these requests that no executor can continue, unless one with their weights comes in time."""
+        """Ends those requests that no executor can continue, unless one with their weights connects in time."""
 
     async def replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
         """Replaces the weights of all executors; raises RpcError."""

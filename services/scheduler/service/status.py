@@ -8,8 +8,8 @@ from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.v1.admin_pb2 import KVGroupStatus, KVRun, ReplicaStatus, SchedulerStatus, ServiceStatus
 
-# The most cells of a map, to fit a screen: it takes less than a millisecond of the event loop. With more blocks, a map
-# shows every second, third, ... block.
+# The most cells of a map, which fits on a screen and takes less than a millisecond of the event loop. With more blocks,
+# a map shows every second, third, ... block.
 MAX_CELLS = 4096
 
 

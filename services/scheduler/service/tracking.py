@@ -1,4 +1,4 @@
-"""Updates of the timelines of live requests, as steps are decided, sent, answered and lost."""
+"""Updates the timelines of live requests when steps are decided, sent, answered and lost."""
 
 import time
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ class Tracking:
     def __init__(self, live: Mapping[int, LiveRequest]) -> None:
         """live: the live requests by id, a live view."""
         self._live = live
-        self._chunks: dict[tuple[int, int], list[Chunk]] = {}  # of steps in flight, by replica and step
-        self._preemptions: dict[int, int] = {}  # by replica id, those already taken in
+        self._chunks: dict[tuple[int, int], list[Chunk]] = {}  # those of steps in flight, by replica and step
+        self._preemptions: dict[int, int] = {}  # already counted, by replica id
 
     def on_step(self, replica: Replica, step: ScheduledStep) -> None:
         """Takes in a step that is about to be sent."""
@@ -26,7 +26,7 @@ class Tracking:
         chunks = []
         for request_id, num_tokens in zip(step.request_ids, step.num_scheduled_tokens, strict=True):
             if num_tokens > 1 and (live := self._live.get(request_id)) is not None and live.timeline.is_prefilling:
-                # In a step that is sent before the first token is known, tokens beyond the known ones are drafts.
+                # If a step is sent before the first token is known, tokens beyond the known ones are drafts.
                 request = live.request
                 known = len(request.token_ids) - (request.num_computed_tokens - num_tokens)
                 if known > 0:
@@ -47,7 +47,7 @@ class Tracking:
             self._stop(PREEMPTED)
 
     def on_lost(self, replica: Replica) -> None:
-        """Takes in the loss of an executor; its requests wait to run elsewhere, or there again."""
+        """Takes in the loss of an executor; its requests wait to run on any executor."""
         for key in [key for key in self._chunks if key[0] == replica.replica_id]:
             del self._chunks[key]
         self._stop(RECOVERY)
@@ -56,7 +56,7 @@ class Tracking:
         self._preemptions.pop(replica.replica_id, None)
 
     def _stop(self, name: str) -> None:
-        """Enters this phase for the requests that ran and run no longer."""
+        """Enters this phase for the requests that no longer run."""
         now = time.monotonic()
         for live in self._live.values():
             request = live.request

@@ -1,10 +1,10 @@
-"""The share of its drafts that a request accepts: learned from its own steps, and from those of its tenant's other
-requests while it has few.
+"""The share of drafts that a request accepts, learned from its own steps and, while these are few, from those of its
+tenant's other requests.
 
-Of each position the share of accepted drafts is known among those that follow accepted ones, as the mean of a beta
-distribution with forgotten counts: (accepted + weight * prior) / (tried + weight). The product of the first j is the
-chance that draft j counts. Where an executor drafts only what it finds, the share that is found is kept apart: a draft
-that is not found costs nothing, and says nothing about those that are.
+Each position has a share: the accepted drafts among those that follow accepted ones, as the mean of a beta distribution
+with forgetting: (accepted + weight * prior) / (tried + weight). The product of the first j shares is the chance that
+draft j counts. If an executor drafts only what it finds, the share of found drafts is learned separately: a draft that
+is not found costs nothing, and reveals nothing about those that are.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,16 @@ from weakref import WeakKeyDictionary
 
 from pagewire.services.scheduler.values.request import Request
 
-# Assumed where nothing is known: better than most texts, so that drafts are tried.
+# Assumed while nothing is known: better than most texts, so that drafts are tried.
 _FIRST_PRIOR = 0.7
 _WEIGHT = 3.0  # of a prior, in observations
-# What is left of an observation after the next one: a text changes within some steps, what a tenant asks for slowly.
+# The share of an observation that remains after the next one: a text changes within a few steps, a tenant's usage
+# slowly.
 _KEPT, _KEPT_OF_SHARED = 0.8, 0.99
-# Observations of the others after which a request looks at them again.
+# The number of observations of other requests after which a request uses them again.
 _STALE_AFTER = 32
 _KEPT_OF_STALE = 0.5
-# Chances that differ by less are the same: fewer cases to decide between.
+# Chances are rounded to multiples of 1 / _GRAIN, so that there are fewer cases to compare.
 _GRAIN = 64
 
 
@@ -30,19 +31,20 @@ class Acceptance:
     __slots__ = ("_accepted", "_asked", "_chances", "_found", "_kept", "_shared", "_shared_seen", "_tried", "num_seen")
 
     def __init__(self, max_drafts: int, shared: "Acceptance | None" = None) -> None:
-        """max_drafts: of a step. shared: of the tenant, for a request; it learns from the request's steps."""
+        """max_drafts: the limit of a step. shared: for a request, that of its tenant, which also learns from the
+        request's steps."""
         self._shared = shared
         self._kept = _KEPT_OF_SHARED if shared is None else _KEPT
         self._accepted = [0.0] * max_drafts  # by position
         self._tried = [0.0] * max_drafts
-        self._asked = self._found = 0.0  # drafts that were wanted, and that there were
+        self._asked = self._found = 0.0  # numbers of drafts
         self._chances: list[float] | None = None
         self._shared_seen = 0
-        self.num_seen = 0  # steps that were learned from
+        self.num_seen = 0  # steps that it has learned from
 
     def learn(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
-        """Learns from a step that wanted num_asked drafts, had num_drafted, and accepted the first num_accepted of
-        these."""
+        """Learns from a step that asked for `num_asked` drafts, found `num_drafted`, and accepted the first
+        `num_accepted`."""
         if self._shared is not None:
             self._shared.learn(num_asked, num_drafted, num_accepted)
         kept = self._kept
@@ -53,7 +55,7 @@ class Acceptance:
         if not num_drafted:
             return
         self._forget(kept)
-        for i in range(min(num_accepted + 1, num_drafted)):  # what follows a refused one was not tried
+        for i in range(min(num_accepted + 1, num_drafted)):  # drafts after a rejected one were not tried
             self._tried[i] += 1.0
         for i in range(num_accepted):
             self._accepted[i] += 1.0
@@ -64,17 +66,17 @@ class Acceptance:
 
     @property
     def share_found(self) -> float:
-        """The share of the drafts asked for that there are."""
+        """The share of requested drafts that are found."""
         prior = 1.0 if self._shared is None else self._shared.share_found
         drafts = _WEIGHT * len(self._tried)
         return (self._found + drafts * prior) / (self._asked + drafts)
 
     def chances(self) -> Sequence[float]:
-        """Returns falling chances: [j] = the chance that draft j counts, if there is one."""
+        """Returns falling chances: [j] is the chance that draft j counts if it is found."""
         shared = self._shared
         is_stale = shared is not None and shared.num_seen - self._shared_seen >= _STALE_AFTER
         if is_stale and self._chances is not None:
-            self._forget(_KEPT_OF_STALE)  # it was not tried while others were: it may be like them by now
+            self._forget(_KEPT_OF_STALE)  # not tried while others were, so it may now resemble them
         if self._chances is None or is_stale:
             chance, chances = 1.0, []
             for share in self._shares():
@@ -85,15 +87,15 @@ class Acceptance:
         return self._chances
 
     def _shares(self) -> list[float]:
-        """Returns the share of accepted drafts by position, of those tried there."""
+        """Returns the share of accepted drafts among the tried ones, by position."""
         shares = list[float]()
         priors = None if self._shared is None else self._shared._shares()
         for i, (accepted, tried) in enumerate(zip(self._accepted, self._tried, strict=True)):
-            # Of the shared ones: a position like the one before it, until more is known.
+            # For shared acceptance, a position is like the previous one until more is known.
             prior = priors[i] if priors is not None else shares[-1] if shares else _FIRST_PRIOR
             shares.append((accepted + _WEIGHT * prior) / (tried + _WEIGHT))
         return shares
 
 
-# Of live requests, wherever they run.
+# The acceptance of live requests on all executors.
 Acceptances = WeakKeyDictionary[Request, Acceptance]

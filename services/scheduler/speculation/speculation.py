@@ -1,14 +1,14 @@
-"""Decides how many tokens a step drafts, for each of its requests.
+"""Decides how many tokens a step drafts for each of its requests.
 
-A step with N requests brings N tokens, and more with drafts, but takes longer. The likely gain of each draft is learned
-(`acceptance.py`), and its cost is measured (`costs/draft_costs.py`). Drafts are taken in the order of their chances, as
-long as the whole step yields more tokens per second; the curve of costs has steps, so all prefixes of that order are
-compared, none included.
+A step with N requests yields N tokens; with drafts it yields more, but takes longer. The likely gain of each draft is
+learned (`acceptance.py`), and its cost is measured (`costs/draft_costs.py`). Drafts are sorted by their chances, and
+the prefix with the most tokens per second is used; all prefixes are compared, including none, because the cost curve
+has jumps.
 
-Whatever the estimates say, the loss by drafts is bounded: by an account in units of plain steps, of which a little is
-earned with each step that decodes, and to which the results of drafts are credited and charged. No step drafts that
-could cost more than the account holds. From the same account come probes: drafts for a request that has refused too
-many of late, so that a change of its text is noticed.
+Even if the estimates are wrong, the loss from drafts is bounded by an account in units of plain steps (without drafts).
+Each decoding step earns a little, and the results of drafts are credited and charged. No step drafts if that could cost
+more than the balance. The account also pays for probes: drafts for a request that has rejected too many recently, which
+reveal a change in its text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,16 +20,17 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 
-# Of the account, in plain steps: what is in it at first, and at most without gains; what is earned with each step; and
-# the most with what drafts have gained, so that of that no more is lost when a text changes.
+# The account, in plain steps: the first balance, which is also the most without gains; the earnings of each step; and
+# the most with gains from drafts, which bounds the loss when a text changes.
 _FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
-# What it costs to ask for drafts, in plain steps, found or not: the executor looks for them, and puts a step together
-# twice if there are none.
+# The cost of asking for drafts in plain steps, even if none are found: the executor searches for them, and assembles
+# the step again if there are none.
 _ASKING = 0.02
-# Steps from one probe to the next, at least; and where drafts would not pay if they were right, but costs may change.
+# The fewest steps between two probes, in general, and while not even correct drafts would pay, although costs may
+# change.
 _PROBE_EVERY, _PROBE_COSTS_EVERY = 4, 64
-# Of the rate, what steps without drafts may cost that tell what those with drafts cost; and of steps, how many these
-# are at most, where drafts gain little or hardly anything is known yet.
+# Some steps have no drafts, to measure what drafts cost: the share of the rate that these steps may cost, and their
+# largest share of all steps, which applies while drafts gain little or little is known.
 _SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
 _MAX_TENANTS = 1024
 
@@ -38,7 +39,7 @@ _MAX_TENANTS = 1024
 class Plan:
     """The plan of a step: how many tokens to draft."""
 
-    drafts: Mapping[int, int] = field(default_factory=dict)  # by id of the request
+    drafts: Mapping[int, int] = field(default_factory=dict)  # by request id
     otherwise: int = 0
 
     def of(self, request: Request) -> int:
@@ -49,11 +50,11 @@ NO_DRAFTS = Plan()
 
 
 class Speculation:
-    """Speculation on one executor. An executor that does not report the costs of steps is asked for as many drafts as
-    it makes."""
+    """Speculation on one executor. An executor that does not report the costs of steps always drafts its maximum."""
 
     def __init__(self, info: ExecutorInfo, acceptances: Acceptances | None = None) -> None:
-        """info: of an executor that drafts. acceptances: of requests that ran elsewhere before; more are added."""
+        """info: the facts about an executor that drafts. acceptances: those of requests that ran on other executors;
+        more are added."""
         self._max_drafts = info.max_draft_tokens
         self._bounds = info.draft_bounds
         self._acceptances = Acceptances() if acceptances is None else acceptances
@@ -68,7 +69,7 @@ class Speculation:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def plan(self, runners: Sequence[Request]) -> Plan:
-        """Plans the next step, in which these may run. Called for each step, if there can be drafts."""
+        """Plans the next step, in which these requests may run. Called for each step that can have drafts."""
         decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
         most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
         if not most or not decoding:
@@ -86,8 +87,7 @@ class Speculation:
         return plan
 
     def _best(self, costs: DraftCosts, decoding: Sequence[Request], most: int) -> Plan:
-        """Returns the drafts with which the step yields the most tokens per second, if their costs are within the
-        credit."""
+        """Returns the drafts for the most tokens per second, among those with costs within the credit."""
         num_requests = len(decoding)
         if not _may_pay(costs, num_requests, num_requests, most):
             return NO_DRAFTS
@@ -117,7 +117,7 @@ class Speculation:
         return Plan(counts)
 
     def _probe(self, costs: DraftCosts, num_requests: int, idle: Sequence[Request], most: int, plan: Plan) -> Plan:
-        """Returns the plan, and a draft for one of the other requests, in turns, if the account allows it."""
+        """Returns the plan with a draft for one of the other requests, in turns, if the account allows it."""
         loss = costs.drafted(num_requests, 1, 1) / costs.plain(num_requests) - 1
         request = idle[self._num_steps % len(idle)]
         share_found = self._acceptance(request).share_found
@@ -146,7 +146,7 @@ class Speculation:
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
-        """Learns from a step. Its work is that of the drafts that there were, from now on. seconds: of the step; 0:
+        """Learns from a step, and removes drafts that were not found from its work. seconds: its duration; 0:
         unknown."""
         num_asked = num_drafted = num_accepted = longest = 0
         for i, asked in step.drafts_of.items():
@@ -178,7 +178,7 @@ class Speculation:
 
 
 def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> bool:
-    """Returns whether drafts would make a step yield more if they were all right: one for each, or for one, or all."""
+    """Returns whether correct drafts would pay: one for each request, all for one request, or all for each."""
     plain = num_requests / costs.plain(num_requests)
     return any(
         (num_requests + num_drafts) / costs.drafted(num_requests, num_drafts, longest) > plain
@@ -187,8 +187,8 @@ def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> 
 
 
 def _by_chance(requests: Iterator[Acceptance]) -> Iterator[tuple[float, list[tuple[float, int]]]]:
-    """Yields drafts by their chances, the best first: (chance, (share of these that are found, place in a request's)
-    ...)."""
+    """Yields drafts by their chances, best first: (chance, [(share of found drafts, position in the request's drafts),
+    ...])."""
     drafts: dict[float, list[tuple[float, int]]] = {}
     for acceptance in requests:
         share_found = acceptance.share_found

@@ -1,4 +1,4 @@
-"""Steps of their own for suspects."""
+"""Separate steps for suspects."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,8 @@ from pagewire.services.scheduler.values.request import Request, RequestStatus
 
 
 class SuspectQuarantine:
-    """Keeps suspects out of the steps of others: at most one runs on a replica, in turns with the others, and a step of
-    the one kind is not decided before those of the other are done."""
+    """Keeps suspects out of the steps of other requests: at most one suspect runs on a replica, in turns with the
+    others, and a step of one kind is not decided before those of the other kind are done."""
 
     def __init__(self, is_suspect: Callable[[Request], bool]) -> None:
         self._is_suspect = is_suspect
@@ -25,7 +25,7 @@ class SuspectQuarantine:
         return self._suspect is not None
 
     def runners(self, running: list[Request], is_suspect_due: bool, is_idle: bool) -> list[Request]:
-        """Lets the others pause while a suspect is due, after a step of theirs, until it has entered."""
+        """Lets the other requests pause, after a step of theirs, while a suspect is due and until it has entered."""
         if not self.is_closed:
             if is_suspect_due and not self._is_others_turn:
                 return []

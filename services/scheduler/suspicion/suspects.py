@@ -1,11 +1,11 @@
-"""Requests that may be the reason why executors fail: found within two failures, at no more than a pause for others.
+"""Finds requests that may crash executors, within two failures and with no more than a pause for other requests.
 
-A failure says nothing about its cause, so all requests in flight become suspects, until they have more tokens than were
-in flight then. A suspect runs in steps of its own, so if an executor is lost again, the suspect is the cause, and ends.
-Halving the suspects instead would need one more failure for each halving, and every failure takes all KV with it.
+A failure does not reveal its cause, so all requests in flight become suspects until they have passed the tokens that
+were in flight then. A suspect runs in separate steps, so if an executor is lost again, the suspect is the cause, and
+ends. Halving the set of suspects instead would need one more failure for each halving, and every failure loses all KV.
 
-Where an executor vanishes without a message, it is unknown whether a step or a `kill -9` was the reason. The second
-time then says less: a suspect has a third try, unless the successor reports that the process failed.
+If an executor vanishes without a message, the reason may be a step or a `kill -9`. The second time is then less
+certain: a suspect gets a third try, unless the successor reports that the process failed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import Request, RequestStatus
 from pagewire.v1.common_pb2 import SamplingParams
 
-# Failures that a request can cause: one among others, one alone.
+# The failures that a request can cause: one with others, one alone.
 MAX_LOSSES = 2
-# Where none of them says why.
+# The same, if no failure has a known reason.
 MAX_SILENT_LOSSES = 3
-# The most tokens that a request may have had in flight that was preempted meanwhile.
+# The most tokens in flight of a request that was preempted meanwhile.
 _TOKENS_IN_FLIGHT = 2
 
 
@@ -30,8 +30,8 @@ _TOKENS_IN_FLIGHT = 2
 class Suspicion:
     """The suspicion of one request, which runs alone."""
 
-    until: int  # with so many tokens it is cleared
-    num_losses: int = 1  # executors lost while it was, or became, a suspect
+    until: int  # the number of tokens with which it is cleared
+    num_losses: int = 1  # executors lost when it became, or while it was, a suspect
 
 
 class Suspects:
@@ -72,8 +72,8 @@ class Suspects:
         return self._with_alike(found, requests)
 
     def _blame(self, lost: LostExecutor, requests: Sequence[Request]) -> Mapping[Request, int]:
-        """Makes suspects of the live requests in flight. Returns the one that crashed an executor alone, if there is
-        one, with all suspects that ask for just the same."""
+        """Makes the live requests in flight suspects. Returns the request that crashed an executor alone, if there is
+        one, with all suspects that ask for exactly the same."""
         if not lost.loss.may_be_caused_by_request:
             return {}
         in_flight_ids = _in_flight_ids(lost)
@@ -91,7 +91,8 @@ class Suspects:
         return {}
 
     def _is_unexplained(self, request: Request) -> bool:
-        """Whether an executor vanished while it ran the request alone, which has not been cleared since."""
+        """Returns whether an executor vanished while it ran this request alone, and the request has not been cleared
+        since."""
         return self.is_suspect(request) and self.num_losses(request) >= MAX_LOSSES
 
     def _with_alike(self, found: Iterable[Request], requests: Sequence[Request]) -> Mapping[Request, int]:
@@ -103,7 +104,8 @@ class Suspects:
         }
 
     def _is_alike(self, request: Request, other: Request) -> bool:
-        """Whether a suspect is, to the executor, the same prompt again: mostly another output of one call (n > 1)."""
+        """Returns whether a suspect is the same to the executor as another request: usually another output of one call
+        (n > 1)."""
         if not self.is_suspect(request) or other.num_output_tokens or request.token_ids != other.token_ids:
             return False
         end = request.num_prompt_tokens

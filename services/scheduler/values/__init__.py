@@ -1,1 +1,1 @@
-"""Values that the rooms of the scheduler pass to each other: requests, steps, and what executors report."""
+"""Values that the parts of the scheduler pass to each other: requests, steps, and what executors report."""

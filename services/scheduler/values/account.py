@@ -2,7 +2,7 @@
 
 
 class Account:
-    """A tenant's tokens served, and its numbers of requests."""
+    """The served tokens of a tenant, and its numbers of requests."""
 
     __slots__ = ("num_running", "num_waiting", "served", "tenant", "weight")
 
@@ -18,5 +18,5 @@ class Account:
         return self.num_running + self.num_waiting > 0
 
 
-# The account of requests that are in no ledger; never counted.
+# The account of requests without a ledger; never counted.
 NO_ACCOUNT = Account("")

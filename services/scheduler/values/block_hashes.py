@@ -11,17 +11,17 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"")
     """Returns the next hash of a sha256 chain: equal hashes mean equal tokens in this block and in all blocks before
     it.
 
-    extra_keys: whatever else the KV depends on, such as images, an adapter or a cache salt.
+    extra_keys: everything else that the KV depends on, such as images, an adapter or a cache salt.
     """
     return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
 
 
 def root_hash(cache_salt: str, owner: str = "") -> bytes:
-    """Returns the root of the chains of all requests of this owner with this salt; no block's hash can be equal to
-    it."""
-    # A block's hash is of 32 bytes that are a hash, and more: none of these bytes can be found to begin with this text.
+    """Returns the root of the chains of all requests of this owner with this salt; no hash of a block can equal it."""
+    # The hash of a block is computed from a 32-byte hash and more, and no 32-byte hash that begins with this text can
+    # be found.
     if owner:
-        of_owner = hashlib.sha256(owner.encode()).digest()  # of constant length: no salt can continue the name
+        of_owner = hashlib.sha256(owner.encode()).digest()  # constant length, so that a salt cannot continue the name
         return hashlib.sha256(b"pagewire cache owner: " + of_owner + cache_salt.encode()).digest()
     return hashlib.sha256(b"pagewire cache salt: " + cache_salt.encode()).digest() if cache_salt else ROOT_HASH
 

@@ -17,14 +17,14 @@ class Block:
 
 
 class HeldBlocks:
-    """The blocks that a request holds of one group: those of its block table from `first` on."""
+    """The blocks of one group that a request holds: its block table from `first` on."""
 
     __slots__ = ("blocks", "end", "first")
 
     def __init__(self, first: int, blocks: list[Block]) -> None:
         self.first = first
         self.blocks = blocks
-        self.end = first + len(blocks)  # how far the block table reaches
+        self.end = first + len(blocks)  # the length of the block table
 
     @property
     def ids(self) -> list[int]:
@@ -33,13 +33,13 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """A prefix hit: the blocks that are still read of the KV of a request's first num_tokens tokens."""
+    """A prefix hit: those blocks of a request's first `num_tokens` tokens that are still read."""
 
     held: tuple[HeldBlocks, ...]  # by group; not held yet
     num_tokens: int
 
 
-@dataclass(slots=True)  # not frozen, as that would take longer to make
+@dataclass(slots=True)  # not frozen, which would be slower to create
 class NewBlocks:
     """Blocks appended to the tables of one request; not to be changed."""
 
@@ -64,23 +64,23 @@ class RequestBlocks:
     )
 
     def __init__(self, root_hash: bytes) -> None:
-        """root_hash: what the hashes begin with."""
+        """root_hash: the first hash of the chain."""
         self.root_hash = root_hash
         self.hashes: list[bytes] = []
-        self.hashed_for = ""  # the version of the weights that they are for
-        self.other_hashes: dict[str, list[bytes]] = {}  # for other weights by version, while these are replaced
-        self.awaited: tuple[RequestBlocks, int] | None = None  # the blocks of a request that it waits for, and how many
+        self.hashed_for = ""  # the version of the weights
+        self.other_hashes: dict[str, list[bytes]] = {}  # by version of the weights, during a replacement
+        self.awaited: tuple[RequestBlocks, int] | None = None  # (blocks of another request, number to wait for)
         self.drop()
 
     def drop(self) -> None:
         """Forgets all held blocks."""
         self.held: tuple[HeldBlocks, ...] = ()  # by group
-        self.num_slots = 0  # tokens that the block tables of all groups have room for
-        self.num_cached = 0  # those in front, which can be found
-        self.num_tokens_to_cache = 0  # computed tokens with which one more can be found
+        self.num_slots = 0  # tokens for which all groups have blocks
+        self.num_cached = 0  # leading blocks that are findable
+        self.num_tokens_to_cache = 0  # computed tokens from which one more is findable
 
     def forget_hashes(self) -> None:
-        """Drops the hashes, as blocks may be of another size from now on."""
+        """Drops the hashes, as the block size may have changed."""
         self.hashes.clear()
         self.other_hashes.clear()
 

@@ -23,7 +23,7 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of an executor, as `Weights` of executor.proto."""
+    """The weights of an executor, like `Weights` of executor.proto."""
 
     version: str = ""
     number: int = 0
@@ -61,30 +61,30 @@ class ExecutorInfo:
 
     @property
     def max_num_tokens(self) -> int:
-        """The most tokens of a request, prompt plus output, that the model takes and the KV cache holds. (The executor
-        has made sure that windows and states fit.)"""
+        """The most tokens of a request, prompt plus output, that the model and the KV cache allow. (The executor has
+        checked that windows and states fit.)"""
         capacities = [group.num_blocks * self.block_size for group in self.kv_groups if group.keeps_all]
         return min([self.max_model_len, *capacities])
 
     @property
     def num_blocks(self) -> int:
-        """The blocks of the group that holds the longest request."""
+        """The number of blocks in the largest group."""
         return max((group.num_blocks for group in self.kv_groups), default=0)
 
     def max_prompt_tokens(self, yields_vector: bool) -> int:
-        """Returns the most tokens of a prompt, which leaves room for a token of output unless it yields a vector."""
+        """Returns the most tokens of a prompt: unless it yields a vector, one token is left for the output."""
         return self.max_num_tokens if yields_vector else self.max_num_tokens - 1
 
     def within_steps_of(self, max_num_batched_tokens: int | None) -> "ExecutorInfo":
-        """Returns the info with the scheduler's limit of tokens per step applied: where a prompt is computed in one
-        step, it is no longer than that."""
+        """Applies the scheduler's limit of tokens per step: if prompts are computed in one step, none is longer than
+        that."""
         if max_num_batched_tokens is None or not self.whole_prompts:
             return self
         return replace(self, max_model_len=min(self.max_model_len, max_num_batched_tokens))
 
     def is_interchangeable_with(self, other: "ExecutorInfo") -> bool:
-        """Returns whether a request of this executor may continue on the other one: model, limits and block size are
-        equal. The numbers of rows and of tokens per step may differ, and so may the weights during a replacement."""
+        """Returns whether a request of this executor may continue on the other one: model, limits and block size must
+        be equal. The numbers of rows and of tokens per step may differ, and so may the weights during a replacement."""
         if self.weights.number == other.weights.number and self.weights.version != other.weights.version:
             return False
         return _of_requests(self) == _of_requests(other)

@@ -1,12 +1,12 @@
-"""The images of a prompt as the scheduler knows them: where they are, and their hashes."""
+"""The images of a prompt as the scheduler sees them: their positions and hashes."""
 
 from collections.abc import Sequence
 
 from pagewire.errors import InvalidRequest
 from pagewire.v1.common_pb2 import PromptImage
 
-# No further request enters with a step that has images of so many bytes: with the largest request on top, the step
-# still fits into a message of gRPC.
+# Once a step has images of this many bytes, no further request enters with it: even with the largest request added, the
+# step fits into a gRPC message.
 MAX_STEP_IMAGE_BYTES = 16 * 1024 * 1024
 MAX_REQUEST_IMAGE_BYTES = 40 * 1024 * 1024
 
@@ -42,8 +42,8 @@ class PromptImages:
             last = end
 
     def keys(self, first: int, end: int) -> bytes:
-        """Returns what the KV of tokens first to end - 1 depends on beside their ids: the hash of each image that
-        overlaps them, and its offset from `first`."""
+        """Returns what the KV of tokens first to end - 1 depends on besides their ids: the hash of each overlapping
+        image, and its offset from `first`."""
         return b"".join(
             image.hash + (image.offset - first).to_bytes(8, "little", signed=True)
             for image in self.images
@@ -51,8 +51,8 @@ class PromptImages:
         )
 
     def from_token(self, num_computed_tokens: int) -> list[PromptImage]:
-        """Returns the images for an executor that has the KV of the first num_computed_tokens tokens: images among
-        these are without pixels."""
+        """Returns the images for an executor that has the KV of the first `num_computed_tokens` tokens; images within
+        these have no pixels."""
         return [
             image if num_computed_tokens < image.offset + image.num_tokens else _without_pixels(image)
             for image in self.images

@@ -21,7 +21,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.IntEnum):
-    """The reasons for which requests end, numbered as in common.proto."""
+    """The reasons why requests end, numbered as in common.proto."""
 
     STOP = 1
     LENGTH = 2
@@ -48,17 +48,17 @@ def too_long(num_prompt_tokens: int, info: ExecutorInfo, yields_vector: bool) ->
 
 
 class Request:
-    """One generation: its tokens, how far its KV is, what ends it.
+    """One generation: its tokens, the progress of its KV, and its end conditions.
 
-    `token_ids` is the prompt followed by the output known so far. Tokens that were sampled on the device but are not
-    known here yet are counted by `num_output_placeholders`:
+    `token_ids` is the prompt followed by the output known so far. `num_output_placeholders` counts tokens that were
+    sampled on the device but are not yet known here:
 
         token_ids                      [p p p p p o o]            num_tokens = 7
         with num_output_placeholders=1 [p p p p p o o ?]
         num_computed_tokens = 7        [k k k k k k k]            the next step computes "?" without knowing it
 
-    Where tokens are drafted, a step may bring fewer than it could: until its result is known, `num_output_placeholders`
-    and `num_computed_tokens` are upper bounds, too high by the same number.
+    With drafts, a step may yield fewer tokens than scheduled: until its result arrives, `num_output_placeholders` and
+    `num_computed_tokens` are upper bounds, too high by the same number.
     """
 
     __slots__ = (
@@ -110,14 +110,14 @@ class Request:
     ) -> None:
         """sampling_params: resolved, and never changed.
 
-        is_resubmitted: an earlier attempt was taken, so that this one is not refused.
+        is_resubmitted: an earlier attempt was admitted, so this one is not refused.
 
-        yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: of a pair of
-        texts, where in the prompt the second begins; 0: there is only one.
+        yields_vector: it ends with its prompt and yields a vector instead of tokens. second_text_start: the position of
+        the second text of a pair; 0 for a single text.
 
-        cache_salt, cache_owner: it shares blocks only with requests that have the same.
+        cache_salt, cache_owner: blocks are shared only among requests with the same values.
 
-        weights_version: of the weights that generated its resumed tokens; empty: unknown.
+        weights_version: that of the weights that generated its resumed tokens; empty: unknown.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
@@ -125,18 +125,19 @@ class Request:
         self.images = images
         self.blocks = RequestBlocks(root_hash(cache_salt, cache_owner))
         self.tenant = tenant
-        self.weights_version = weights_version  # of the executor that runs it, or last did
-        self.account = NO_ACCOUNT  # of its tenant, once the scheduler has taken the request in
-        self.is_long = False  # much of its prompt was not found in the prefix cache
+        self.weights_version = weights_version  # that of its present or last executor
+        self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken in the request
+        self.is_long = False  # a large part of its prompt is not in the prefix cache
         self.sampling_params = sampling_params
-        # With a grammar, the executor applies min_tokens and ignore_eos: an end token that it samples ends the request.
+        # With a grammar, the executor applies min_tokens and ignore_eos: any end token that it samples ends the
+        # request.
         self.has_grammar = sampling_params.HasField("grammar") and not yields_vector
         self.num_prompt_tokens = len(prompt_token_ids)
         self.is_resubmitted = is_resubmitted
         self.token_ids = [*prompt_token_ids, *(resume_token_ids or ())]
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
-        self.num_cached_tokens: int | None = None  # of the prompt; set when first scheduled
+        self.num_cached_tokens: int | None = None  # tokens of the prompt; set when first scheduled
         self.num_preemptions = 0
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
@@ -154,8 +155,8 @@ class Request:
 
     @property
     def num_certain_tokens(self) -> int:
-        """The number of tokens that are known and have KV when the steps in flight are done, whether or not
-        drafts are accepted."""
+        """The number of tokens that are certain to be known and to have KV after the steps in flight, even if no draft
+        is accepted."""
         return min(self.num_computed_tokens, len(self.token_ids))
 
     @property
@@ -168,18 +169,18 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """True if it runs, and more than its last token has to be computed."""
+        """True if the request runs, and more than its last token has to be computed."""
         return len(self.token_ids) + self.num_output_placeholders - self.num_computed_tokens > 1
 
     @property
     def ends_in_flight(self) -> bool:
-        """True if the steps in flight bring its last token, unless an earlier one is its last."""
+        """True if the steps in flight reach the limit of its tokens, so that it ends with them at the latest."""
         return len(self.token_ids) + self.num_output_placeholders >= self.max_num_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True if the executor must report log probabilities of the prompt with the first token, so that the whole
-        prompt is computed."""
+        """True if the executor must report log probabilities of the prompt with the first token, which requires that
+        the whole prompt is computed."""
         if self.yields_vector or self.num_output_tokens:
             return False
         return self.sampling_params.HasField("prompt_logprobs")
@@ -210,7 +211,7 @@ class Request:
             check_num_prompt_logprobs(params, num_prompt_tokens)
         self.max_num_tokens = info.max_num_tokens
         if self.yields_vector:
-            self.max_num_tokens = num_prompt_tokens + 1  # nothing is scheduled beyond its prompt
+            self.max_num_tokens = num_prompt_tokens + 1  # no token is scheduled beyond its prompt
         elif params.HasField("max_tokens"):
             self.max_num_tokens = min(self.max_num_tokens, num_prompt_tokens + params.max_tokens)
         self.stop_token_ids = frozenset(params.stop_token_ids)
@@ -218,7 +219,7 @@ class Request:
             self.stop_token_ids |= info.eos_token_ids
 
     def gain(self, token_ids: list[int], most: int) -> tuple[list[int], FinishReason | None]:
-        """Takes in the tokens of a step that could have brought `most`.
+        """Takes in the tokens of a step that could have yielded `most`.
 
         Returns:
             The tokens up to the request's end, and why it ends with the last of them; None if it continues.
@@ -235,7 +236,7 @@ class Request:
     def find_end(self) -> FinishReason | None:
         """Returns why the request ends with its last known token, or None if it continues."""
         num_output_tokens = self.num_output_tokens
-        # The executor does not sample end tokens among the first min_tokens; one that appears there anyway is text.
+        # The executor does not sample end tokens among the first min_tokens; one that still appears there is text.
         if num_output_tokens > self.sampling_params.min_tokens or self.has_grammar:
             last = self.token_ids[-1]
             if last in self.stop_token_ids:
@@ -252,7 +253,7 @@ class Request:
         self.epoch += 1
 
     def preempt(self) -> None:
-        """Sends the request back to waiting, with its tokens and without KV; tokens in flight become void."""
+        """Returns the request to waiting, with its tokens and without KV; tokens in flight become void."""
         self.status = RequestStatus.WAITING
         self.replica_id = None
         self.num_computed_tokens = 0

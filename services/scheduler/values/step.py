@@ -29,7 +29,7 @@ class NewRequest:
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    blocks: list[Blocks]  # by group [G]
+    blocks: list[Blocks]  # [G], by group
     sampling_params: SamplingParams
     yields_vector: bool = False
     second_text_start: int = 0
@@ -38,7 +38,7 @@ class NewRequest:
 
     @classmethod
     def of(cls, request: Request) -> "NewRequest":
-        """Returns the values that the executor needs of an admitted request."""
+        """Returns the values of an admitted request that the executor needs."""
         return cls(
             request.request_id,
             list(request.token_ids),
@@ -83,24 +83,24 @@ class ScheduledStep:
     num_image_bytes: int = 0
     # Not sent. Requests that enter, parallel to new_requests.
     admitted: list[Request] = field(default_factory=list)
-    # Not sent. Requests that gain tokens, in batch order, with the epoch in which each was scheduled.
+    # Not sent. Requests that gain tokens, in batch order, and the epoch in which each was scheduled.
     sampled: list[Request] = field(default_factory=list)  # [s]
     epochs: list[int] = field(default_factory=list)  # [s]
     # Index into sampled -> how many of its scheduled tokens are drafts.
     drafts_of: dict[int, int] = field(default_factory=dict)
-    # Not sent. Requests that yield a vector, in batch order, with the epoch; they are answered after `sampled`.
+    # Not sent. Requests that yield a vector, in batch order, with the epoch; results have them after `sampled`.
     yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
     # Not sent. The work of the step.
     work: StepWork = field(default_factory=StepWork)
 
     @property
     def takes_more(self) -> bool:
-        """True if another request may enter with the step: its images are not too large a message yet."""
+        """True if another request may enter with the step, as its images still fit into a message."""
         return self.num_image_bytes < MAX_STEP_IMAGE_BYTES
 
     @property
     def num_draft_tokens(self) -> list[int]:
-        """The drafts of each request, [n]; empty if there are none."""
+        """The number of drafts of each request, [n]; empty if there are none."""
         if not self.drafts_of:
             return []
         by_id = {self.sampled[i].request_id: num_drafts for i, num_drafts in self.drafts_of.items()}
@@ -138,7 +138,7 @@ class StepResult:
 
     step_id: int
     request_ids: list[int]  # [s + v]
-    num_tokens: list[int]  # [s + v], gained by each
+    num_tokens: list[int]  # [s + v], that each gained
     token_ids: list[int]  # [sum(num_tokens)]
     # Index into request_ids -> log probabilities of the tokens it gained, which the scheduler only passes on.
     logprobs: Mapping[int, Any] = field(default_factory=dict)
@@ -148,17 +148,17 @@ class StepResult:
     errors: Mapping[int, Any] = field(default_factory=dict)
     # Index into request_ids -> log probabilities of its prompt, which the scheduler only passes on.
     prompt_logprobs: Mapping[int, Any] = field(default_factory=dict)
-    num_drafted: list[int] = field(default_factory=list)  # [s + v], tokens that were checked of each; empty: none
+    num_drafted: list[int] = field(default_factory=list)  # [s + v], checked drafts of each; empty: none
 
     def drafted(self, index: int) -> int:
-        """Returns how many tokens were drafted for the request of this index; may be fewer than scheduled."""
+        """Returns how many tokens were drafted for the request at this index; may be fewer than scheduled."""
         return self.num_drafted[index] if self.num_drafted else 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """The times that the executor measured of one step, in seconds."""
+    """The times of one step in seconds, as the executor measured them."""
 
-    execute_seconds: float  # of the device; in a pipeline, of the slowest stage
+    execute_seconds: float  # on the device; in a pipeline, on the slowest stage
     queue_seconds: float  # in the executor's queue
-    idle_seconds: float | None  # that the device, or that of the first stage, waited for it; None for the first step
+    idle_seconds: float | None  # in which the device, or the first stage's, waited for it; None for the first step

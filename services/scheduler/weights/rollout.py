@@ -1,7 +1,7 @@
 """The replacement of weights: all executors load the new weights, then switch to them, one at a time.
 
 An executor switches when no request runs on it: the scheduler closes its stream and opens a new one with the new
-weights (`ExecutorClient.on_connect`). An executor that restarts at any time receives its weights in the same way.
+weights (`ExecutorClient.on_connect`). An executor that restarts receives its weights in the same way.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-# Seconds for tokenizer services to resubmit requests, after the scheduler has started or their stream has broken. Such
-# requests may need the present weights, so no executor switches before.
+# Seconds in which tokenizer services resubmit requests after the scheduler has started or their stream has broken.
+# These requests may need the present weights, so no executor switches earlier.
 RESUBMITTED_S = 5.0
 
 _VERSION = re.compile(r"[A-Za-z0-9._:+-]{1,64}")
@@ -62,10 +62,10 @@ class Rollout:
         self._end = end
         self._recovery_timeout = recovery_timeout
         self._plan = WeightsPlan()
-        # The end of the time in which requests may run on with old weights, even if an executor dies; time.monotonic().
+        # The time until which requests may continue with old weights, even if an executor dies; time.monotonic().
         self._deadline: float | None = None
         self._learns_until = self._expects_until = time.monotonic() + RESUBMITTED_S
-        self._moved = asyncio.Event()  # set when anything changed that the rollout may wait for
+        self._moved = asyncio.Event()  # set by every change that the rollout may wait for
         self._rolling: asyncio.Task[None] | None = None
         self._is_replacing = False
 
@@ -84,7 +84,7 @@ class Rollout:
         self._expects_until = time.monotonic() + RESUBMITTED_S
 
     def wanted(self, present: Weights) -> Weights:
-        """Returns the weights that an executor with these is to have before it is used."""
+        """Returns the weights that an executor with `present` must have before it is used."""
         replicas = self._scheduler.replicas
         self._plan.note(present, replicas)
         if time.monotonic() < self._learns_until:
@@ -103,7 +103,7 @@ class Rollout:
     # -- requests with replaced weights ------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raises RpcError for a request with tokens of weights that no executor has any more."""
+        """Raises RpcError for a request with tokens from weights that no executor has any longer."""
         version, replicas = version_needed(request), self._scheduler.replicas
         if not version or is_attached(version, replicas):
             return
@@ -112,7 +112,7 @@ class Rollout:
         self.watch_stranded([request])
 
     def watch_stranded(self, requests: Sequence[Request]) -> None:
-        """Ends those of these requests that no executor can continue, unless one with their weights comes in time."""
+        """Ends those requests that no executor can continue, unless one with their weights connects in time."""
         stranded = [request for request in requests if self._is_stranded(request)]
         if stranded:
             asyncio.get_running_loop().call_later(self._recovery_timeout, self._end_stranded, stranded)
@@ -191,7 +191,7 @@ class Rollout:
         return target is not None and (weights.version, weights.digest) == (target.version, target.digest)
 
     async def _load(self, wanted: Weights) -> Weights:
-        """Makes all executors load the weights. One that is away loads them when it connects."""
+        """Makes all executors load the weights. An executor that is not connected loads them when it connects."""
         drivers = self._staying()
         were_attached = [driver.has_executor for driver in drivers]
         answers = await asyncio.gather(*(driver.client.load(wanted) for driver in drivers), return_exceptions=True)
@@ -261,7 +261,7 @@ class Rollout:
             await self._has_moved(min((at - now for at in times if at is not None and at > now), default=None))
 
     async def _until_other_weights(self, driver: ReplicaDriver, old: Weights | None) -> None:
-        """Waits until the executor has other weights, but not longer than for one that is lost."""
+        """Waits until the executor has other weights, but no longer than for a lost one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._recovery_timeout):
                 while ((info := driver.replica.info) is None or info.weights == old) and not driver.is_unlisted:
@@ -310,6 +310,6 @@ def _gone(version: str) -> RpcError:
 
 
 def _log_failure(replacing: asyncio.Task[ReplaceWeightsResponse]) -> None:
-    """Logs why a replacement failed: its caller may be gone."""
+    """Logs why a replacement failed, as its caller may have disconnected."""
     if not replacing.cancelled() and (error := replacing.exception()) is not None:
         logger.warning("the weights were not replaced: %s", error)

@@ -1,7 +1,7 @@
-"""The plan of which weights each executor is to have; during a replacement some have the old ones, some the new ones.
+"""The weights that each executor should have; during a replacement, some have the old ones, some the new ones.
 
-All tokens of a request are of one version. So an executor finishes its requests before it switches to other weights,
-and while a preempted or resumed request needs old weights, one executor keeps them or gets them back.
+All tokens of a request come from one version. So an executor finishes its requests before it switches, and while a
+preempted or resumed request needs old weights, one executor keeps them or gets them back.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def is_attached(version: str, replicas: Iterable[Replica]) -> bool:
 
 
 def may_switch(replica: Replica, scheduler: Scheduler) -> bool:
-    """Returns whether a draining replica may get other weights: no request needs those that it alone has."""
+    """Returns whether a draining replica may get other weights: no request needs weights that only this replica has."""
     if replica.info is None or not replica.is_drained:
         return False
     version = replica.info.weights.version
@@ -36,7 +36,7 @@ class WeightsPlan:
 
     def __init__(self) -> None:
         self.target: Weights | None = None  # None: no executor has connected yet
-        self._known: dict[str, Weights] = {}  # by version, all that requests may have begun with
+        self._known: dict[str, Weights] = {}  # by version, all weights that requests may have begun with
 
     @property
     def next_number(self) -> int:
@@ -47,7 +47,7 @@ class WeightsPlan:
         self.target = self._known[weights.version] = weights
 
     def note(self, weights: Weights, replicas: Iterable[Replica]) -> None:
-        """Takes in the weights of an executor that connects. A higher number comes from an earlier scheduler."""
+        """Takes in the weights of an executor that connects. A higher `number` comes from an earlier scheduler."""
         target = self.target
         is_first = all(replica.info is None for replica in replicas)
         if target is None or weights.number > target.number or (is_first and weights.number == target.number):
@@ -55,8 +55,8 @@ class WeightsPlan:
         self._known[weights.version] = weights
 
     def wanted(self, present: Weights, waiting: Iterable[Request], replicas: Iterable[Replica]) -> Weights:
-        """Returns the weights that an executor with `present` is to have: the target, unless it is needed for a
-        waiting request that no attached executor can continue."""
+        """Returns the weights that an executor with `present` should have: the target, unless the executor is needed
+        for a waiting request that no attached one can continue."""
         assert self.target is not None
         needed = {version for request in waiting if (version := version_needed(request))}
         missing = {version for version in needed if not is_attached(version, replicas)}
@@ -66,6 +66,6 @@ class WeightsPlan:
         return known[0] if known else self.target
 
     def forget_all_but(self, versions: Iterable[str]) -> None:
-        """Forgets the weights of all other versions, which no request needs any more."""
+        """Forgets the weights of all other versions, which no request needs any longer."""
         kept = set(versions)
         self._known = {version: weights for version, weights in self._known.items() if version in kept}

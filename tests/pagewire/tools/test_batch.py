@@ -112,7 +112,7 @@ async def test_goes_on_where_it_was_interrupted(batch: Command, server: Server) 
         out.write('{"id": "cut o')
     server.answer = repeat
     code, said = await batch.run()
-    assert code == 0 and f"going on: {len(before)} requests have their answers already" in said
+    assert code == 0 and f"continuing: {len(before)} requests are already answered" in said
     assert answers(batch.output)[: len(before)] == before
     assert Counter(line["custom_id"] for line in answers(batch.output)) == Counter(f"q{i}" for i in range(40))
     asked = len(server.bodies)
@@ -188,7 +188,7 @@ async def test_models_that_are_not_served_are_refused_at_once(batch: Command, se
     [
         (["in.jsonl"], "name two files"),
         (["no.jsonl", "out.jsonl"], "no.jsonl cannot be read: No such file"),
-        (["wrong.jsonl", "out.jsonl"], "(?s)is no file of requests:.*line 1: not valid JSON.*line 2: body is missing"),
+        (["wrong.jsonl", "out.jsonl"], "(?s)not a file of requests:.*line 1: not valid JSON.*line 2: body is missing"),
         (["in.jsonl", "out.jsonl", "--url", "ftp://x"], "--url: expected http://host:port"),
         (["in.jsonl", "out.jsonl", "--url", "http://127.0.0.1:1"], "nothing answers at http://127.0.0.1:1"),
         (["in.jsonl", "out.jsonl", "--url", "http://127.0.0.1:1", "--max-num-seqs", "1"], "--max-num-seqs is for the"),
@@ -220,7 +220,7 @@ def test_long_lines_and_files_are_refused(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_not_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text('{"some": "data"}\n')
-    with pytest.raises(Exception, match="line 1 is not an answer of a batch"):
+    with pytest.raises(Exception, match="line 1 is not the answer of a batch"):
         Results(path, path)
     assert path.read_text() == '{"some": "data"}\n'
 

@@ -151,7 +151,7 @@ async def test_a_closed_one_says_so(llm: LLM) -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(TypeError, match="no flag max_model_ln; did you mean max_model_len"):
         LLM(max_model_ln=3)
-    with pytest.raises(TypeError, match="block_size: for a stack of its own"):
+    with pytest.raises(TypeError, match="block_size: only for a new stack"):
         LLM(address="127.0.0.1:1", block_size=16)
     with pytest.raises(StartupError, match="nothing answers at 127"):
         LLM(address="127.0.0.1:1")

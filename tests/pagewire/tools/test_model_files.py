@@ -98,13 +98,13 @@ def test_what_is_cut_off_or_gone_is_found_without_reading_it_all(
     path = file(cache, SECOND)
     os.truncate(path, path.stat().st_size - 100)
     assert cli._dispatch(["model", "verify", "--quick", REPOSITORY]) == 1
-    assert "its header says" in capsys.readouterr().out
+    assert "by its header" in capsys.readouterr().out
     path.resolve().unlink()
     assert cli._dispatch(["model", "verify", "--quick", REPOSITORY]) == 1
     assert f"{SECOND}: it cannot be read" in capsys.readouterr().out
     path.unlink()
     assert cli._dispatch(["model", "verify", "--quick", REPOSITORY]) == 1
-    assert "model.safetensors.index.json names it, and it is not there" in capsys.readouterr().out
+    assert "model.safetensors.index.json names it, but it is missing" in capsys.readouterr().out
 
 
 def test_an_interrupted_download_is_found(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_a_shard_without_a_tensor_of_the_index_is_found(cache: Path) -> None:
     path.unlink()
     path.write_bytes(shard(["a2"]))
     problems = [one.problem for one in verify.checked(path.parent)]
-    assert "model.safetensors.index.json names b2 in it, which it has not" in problems
+    assert "model.safetensors.index.json names b2 in it, which is missing" in problems
 
 
 def test_what_is_not_there_is_said(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_list_names_what_serve_takes_and_rm_deletes_it(caches: Path, capsys: pyt
         assert model not in names(capsys)
     assert names(capsys) == {mine}
     assert not (caches / "hub" / "models--me--tiny").exists()
-    with pytest.raises(StartupError, match="`pagewire list` shows what is"):
+    with pytest.raises(StartupError, match="`pagewire list` shows the models"):
         cli._dispatch(["rm", "me/tiny"])
 
 

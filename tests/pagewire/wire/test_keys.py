@@ -161,7 +161,7 @@ def test_the_command_prints_the_key_alone(tmp_path: Path) -> None:
     found = Door(key_file=str(path)).find([made.stdout.encode()])
     assert found is not None and (found.name, found.max_running) == ("team", 4)
     again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert again.returncode == 1 and "team has a key already" in again.stderr
+    assert again.returncode == 1 and "team already has a key" in again.stderr
     assert again.stdout == "" and len(path.read_text().splitlines()) == 1
 
 

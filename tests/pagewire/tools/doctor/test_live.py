@@ -82,7 +82,7 @@ def test_what_is_no_address_is_said_so(url: str) -> None:
         (b"\0\0\x12\4\0\0\0\0\0\0\3\x7f\xff\xff\xff\r\n", "does not speak HTTP"),
         (b"HTTP/1.0 200 OK\r\n\r\n<html>{</html>", "has no metrics"),
         (b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe", "has no metrics|codec"),
-        (b"HTTP/1.0 404 Not Found\r\n\r\n", "name the gateway's REST address"),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "give the gateway's REST address"),
     ],
 )
 def test_what_is_no_gateway_is_said_so(answer: bytes, reason: str) -> None:

@@ -69,7 +69,7 @@ def test_hardware_threads_of_one_core_are_not_given_to_two_executors(tmp_path) -
 
 def test_cores_are_left_for_the_other_services(tmp_path) -> None:
     (binding,) = _found(RecordedHost(tmp_path, good()), cpu_bind="0-7").values()
-    assert binding.level is Level.NOTE and "gateway, tokenizer and scheduler run where" in binding.meaning
+    assert binding.level is Level.NOTE and "gateway, tokenizer and scheduler share processors" in binding.meaning
 
 
 def test_an_executor_is_at_the_node_of_its_gpu(tmp_path) -> None:

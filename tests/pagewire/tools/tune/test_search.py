@@ -91,7 +91,7 @@ def test_an_objective_that_nothing_keeps_is_reported() -> None:
     found = server.search("throughput", "ttft=1ms,tpot=5ms").run(lambda seen: [_one("a", 1)])
     assert found.changes == {"a": 1}, "it is no worse for that"
     reported = "\n".join(command.summary(found, command.TuneConfig()))
-    assert "--slo is not kept" in reported
+    assert "--slo is not met" in reported
     assert "time to first token, p99, is 200 ms and not 1, time per output token, p99, is 20 ms and not 5" in reported
 
 
@@ -185,7 +185,7 @@ def test_traces(tmp_path) -> None:
         ('["a"]\n["b"]', "line 1: expected"),
         ('{"prompt": "a", "max_tokens": true}\n{"prompt": "b"}', "line 1: max_tokens is True"),
         ('{"prompt": "a", "at": NaN}\n{"prompt": "b", "at": 0}', "line 1: at is nan"),
-        ('{"prompt": "a", "prompt": "b"}', "line 1: no JSON: key 'prompt' is given twice"),
+        ('{"prompt": "a", "prompt": "b"}', "line 1: not JSON: key 'prompt' is given twice"),
         ('{"prompt": ""}\n{"prompt": "b"}', "line 1: prompt is ''"),
         ('{"prompt": "\\ud800"}', "line 1: prompt is"),
         ("[" * 100_000, "line 1: no JSON"),
@@ -312,5 +312,5 @@ def test_a_disk_that_is_full_costs_no_measurement(monkeypatch, capsys) -> None:
 def test_the_command_says_if_nothing_helps(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(command, "measure", lambda *args: _PLAIN)
     assert command.main(["--out", str(tmp_path / "none.yaml")]) == 0
-    assert "keep them" in capsys.readouterr().out
+    assert "keep the given ones" in capsys.readouterr().out
     assert json.dumps([path.name for path in tmp_path.iterdir()]) == "[]"

@@ -102,7 +102,7 @@ def test_executors_that_differ_in_what_a_request_may_be_do_not_mix(other: FakeEx
     line = PureLine(FakeExecutor(), other, attach=False)
     line.attach(0)
     line.add(prompt_of(1, 100), max_tokens=50)
-    with pytest.raises(NotInterchangeable, match="not used until they are gone"):
+    with pytest.raises(NotInterchangeable, match="not used until they have left"):
         line.attach(1)
     line.run()
     assert line.outputs[1] == expected_output(prompt_of(1, 100), 50, vocab_size=VOCAB_SIZE)

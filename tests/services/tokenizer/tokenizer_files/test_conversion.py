@@ -255,7 +255,7 @@ def test_a_conversion_is_kept(tmp_path: Path, cache: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "holds no tokenizer.json, nor files that one can be made of; write a tokenizer.json with transformers"),
+        ({}, "holds no tokenizer.json, nor files from which one can be made; write a tokenizer.json with transformers"),
         (
             {"tokenizer.model": b"\n\xff"},
             "cannot be converted to a tokenizer: it is not a SentencePiece",
@@ -289,12 +289,12 @@ def test_ranks_without_gaps(tmp_path: Path, rank: int) -> None:
 def test_tokenizers_that_cannot_be_converted_say_why(tmp_path: Path) -> None:
     write_tiktoken(tmp_path / "own.tiktoken", byte_ranks())
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "OwnTokenizer"}')
-    with pytest.raises(TokenizerLoadError, match=r"how OwnTokenizer splits text .* is not known; write"):
+    with pytest.raises(TokenizerLoadError, match=r"the rule by which OwnTokenizer splits text is unknown; write"):
         load_tokenizer(tmp_path)
     (tmp_path / "own.tiktoken").unlink()
     (tmp_path / "tokenizer.model").write_bytes(trained(model_type="unigram", vocab_size=300))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
-    with pytest.raises(TokenizerLoadError, match="XLMRobertaTokenizer numbers the pieces in an order of its own"):
+    with pytest.raises(TokenizerLoadError, match="XLMRobertaTokenizer numbers the pieces in its own order"):
         load_tokenizer(tmp_path)
 
 
@@ -311,7 +311,7 @@ def test_added_tokens_have_their_ids(tmp_path: Path, listed: dict[str, int], fil
         for text, token_id in listed.items():
             assert loaded.encode(text, add_special_tokens=False) == [token_id]
     else:
-        with pytest.raises(TokenizerLoadError, match=rf"{file} gives .* the id .*, behind this vocabulary .*; write a"):
+        with pytest.raises(TokenizerLoadError, match=rf"{file} gives .* the id .*, but after .*; write a"):
             load_tokenizer(tmp_path)
 
 

@@ -155,7 +155,7 @@ def test_word_pieces_without_ids_of_special_tokens() -> None:
         GgufTokenizerError, match=r"unknown_token_id is missing, and there is no \[UNK\]; give .*--tokenizer"
     ):
         build_gguf_tokenizer(nameless)
-    with pytest.raises(GgufTokenizerError, match=r"seperator_token_id is 9999, there are \d+ tokens"):
+    with pytest.raises(GgufTokenizerError, match=r"seperator_token_id is 9999, but there are \d+ tokens"):
         build_gguf_tokenizer(metadata | {"tokenizer.ggml.seperator_token_id": 9999})
 
 
@@ -203,7 +203,7 @@ def test_unigrams_equal_transformers() -> None:
             [255] * 9,
             r"precompiled_charsmap cannot be read \(.*\); give .* --tokenizer DIRECTORY",
         ),
-        ("eos_token_id", -1, r"eos_token_id is -1, there are \d+ tokens"),
+        ("eos_token_id", -1, r"eos_token_id is -1, but there are \d+ tokens"),
     ],
 )
 def test_unigrams_that_are_damaged(key: str, value: object, message: str) -> None:
