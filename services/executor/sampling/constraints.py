@@ -30,7 +30,7 @@ class Constraints(Protocol):
         """
 
     def errors(self, rows: np.ndarray) -> dict[int, str]:
-        """Returns, by index into rows, why an output cannot go on. Call it after `masks`."""
+        """Returns, by index into rows, why an output cannot continue. Call it after `masks`."""
 
     def follow(self, output: StepOutput, rows: np.ndarray) -> None:
         """Gives the tokens of a launched step to the matchers of the sampled rows [R], once these tokens are known."""

@@ -30,7 +30,7 @@ class Tokens(Protocol):
 
 
 class _OwnTokens:
-    """There is no other rank."""
+    """Samples for a single rank."""
 
     def sample(
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
