@@ -129,7 +129,7 @@ def record_stages(times: StageTimes) -> None:
 
 
 def step_kind(step: Step) -> str:
-    """Returns "decode" (one known token per request), "prefill" (more for each), "mixed" or "empty" (rows were freed)."""
+    """Returns decode (one known token per request), prefill (more for each), mixed, or empty (only rows were freed)."""
     if not step.request_ids:
         return "empty"
     num_drafts = 0 if step.num_draft_tokens is None else step.num_draft_tokens
@@ -171,7 +171,7 @@ def _attributes(request_id: int, code: str) -> dict[str, Any]:
 
 
 class RequestSpans:
-    """One span per traced request, from its first step here to its end."""
+    """One span per traced request, from its first step on this executor to its end."""
 
     def __init__(self) -> None:
         self._open: dict[int, Span] = {}

@@ -86,7 +86,7 @@ class CudaGraphs:
     """
 
     def __init__(self) -> None:
-        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # captured ones by kind, by ascending tokens
+        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # captured, by kind, ascending
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Record | None = None
         self._capturing: BatchShape | None = None

@@ -32,7 +32,7 @@ class Pipe(Protocol):
         """Sends a message. The tensors may be overwritten afterwards. Raises PeerLost."""
 
     def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
-        """Waits for a message, writes its tensors to these, which have their shapes and dtypes, and returns its numbers.
+        """Waits for a message, writes its tensors to these, of the same shapes and dtypes, and returns its numbers.
         Raises PeerLost."""
 
 
@@ -42,8 +42,8 @@ PipeEnd = Callable[[Sequence[int]], Pipe]
 
 @dataclass(frozen=True)
 class Pipes:
-    """The ends that a rank has: to the neighbouring stages, and for sampled ids, which go from the leader to each rank of
-    the first stage, or of all stages but its own."""
+    """The ends that a rank has: to the neighbouring stages, and for sampled ids, which go from the leader to each rank
+    of the first stage, or of all stages but its own."""
 
     before: PipeEnd | None = None
     behind: PipeEnd | None = None

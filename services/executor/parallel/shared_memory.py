@@ -15,8 +15,8 @@ from pagewire.kernels.channel import channel_bytes, channel_ended, channel_waite
 
 
 class SharedMemory:
-    """Channels (`pagewire.kernels.channel`) in anonymous memory: only a process with the descriptor can map it, and it is
-    freed when its processes end."""
+    """Channels (`pagewire.kernels.channel`) in anonymous memory: only a process with the descriptor can map it, and it
+    is freed when its processes end."""
 
     def __init__(self, sizes: Sequence[int], descriptor: int | None = None) -> None:
         """sizes: ranks of each channel. descriptor: the memory that another process has made with the same sizes."""

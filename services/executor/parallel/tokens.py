@@ -53,7 +53,7 @@ def tokens_of(group: Group, max_samples: int, device: torch.device) -> Tokens:
 
 
 class FollowersTokens:
-    """Receives the tokens of the leader, and appends to the rows what the leader appends to its own."""
+    """Receives the leader's tokens, and appends to the rows the same tokens as the leader."""
 
     def __init__(self, world: Communicator, leader: int, max_samples: int, device: torch.device) -> None:
         """leader: its rank. max_samples: the largest number of positions that a step samples."""

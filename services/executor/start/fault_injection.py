@@ -65,7 +65,7 @@ class FaultyRunner(ModelRunner):
         """arguments, options: ModelRunner's."""
         super().__init__(*arguments, **options)
         self._faults = faults
-        self._poisoned: dict[int, tuple[Fault, int]] = {}  # request id -> its fault, number of tokens from which on it occurs
+        self._poisoned: dict[int, tuple[Fault, int]] = {}  # request id -> fault, tokens before it
         self._is_broken = False
         logger.critical(
             "FAULT INJECTION IS ON (--fault-injection): prompts with these token ids make steps fail: %s; use it for "

@@ -32,8 +32,8 @@ def capture_graphs(
     record: Record | None = None,
     prompts: Sequence[int] = (),
 ) -> None:
-    """Captures steps of these numbers of requests, steps with drafts, and steps of a drafting model. prompts: numbers of
-    tokens of steps with prompts."""
+    """Captures steps of these numbers of requests, steps with drafts, and steps of a drafting model. prompts: numbers
+    of tokens of steps with prompts."""
     record = record or cuda_recorder()
     capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
     runner.proposer.capture(runner.proposer.graph_shapes(sizes, prompts), progress, record)
@@ -52,8 +52,8 @@ def capture_shapes(
     record: Record | None = None,
     graphs: CudaGraphs | None = None,
 ) -> None:
-    """Captures steps of these shapes into `graphs`. shapes: some of `graph_shapes`, descending: the largest allocates the
-    memory that the others fit into."""
+    """Captures steps of these shapes into `graphs`. shapes: some of `graph_shapes`, descending: the largest allocates
+    the memory that the others fit into."""
     record, graphs = record or cuda_recorder(), graphs or CudaGraphs()
     runner.use_graphs(graphs)
     for index, shape in enumerate(shapes):

@@ -162,7 +162,7 @@ def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progres
 
 
 def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:
-    """Returns the memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once and kept."""
+    """Returns the memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once."""
     meter.release()
     before, utilization = meter.now(), setup.config.gpu_memory_utilization
 
