@@ -1,4 +1,4 @@
-"""Host to device, without ever waiting for the device."""
+"""Copies from host to device that never wait for the device."""
 
 from __future__ import annotations
 

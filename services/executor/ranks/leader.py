@@ -115,8 +115,8 @@ class Leader:
                 self.failure.check()
 
     def all_refuse(self, why: str) -> None:
-        """Returns once all followers report that, like this rank, they cannot execute the step. Raises RankLost if one of
-        them can."""
+        """Returns once all followers report that, like this rank, they cannot execute the step. Raises RankLost if one
+        can."""
         others = self._followers.values()
         with self._changed:
             self._changed.wait_for(

@@ -29,7 +29,7 @@ class LeadingRunner:
     Any other error occurs on all ranks: they continue after a reset, as a single rank does."""
 
     def __init__(self, runner: Runner, leader: Leader, group: Group, sends: bool = True) -> None:
-        """sends: whether to send calls to the followers; if not, the followers have received them already (`ahead.py`)."""
+        """sends: whether to send calls to the followers; if not, they have received the calls already (`ahead.py`)."""
         self._runner, self._leader, self._group = runner, leader, group
         self._sends = sends
         self._outputs: deque[StepOutput] = deque(maxlen=MOST_PENDING + 1)  # of the last steps

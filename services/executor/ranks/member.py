@@ -50,7 +50,7 @@ class Member:
         return RankState.RANK_STATE_READY if self.is_ready else RankState.RANK_STATE_STARTING
 
     def exit_code(self) -> int | None:
-        """Returns the exit code after the connection is lost; None: the process is alive, or was started from outside."""
+        """Returns the exit code after the connection is lost; None: the process is alive, or started from outside."""
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self.process.wait(_EXIT_CODE_S)

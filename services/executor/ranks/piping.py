@@ -86,8 +86,8 @@ def _shared(connection: int, memory: int, num_places: int, most_bytes: Sequence[
 
 
 def pipes_through_torch(config: ExecutorConfig, rank: int) -> Pipes:
-    """Returns the pipes of a rank through torch.distributed. Each pipe has a separate process group, so that the stream,
-    which goes forward, never waits for tokens, which go back."""
+    """Returns the pipes of a rank through torch.distributed. Each pipe has a separate process group, so that the
+    stream, which goes forward, never waits for tokens, which go back."""
     made: dict[int, PipeEnd] = {}
     planned = _plan_of(config)
     for index, (sender, receiver, _) in enumerate(planned):

@@ -89,7 +89,7 @@ class PromptLogprobs:
             if (prompt := self._prompts.get(request_id)) is None:
                 continue
             start, query_len = int(state.num_computed_tokens[batch.rows[index]]), int(batch.query_lens[index])
-            # The prediction behind the prompt's last token, and behind drafts, is output.
+            # Predictions behind the prompt's last token, and behind drafts, belong to the output.
             count, is_last = min(query_len, prompt.num_tokens - 1 - start), start + query_len >= prompt.num_tokens
             parts.append(PromptPart(prompt, start + 1, count, is_last))
             indices.append(index)

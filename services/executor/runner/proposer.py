@@ -30,10 +30,10 @@ class Proposer:
     ) -> np.ndarray | None:
         """Writes drafts behind the known tokens of each request that has some: batch.num_samples - 1 token ids of the
         vocabulary for batch.sampled_rows, to state.token_ids[row, n:], n = state.columns.num_tokens[row].
-        
+
         Called in every step that computes something, also without drafts, once its blocks are counted in block_tables;
         the device's tables get them when the step gathers its inputs.
-        
+
         n must be read on the device: it depends on steps in flight, and the host's count is an upper bound.
         Returns the numbers of drafts, int64 [n] parallel to step.request_ids, if the host knows them without waiting:
         the step is then reduced to them. None: as many as asked.

@@ -48,8 +48,8 @@ class Runner(Protocol):
 
 
 class Begun:
-    """Records whether a rank has begun its part of a step: before that, other ranks have received nothing of it. Pass it
-    as `launching` to `Runner.execute`."""
+    """Records whether a rank has begun its part of a step: before that, other ranks have received nothing of it. Pass
+    it as `launching` to `Runner.execute`."""
 
     def __init__(self, launching: Callable[[float], None] = lambda load: None) -> None:
         self.is_true = False

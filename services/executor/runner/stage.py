@@ -20,14 +20,14 @@ class StageExchange:
         """Begins a step; the state is the one before it."""
 
     def stream(self, num_tokens: int) -> Stream | None:
-        """Returns the memory of the stream between stages, which the model reads and writes; num_tokens with padding."""
+        """Returns the stream's memory between stages, which the model reads and writes; num_tokens with padding."""
         return None
 
     def receive(self, batch: InputBatch, state: RequestState) -> None:
         """Waits for the step's inputs from other stages."""
 
     def pass_on(self, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> None:
-        """Sends the stream to the next stage. drafted: receives the numbers of gained tokens, if the step has drafts."""
+        """Sends the stream to the next stage. drafted: receives the gained tokens' numbers, if the step has drafts."""
 
     def end(self, token_ids: Tensor | None) -> None:
         """Ends the step on the last stage. token_ids int64 [R]: the sampled tokens; None: nothing was sampled."""

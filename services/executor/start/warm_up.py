@@ -14,7 +14,7 @@ from pagewire.services.executor.step.limits import Limits
 
 def warm_up(runner: ModelRunner, device: torch.device) -> None:
     """Compiles kernels and touches memory that the first requests would otherwise wait for, by prefill, mixed and
-    decode steps, and an image. Raises InvalidStep if the vision tower and the config differ in an image's embeddings."""
+    decode steps, and an image. Raises InvalidStep if the vision tower and the config differ in an image's size."""
     if 0 < runner.smallest_image < min(runner.limits.max_model_len, runner.limits.max_num_batched_tokens + 1):
         runner.dummy_run(1, runner.smallest_image, with_images=True)
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Routing: the experts that the tokens of a layer go to."""
+"""Routing: the choice of experts for the tokens of a layer."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Routing:
     scale: float = 1.0  # of the weights
     num_groups: int = 1  # of neighbouring experts, of which `topk_groups` are eligible
     topk_groups: int = 1
-    group_best: int = 1  # a group is as good as the sum of so many of its best: 1 (DeepSeek-V2) or 2 (V3)
-    correction_bias: str | None = None  # the checkpoint's name of what is added to scores when experts are chosen
+    group_best: int = 1  # a group's score is the sum of this many of its best: 1 (DeepSeek-V2) or 2 (V3)
+    correction_bias: str | None = None  # the checkpoint's name of the addend of scores when experts are chosen
 
 
 class CorrectionBias:
-    """A correction that is added to the scores of experts to choose among them, so that all are used about equally;
+    """A correction that is added to the scores of experts for the choice only, so that all are used about equally;
     fp32."""
 
     __slots__ = ("name", "tensor")
@@ -46,7 +46,7 @@ class CorrectionBias:
 
 
 class Router(Linear):
-    """The linear layer that says which experts a token prefers."""
+    """The linear layer that scores the experts for a token."""
 
     __slots__ = ("dtype",)
 
