@@ -1,4 +1,4 @@
-"""Quantized weights as numbers, whatever checkpoint they come from and whatever layout a kernel wants.
+"""Quantized weights as numbers, independent of checkpoint formats and of kernels' layouts.
 
 `dequantize()` is the specification: every format's decoder and every kernel is compared with it.
 """

@@ -34,7 +34,7 @@ from pagewire.kernels.triton.products.scaled_product import check_operands, scal
 
 logger = logging.getLogger(__name__)
 
-# Where fp8 is multiplied: weight-only for up to so many tokens (a tile of the kernel), if the weight is no larger.
+# On GPUs that multiply fp8: weight-only for up to this many tokens (a tile of the kernel), if the weight is no larger.
 WEIGHT_ONLY_ROWS = 16
 WEIGHT_ONLY_BYTES = 32 << 20
 # Where torch._scaled_mm takes scales per row: cuBLAS on 9.0, CUTLASS on 8.9.

@@ -30,7 +30,7 @@ class Clock:
         self._is_launching = False
 
     def launching(self) -> None:
-        """Marks that the host has prepared the step and the device begins. On a CPU preparation is the device's work."""
+        """Marks that the host has prepared the step and the device begins. On a CPU, preparation is device work."""
         self._is_launching = True
         if self._events is not None:
             self._events[0].record()

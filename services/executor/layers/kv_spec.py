@@ -42,7 +42,7 @@ class LatentSpec(KVSpec):
 class StateSpec:
     """A state of constant size that represents all previous tokens: `size` numbers in fp32.
 
-    A block holds the state after the tokens up to a multiple of `Limits.state_tokens`, or up to the last computed token.
+    A block holds the state after tokens up to a multiple of `Limits.state_tokens`, or up to the last computed token.
     """
 
     size: int

@@ -167,7 +167,7 @@ class Exchange:
     __slots__ = ("gathers_inputs", "leaves_sum", "num_outputs", "ranks", "share", "sums")
 
     def __init__(self, ranks: Communicator, *, gathers_inputs: bool = False, sums: bool = False) -> None:
-        """sums: add the ranks' outputs; otherwise they are put side by side, `share` of each, and cut to `num_outputs`."""
+        """sums: add the ranks' outputs; otherwise put `share` of each side by side, and cut them to `num_outputs`."""
         self.ranks = ranks
         self.gathers_inputs = gathers_inputs
         self.sums = sums

@@ -34,7 +34,7 @@ class Dense:
 
     @property
     def takes_norm(self) -> bool:
-        """Returns whether `after_norm` is one kernel, at least for few rows; on a CPU the norm's result is cached anyway."""
+        """Returns whether `after_norm` is one kernel, at least for few rows; a CPU caches the norm's result."""
         return self.tensor.is_cuda or ops.cpu_backend() == "triton"
 
     def after_norm(

@@ -140,7 +140,7 @@ class ExpertsLinear:
         self._adds_bias = inputs is None or placement.tensor.rank == 0
 
     def __call__(self, x: Tensor, order: Tensor, starts: Tensor, *, gated: bool = False) -> Tensor:
-        """Computes `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs of an expert, gated half]"""
+        """Computes `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs (gated: half)]"""
         weight = self.weight
         assert isinstance(weight, ExpertsWeight)
         return weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts, gated)

@@ -58,7 +58,7 @@ class WholeExperts:
         return self.least_exchanged is not None and num_tokens >= self.least_exchanged
 
     def exchanged(self, pairs: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """pairs [num_tokens * top_k, hidden_size]: the pairs with the rank's experts, overwritten; ids, weights: results
+        """pairs [num_tokens * top_k, hidden_size]: those with the rank's experts, overwritten; ids, weights: results
         of `ops.route_experts` -> [num_tokens, hidden_size]"""
         (num_tokens, top_k), size = ids.shape, self._ranks.size
         share = -(-num_tokens // size)

@@ -48,7 +48,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Bi
 
 
 class BitsAndBytesQuantization:
-    """All linear layers alike, but for those left dense."""
+    """The same quantization of all linear layers, except those left dense."""
 
     method = "bitsandbytes"
 

@@ -26,7 +26,7 @@ def pack_dense(model: OwnModel) -> None:
 
 
 def _packed(part: PackedWeight) -> PackedWeight:
-    """Packed unless it is already, or of another dtype than the model's."""
+    """Packs the weight unless it is packed already, or its dtype differs from the model's."""
     from pagewire.kernels.cpu.products.packed_linear import pack
 
     if isinstance(part, Dense) and part.tensor.dtype is torch.bfloat16:
