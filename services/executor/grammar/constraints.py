@@ -100,7 +100,7 @@ class GrammarConstraints:
     def clear(self, row: int) -> None:
         if self._restricted.pop(row, None) is not None:
             if not self._restricted:
-                self._last = None  # its error concerns no request any more
+                self._last = None  # its error no longer concerns any request
             stats.CONSTRAINED_REQUESTS.set(len(self._restricted))
 
     def are_restricted(self, rows: np.ndarray, num_tokens: np.ndarray | None = None) -> list[int]:

@@ -53,7 +53,7 @@ def prompt_sizes(max_tokens: int | None, max_num_tokens: int) -> tuple[int, ...]
     while size < largest:
         size += next(step for step, end in _PROMPT_STEPS if end is None or size < end)
         sizes.append(min(size, largest))
-    return tuple(size for size in sizes if size > 2)  # two tokens may be two decodes, which have graphs of their own
+    return tuple(size for size in sizes if size > 2)  # two tokens may be two decodes, which have separate graphs
 
 
 def graph_shapes(

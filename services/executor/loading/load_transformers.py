@@ -110,7 +110,7 @@ def check_architecture(config: Any, architecture: str, max_model_len: int | None
 
 def checkpoint_is_quantized(config: Any) -> bool:
     """Returns whether the weights are quantized. transformers dequantizes GGUF files as we do, but marks them by a
-    quantization_config of its own."""
+    special quantization_config."""
     quantization = getattr(config, "quantization_config", None) or {}
     return quantization.get("quant_method", "gguf") != "gguf"
 

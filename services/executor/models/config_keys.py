@@ -1,4 +1,4 @@
-"""The values that keys of config.json may have, for every key that a model file reads without a check of its own.
+"""The valid values of keys of config.json, for every key that a model file reads without its own check.
 
 Sizes that all models need are checked where they are read (`required`), as are values that depend on other keys. A
 value of a wrong kind is refused here, before a model file reads it; a null key counts as missing.

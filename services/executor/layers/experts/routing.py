@@ -21,7 +21,7 @@ class Routing:
     top_k: int
     router: str = "gate"  # the checkpoint's name of that layer
     bias: bool = False  # of that layer
-    in_fp32: bool = False  # that layer, whatever the model's dtype is
+    in_fp32: bool = False  # compute that layer in fp32, regardless of the model's dtype
     scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
     normalize: bool = False  # weights of a token's experts sum to 1
     scale: float = 1.0  # of the weights

@@ -14,7 +14,7 @@ from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format
 from pagewire.services.executor.loading.quantization.settings import one_of, stored_quantized, strings_of
 
-_BLOCK_SCALE = "weight_scale_inv"  # "inverse" to its authors; it multiplies like any other
+_BLOCK_SCALE = "weight_scale_inv"  # despite its name, it multiplies like any other scale
 
 
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Fp8Quantization:

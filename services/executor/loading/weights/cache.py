@@ -70,7 +70,7 @@ class WeightsCache:
         stage: Stage = WHOLE,
     ) -> WeightsCache:
         """The cache of packed weights. directory: "auto" is `weights/` of the user's cache directory. overrides: of the
-        checkpoint's config. tensor, whole_experts, stage: of the placement; each rank has an entry of its own."""
+        checkpoint's config. tensor, whole_experts, stage: of the placement; each rank has a separate entry."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
         choices: dict[str, Any] = {

@@ -29,7 +29,7 @@ class GPTNeoXConfig(LayerNormConfig):
 
 
 def gpt_neox_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GPTNeoXConfig:
-    """Also reads `rotary_pct` and `rotary_emb_base` of files before transformers 5."""
+    """Reads the config, including `rotary_pct` and `rotary_emb_base` of files before transformers 5."""
     raw = {
         "partial_rotary_factor": raw.get("rotary_pct", 0.25),
         "rope_theta": raw.get("rotary_emb_base", 10000.0),
