@@ -1,8 +1,8 @@
 """Implementations of ops, found by name: `pagewire.kernels.<folder>.<group>.<op>`.
 
 An op that is defined in `pagewire.kernels.ops.<group>` is implemented by the function of its name in the group of the
-same name elsewhere: a module, or a folder with a module that defines it. Each backend has folders in which it looks,
-in order; so the reference serves wherever nothing faster is written.
+same name elsewhere: a module, or a folder with a module that defines it. Each backend has a list of folders that are
+searched in order; so the reference is used if there is no faster implementation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def cpu_backend() -> str:
-    """Returns what computes the CPU's ops: "cpp"; "torch" where no C++ compiler works (slower; logged once); or
+    """Returns the backend of the CPU's ops: "cpp"; "torch" if no C++ compiler works (slower; logged once); or
     "triton" on request: the CUDA kernels in Triton's interpreter."""
     return chosen()
 
@@ -39,12 +39,12 @@ def cpu_backend() -> str:
 def choose() -> str:
     """Returns the choice of PAGEWIRE_CPU_KERNELS: "cpp" (the default), "torch" or "triton".
 
-    Where the C++ kernels cannot be compiled it is "torch" instead, and the log says why. "triton" runs the CUDA kernels
-    on the CPU, extremely slowly, to test the executor with them; it needs TRITON_INTERPRET=1 from the start
+    If the C++ kernels cannot be compiled it is "torch" instead, and the log gives the reason. "triton" runs the CUDA
+    kernels on the CPU, extremely slowly, to test the executor with them; it needs TRITON_INTERPRET=1 from the start
     of the process, and a model in fp32 or fp16 (the interpreter multiplies bf16 wrongly). Raises ValueError for
     anything else.
     """
-    choice = os.environ.get("PAGEWIRE_CPU_KERNELS") or "cpp"  # empty is unset, as with all our variables
+    choice = os.environ.get("PAGEWIRE_CPU_KERNELS") or "cpp"  # empty means unset, as for all our variables
     if choice == "torch":
         logger.warning("CPU kernels: plain torch, several times slower than C++ (PAGEWIRE_CPU_KERNELS=torch)")
     elif choice == "triton":
@@ -73,7 +73,7 @@ def find(backend: str, group: str, op: str) -> Callable[..., Any]:
     for folder in FOLDERS[backend]:
         for module in _modules(folder, group):
             function = vars(module).get(op)
-            # A module that only imports the function is passed over.
+            # A module that only imports the function is skipped.
             if inspect.isfunction(function) and function.__module__ == module.__name__:
                 return function
     raise NotImplementedError(
@@ -83,7 +83,7 @@ def find(backend: str, group: str, op: str) -> Callable[..., Any]:
 
 @functools.cache
 def _modules(folder: str, group: str) -> tuple[ModuleType, ...]:
-    """The module `kernels.<folder>.<group>`, or those of the folder of this name; none if there is neither."""
+    """Yields the module `kernels.<folder>.<group>`, or the modules of the folder with this name, if there is either."""
     name = f"pagewire.kernels.{folder}.{group}"
     if importlib.util.find_spec(name) is None:
         return ()

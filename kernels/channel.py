@@ -9,8 +9,8 @@ A channel is uint8 [channel_bytes(size)], zeros at first, mapped by `size` proce
     padding to 4096 bytes
     slots                  [size, 2, SLOT_BYTES]: what a rank gives to the others in an even turn and in an odd one
 
-An op takes as many turns as its data fills slots. In each, a rank waits until all others have begun the turn before,
-and so have read what its slot had; fills the slot; counts its turn up; and reads the others' slots once they have begun
+An op takes as many turns as its data fills slots. In each turn, a rank waits until all others have begun the previous
+turn, and so have read its slot; fills the slot; increments its turn; and reads the others' slots once they have begun
 the turn, too.
 """
 
@@ -44,20 +44,20 @@ def slots_start(size: int) -> int:
 
 
 def channel_ended(channel: Tensor) -> bool:
-    """Returns whether ops on it have given up, or will."""
+    """Returns whether ops on it have ended early, or will."""
     return bool(channel[:4].view(torch.int32).item())
 
 
 def end_channel(channel: Tensor) -> None:
     """Makes every op on the channel return, in this and in other processes, now and later. Any thread may call it.
 
-    A sleeping rank looks every few milliseconds.
+    A sleeping rank checks every few milliseconds.
     """
     channel[:4].view(torch.int32).fill_(1)
 
 
 def channel_turns(channel: Tensor, size: int) -> list[int]:
-    """Returns how many turns each rank has begun; the others wait for the lowest."""
+    """Returns the number of turns that each rank has begun; the others wait for the lowest."""
     return [int(line.view(torch.int32)[0]) for line in _lines(channel, size)]
 
 

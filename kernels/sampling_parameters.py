@@ -1,4 +1,4 @@
-"""The float sampling parameters that kernels read, and what they leave of the logits: shared by all that samples.
+"""The float sampling parameters that kernels read, and their effect on logits: shared by all sampling code.
 
 The parameters of all requests are a matrix `floats`, fp32 [len(FloatParameter), max_num_seqs]. For a new one, add its
 line here and what it does to the logits: below, or in the ops. No signature changes.

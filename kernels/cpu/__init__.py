@@ -1,4 +1,4 @@
 """The CPU ops in C++, compiled on first use.
 
-Importing a module that calls C++ raises BuildError where the kernels cannot be compiled.
+Importing a module that calls C++ raises BuildError if the kernels cannot be compiled.
 """

@@ -16,7 +16,7 @@ _rotary_store_kv = bind("rotary_store_kv", I, I, P, P, L, L, P, I, P, P, F, P, P
 
 
 def _check_cache(op: str, kv_cache: Tensor) -> tuple[int, int, int, int]:
-    """(num_kv_heads, block_size, head_dim, block stride); pages must be contiguous, the gap between them is free."""
+    """Returns (num_kv_heads, block_size, head_dim, block stride); pages must be contiguous, with any stride between."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     strides = kv_cache.stride()
     head_stride = block_size * head_dim
@@ -26,7 +26,7 @@ def _check_cache(op: str, kv_cache: Tensor) -> tuple[int, int, int, int]:
 
 
 def _scales(op: str, kv_cache: Tensor, dtype: torch.dtype, kv_scales: Tensor | None) -> int | None:
-    """The address of kv_scales; None where the cache holds `dtype` itself."""
+    """Returns the address of kv_scales; None if the cache holds `dtype` itself."""
     if kv_scales is None:
         if kv_cache.dtype is not dtype:
             raise TypeError(f"{op}: without kv_scales kv_cache must be {dtype} as what it holds, not {kv_cache.dtype}")

@@ -179,7 +179,7 @@ def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
 
 
 def _empty(x: Tensor, order: Tensor, starts: Tensor, out_features: int, tile: int = 1) -> Tensor:
-    """For the results of all pairs; tile: what an expert's outputs must be a multiple of."""
+    """Returns memory for the results of all pairs. tile: an expert's outputs must be a multiple of this."""
     num_experts = starts.shape[0] - 1
     if out_features % (num_experts * tile):
         raise ValueError(f"{out_features} outputs are not those of {num_experts} experts, a multiple of {tile} each")
@@ -189,7 +189,7 @@ def _empty(x: Tensor, order: Tensor, starts: Tensor, out_features: int, tile: in
 
 
 def _pairs(out: Tensor, x: Tensor, order: Tensor, starts: Tensor) -> tuple[int, ...]:
-    """The arguments of _PAIRS."""
+    """Returns the arguments of _PAIRS."""
     sizes = (out.shape[0], x.shape[0], starts.shape[0] - 1, x.shape[1], out.shape[1])
     return (out.data_ptr(), order.data_ptr(), starts.data_ptr(), *sizes)
 

@@ -1,10 +1,10 @@
-"""Steps of a model recorded while they run, and made again without Python: what a CUDA graph is on a GPU.
+"""Records steps of a model while they run, and replays them without Python: the CPU's counterpart of CUDA graphs.
 
 A step of a small model is some two hundred kernels of a few microseconds each; finding each one through torch's
-dispatcher and checking its arguments takes as long as computing. `record` runs a function once and writes down the
-calls that the ops make into the C++ library, with their arguments. `Recorded.replay` makes the same calls again, from
-C++: with the same addresses, so everything they read and write must be in memory that stays, and lengths must be read
-from tensors. Whatever torch computes in between is written down too, as a call from Python.
+dispatcher and checking its arguments takes as long as computing. `record` runs a function once and records the calls
+that the ops make into the C++ library, with their arguments. `Recorded.replay` makes the same calls again, from C++
+and with the same addresses, so everything they read and write must be in memory that stays, and lengths must be read
+from tensors. Operations of torch in between are recorded too, as calls from Python.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pagewire.kernels.ops.definition import implementation
 
 __all__ = ["Memory", "NotRecorded", "Recorded", "Replay", "record"]
 
-# Ops that are numpy in part: called from Python as a whole.
+# Ops that partly use numpy: called from Python as a whole.
 _OPAQUE = frozenset({"apply_penalties", "token_logprobs"})
 
 _aten = torch.ops.aten
-# What an op looks at to refuse wrong arguments. It is not looked at again: that token ids are within the vocabulary is
-# checked where a request enters (`RequestState`), or they were sampled.
+# Checks of arguments, which replays skip: token ids are checked when a request enters (`RequestState`), or they were
+# sampled.
 _CHECKS = frozenset({_aten.aminmax.default, _aten.item.default, _aten._local_scalar_dense.default})
 _ALLOCATIONS = frozenset({_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default})
 
@@ -44,7 +44,7 @@ class Recorded:
 
     def __init__(self, output: Tensor, parts: list[_NativeCalls | Callable[[], None]], memory: Memory) -> None:
         self.output = output
-        self._memory = memory  # of which the calls have addresses
+        self._memory = memory  # the calls have its addresses
         self._parts = [Replay(part) if isinstance(part, _NativeCalls) else part for part in parts]
 
     def replay(self) -> None:
@@ -53,12 +53,12 @@ class Recorded:
 
     @property
     def native(self) -> list[Replay]:
-        """Calls into the library, in order, which need no Python."""
+        """Consecutive calls into the library, which need no Python."""
         return [part for part in self._parts if isinstance(part, Replay)]
 
 
 class _NativeCalls:
-    """Calls into the library that follow each other, while they are recorded."""
+    """Consecutive calls into the library that are being recorded."""
 
     def __init__(self) -> None:
         self.functions: list[int] = []
@@ -72,11 +72,11 @@ class _NativeCalls:
 
 
 class Replay:
-    """Makes calls into the library. `functions`: which, see `library.address`."""
+    """Makes calls into the library. `functions`: their addresses, see `library.address`."""
 
     def __init__(self, calls: _NativeCalls) -> None:
         self.functions = np.array(calls.functions, dtype=np.uint64)
-        self._slots = np.frombuffer(calls.slots, dtype=np.uint8)  # of which the calls have the addresses
+        self._slots = np.frombuffer(calls.slots, dtype=np.uint8)  # the calls have its addresses
         slots = np.array(calls.offsets, dtype=np.uint64) + np.uint64(self._slots.ctypes.data)
         self._calls = np.stack([self.functions, slots], axis=1)
 
@@ -84,14 +84,14 @@ class Replay:
         _replay(self._calls.ctypes.data, len(self._calls))
 
     def make(self, index: int) -> None:
-        """One of them alone."""
+        """A single call."""
         _replay(self._calls[index].ctypes.data, 1)
 
 
 class Memory:
-    """Tensors for what recorded steps compute on the way. What one no longer refers to, the next is given.
+    """Memory for intermediate results of recorded steps; released memory is reused.
 
-    Recorded steps never run at the same time, so that their intermediate results may share memory.
+    Recorded steps never run at the same time, so their intermediate results may share memory.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Memory:
         return torch.from_numpy(view).view(tensor.dtype).view(tensor.shape)
 
     def borrowed(self, leaf: Any) -> Any:
-        """A tensor on this memory as one that does not keep it from the next; all else as it is."""
+        """Returns a tensor on this memory as one that does not prevent its reuse; other values as they are."""
         buffer = self._buffers.get(_storage(leaf)) if isinstance(leaf, Tensor) else None
         if buffer is None:
             return leaf
@@ -117,7 +117,7 @@ class Memory:
 
 
 class NotRecorded(Exception):
-    """The function ran, but what it does depends on what Python saw: it has to run again each time."""
+    """The function ran, but its work depends on values that Python read: it must run again each time."""
 
     def __init__(self, output: Tensor, reason: str) -> None:
         super().__init__(reason)
@@ -125,7 +125,7 @@ class NotRecorded(Exception):
 
 
 def record(function: Callable[[], Tensor], memory: Memory) -> Recorded:
-    """Runs the function and records what it does. Intermediate results come from `memory`.
+    """Runs the function and records its work. Intermediate results come from `memory`.
 
     Raises NotRecorded, which has the function's result.
     """
@@ -165,7 +165,7 @@ class _Recorder(TorchDispatchMode):
             return result
         known = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         fresh = [_storage(leaf) not in known for leaf in results]
-        # A part reads and writes when its turn comes, as calls into the library do: later parts may have the memory.
+        # A part reads and writes at its place in the order, like calls into the library: later ones may reuse memory.
         args, kwargs = tree_map(self._memory.borrowed, (args, kwargs))
         if any(fresh):
             if isinstance(result, Tensor) and result.numel() and result.is_contiguous():
@@ -183,7 +183,7 @@ class _Recorder(TorchDispatchMode):
         return zeros
 
     def _run_op(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Its calls into the library are recorded, and what it does through torch comes to this mode again."""
+        """Records its calls into the library; its torch operations return to this mode."""
         self._in_op = True
         try:
             with self, library.recorded_by(self):
@@ -202,7 +202,7 @@ class _Recorder(TorchDispatchMode):
         last.add(function, layout, arguments)
 
 
-# Not in the class's body, where torch would wrap it into what imports its compiler: 1.5 s and 150 MB.
+# Not in the class's body, where torch's wrapper would import its compiler: 1.5 s and 150 MB.
 _Recorder.__torch_dispatch__ = _Recorder._dispatch  # type: ignore[method-assign, assignment]
 
 

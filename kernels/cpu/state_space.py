@@ -14,7 +14,7 @@ _causal_conv = bind("causal_conv", I, P, L, *[P] * 4, L, P, L, P, P, I, L, L, I,
 _state_scan = bind("state_scan", I, *[P, L] * 4, *[P] * 3, F, F, P, P, L, P, L, P, P, I, L, *[I] * 5)
 _gated_rms_norm = bind("gated_rms_norm", I, P, L, P, L, P, P, L, I, I, F, I)
 
-_SIZES = 16  # states are of a multiple of so many numbers
+_SIZES = 16  # the size of a state is a multiple of this
 
 
 def _check_state(op: str, state: Tensor, shape: tuple[int, ...]) -> None:

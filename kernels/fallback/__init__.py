@@ -1,4 +1,4 @@
-"""CPU ops in torch and numpy, where that is faster than the reference: for machines without a C++ compiler.
+"""CPU ops in torch and numpy, if they are faster than the reference: for machines without a C++ compiler.
 
-They also serve beside the C++ ops, for what these leave out.
+They are also used for cases that the C++ ops do not cover.
 """

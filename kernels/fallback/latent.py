@@ -1,4 +1,4 @@
-"""Products of heads with weights of their own."""
+"""Products of heads, each with its own weight."""
 
 from __future__ import annotations
 

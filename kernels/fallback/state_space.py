@@ -10,7 +10,7 @@ from pagewire.kernels.reference import tokens_by_block
 
 __all__ = ["state_scan"]
 
-_PIECE = 64  # tokens that are computed together: the work for each grows with them, Python's share of it falls
+_PIECE = 64  # tokens that are computed together: with more, each costs more work but less of Python's time
 
 
 def state_scan(

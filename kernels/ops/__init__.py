@@ -1,9 +1,9 @@
-"""The operations of Pagewire's models, each defined once in this folder (`definition.op` says how).
+"""The operations of Pagewire's models, each defined once in this folder (see `definition.op`).
 
-A definition states arguments, shapes and meaning. What it means exactly is computed by the function of the same name
-in `pagewire.kernels.reference`, in plain torch; `kernels/triton` has it for CUDA, `kernels/cpu` for CPUs: C++ where a
-compiler is at hand, plain torch otherwise. Implementations load on first use: a CUDA process never compiles C++, a CPU
-process never imports Triton.
+A definition states arguments, shapes and meaning. The exact meaning is the function of the same name in
+`pagewire.kernels.reference`, in plain torch; `kernels/triton` has it for CUDA, `kernels/cpu` for CPUs: C++ if a
+compiler is available, plain torch otherwise. Implementations load on first use: a CUDA process never compiles C++, and
+a CPU process never imports Triton.
 
 Callers import this package and call `ops.<op>`; its arguments are flat because torch's dispatcher has no structures.
 """

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, and what writes the cache.
+"""Attention over the paged KV cache, and ops that write the cache.
 
 `kv_cache` is one layer's [num_blocks, 2, num_kv_heads, block_size, head_dim], 0 = keys, 1 = values. Each page
 [2, num_kv_heads, block_size, head_dim] is contiguous; the stride between pages is free, so that it may be one layer's
@@ -12,7 +12,7 @@ from torch import Tensor
 from pagewire.kernels.ops.definition import op
 
 MAX_HEAD_DIM = 256  # of every implementation; head_dim is a multiple of 8
-# Queries of up to so many tokens are short: on CUDA another kernel's than long ones.
+# Queries of up to this many tokens are short: on CUDA they have a separate kernel.
 SHORT_QUERY = 16
 
 

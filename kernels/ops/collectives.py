@@ -1,7 +1,7 @@
 """Collectives of the ranks of a group on one machine, through memory that they share (`kernels.channel`).
 
-An op returns without a result once the group has ended, as it has when ranks do not do the same: it may be one of
-hundreds in a recorded step. Before the results of a step are used, `channel_ended` is asked.
+An op returns without a result once the group has ended, which also happens if ranks call different ops: it may be one
+of hundreds in a recorded step. Call `channel_ended` before using the results of a step.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The definition of an op: a typed function, from which follow its schema, the shape of its result and what callers
-call."""
+"""The definition of an op: a typed function that determines its schema, the shape of its result and its callable."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pagewire.kernels.ops.definition import op
 
-# Most drafts of a row in one step.
+# The largest number of drafts of a row in one step.
 MAX_DRAFTS = 16
 
 
@@ -50,11 +50,11 @@ def look_up_drafts(
     longest: int,
     shortest: int,
 ) -> None:
-    """Drafts what followed a row's last tokens where it had them before: n-grams, or prompt lookup.
+    """Drafts the tokens that followed an earlier occurrence of a row's last tokens: n-grams, or prompt lookup.
 
-    Looks for the last `longest` tokens, or fewer, but no fewer than `shortest`; of the places with most tokens in
-    common, the latest counts. What runs into the end of the row goes on from that place, as a text that repeats itself
-    does. Where there is none, the last token is repeated.
+    Looks for the last `longest` tokens, or fewer, down to `shortest`; of the places with most tokens in common, the
+    latest counts. Drafts that reach the end of the row continue from that place, like a text that repeats itself.
+    If there is no place, the last token is repeated.
 
     Read:
     rows         int32 [R], distinct
@@ -83,12 +83,12 @@ def draft_by_suffix(
     factor: float,
     min_share: float,
 ) -> None:
-    """Drafts what most often followed a row's last tokens, in the row itself or in other texts.
+    """Drafts the most frequent continuation of a row's last tokens, in the row itself or in other texts.
 
-    Places are those behind the row's last two tokens, the latest 128 of each text; those with most tokens in common
-    count, up to max_depth, and those of the other texts only if they have more. Token by token, the draft is what
-    follows at most of them, the lowest id of equally frequent ones; then only places count that go on like this, and
-    the draft ends where they are less than min_share of all.
+    Places follow an occurrence of the row's last two tokens, the latest 128 in each text. The places with most tokens
+    in common count, up to max_depth; those of other texts only if they have more. Token by token, the draft is the
+    most frequent token at these places, the lowest id of equally frequent ones; then only the places with this token
+    count, and the draft ends when they are less than min_share of all.
 
     Read:
     rows         int32 [R], distinct

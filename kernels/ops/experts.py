@@ -107,7 +107,7 @@ def fp8_experts_linear(
 def combine_experts(y: Tensor, weights: Tensor) -> Tensor:
     """Sums the pairs of each token, weighted, in fp32: y [P, N], weights fp32 [T, k] -> [T, N].
 
-    A pair that counts 0 is not read: it may have been left out of products.
+    A pair with weight 0 is not read: products may have skipped it.
     """
     return y.new_empty((weights.shape[0], y.shape[1]))
 

@@ -34,9 +34,9 @@ def step_inputs(
     block_table: Tensor,
     block_size: int,
 ) -> None:
-    """Gathers what a forward pass needs of its requests from their rows, and advances the rows.
+    """Gathers the inputs of a forward pass from the rows of its requests, and advances the rows.
 
-    Every group of layers that share a KV cache has block tables of its own; there may be none.
+    Every group of layers that share a KV cache has separate block tables; there may be no groups.
 
     Read:
     rows                 int32 [num_reqs], batch_idx -> row, distinct; -1 = padding

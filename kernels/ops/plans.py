@@ -1,6 +1,6 @@
-"""Plans of attention: the work of each program, decided once in a step for all layers that attend alike.
+"""Plans of attention: the work of each program, decided once per step for all layers with the same attention.
 
-They are made on the device, of the lengths there. Only short queries in Triton need one: otherwise it is None.
+They are made on the device, from the lengths there. Only short queries in Triton need one: otherwise it is None.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ def apply_penalties(
     token_ids      int32 [max_num_seqs, max_model_len]; num_tokens, num_prompt_tokens  int64 [max_num_seqs]
     offsets        int32 [P]: how many drafted tokens behind the known ones count too; without: none
 
-    Occurrences are counted afresh from the rows' tokens: no counters have to be kept in step with rows that come, go
-    and resume.
+    Occurrences are counted anew from the rows' tokens, so no counters must be updated when rows come, go and resume.
     """
 
 

@@ -1,4 +1,4 @@
-"""Quantized weights: what they are (`weights`), and what they become on a device (`packed`)."""
+"""Quantized weights: as numbers (`weights`), and packed for a device (`packed`)."""
 
 from pagewire.kernels.quantized.packed import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, pack, unpack
 from pagewire.kernels.quantized.parts import columns, rows, take_rows

@@ -202,7 +202,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     device = weight.codes.device if isinstance(weight, GroupedWeight) else weight.weight.device
     layout = "cuda" if device.type == "cuda" or ops.cpu_backend() == "triton" else "cpu"
     if layout == "cpu" and not isinstance(weight, GroupedWeight):
-        # Its kernels take activations more exactly than these formats do.
+        # Its kernels use activations with more precision than these formats.
         return pack_grouped(weight.as_grouped(), layout)
     if isinstance(weight, Int8Weight):
         return PackedInt8(weight.weight.contiguous(), weight.scales, weight.input_scale)

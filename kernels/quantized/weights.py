@@ -1,4 +1,4 @@
-"""Quantized weights as numbers, whatever checkpoint they come from and whatever layout a kernel wants.
+"""Quantized weights as numbers, independent of checkpoint formats and of kernels' layouts.
 
 `dequantize()` is the specification: every format's decoder and every kernel is compared with it.
 """
@@ -220,8 +220,8 @@ def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def weight_only(weight: QuantizedWeight) -> QuantizedWeight:
-    """Returns the same numbers for products with activations as they are. The result stacks with others whatever their
-    sizes are, and whatever the scales of their inputs were.
+    """Returns the same numbers for products with activations as they are. The result stacks with others of any size and
+    with any scales of inputs.
     """
     if isinstance(weight, GroupedWeight):
         return weight

@@ -1,6 +1,6 @@
-"""The specification: every op in plain torch, written to be read, on any device.
+"""The specification: every op in plain, readable torch, for any device.
 
-`pagewire.kernels.ops` says what the arguments are. All arithmetic is in fp32 and rounded once to the dtype of the
+`pagewire.kernels.ops` documents the arguments. All arithmetic is in fp32 and rounded once to the dtype of the
 result, except where a comment says otherwise.
 """
 

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, rotary embedding, and what writes the cache (`pagewire.kernels.ops.attention`)."""
+"""Attention over the paged KV cache, rotary embedding, and cache writes (`pagewire.kernels.ops.attention`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pagewire.kernels.reference.elementwise import rms_norm
 
-# The largest value of float8_e4m3fn; what lies beyond is stored as this.
+# The largest value of float8_e4m3fn; larger values are stored as this.
 FP8_MAX = 448.0
 
 
@@ -38,7 +38,7 @@ def paged_attention(
         query_len = end - start
         if query_len == 0 or seq_len == 0:
             continue
-        # Block ids of what no query sees any more are stale.
+        # Block ids of tokens that no query sees any longer are stale.
         seen = seq_len - query_len - sliding_window + 1 if sliding_window > 0 else 0
         first_page = max(0, seen) // block_size
         pages = kv_cache[block_table[b, first_page : -(-seq_len // block_size)].long()].float()

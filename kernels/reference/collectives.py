@@ -1,4 +1,4 @@
-"""Collectives through shared memory (`pagewire.kernels.ops.collectives`). Turns are waited for by looking again."""
+"""Collectives through shared memory (`pagewire.kernels.ops.collectives`). Ranks wait for turns by polling."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DIRECTORY = Path(__file__).parent
-# What the interpreter pretends to be: the architecture with the largest tiles.
+# The interpreter's assumed architecture: the one with the largest tiles.
 INTERPRETED_CAPABILITY = 90
 # Architectures with as much shared memory per block (99 KiB) as sm_89, and less than the table below them allows for.
 _AS_SM_89 = (86, 120, 121)
@@ -174,7 +174,7 @@ def table_architecture(kernel: str, capability: int) -> int:
 
 
 def table_path(directory: Path, kernel: str, architecture: int) -> Path:
-    """Returns where the table of a kernel for an architecture lies."""
+    """Returns the path of a kernel's table for an architecture."""
     return directory / f"sm_{architecture}" / f"{kernel}.json"
 
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 _REPORT_EVERY_S = 0.5
-_IN_TRANSIT_S = 0.3  # that a step takes at most from the scheduler's decision to the device thread
+_IN_TRANSIT_S = 0.3  # longest time of a step from the scheduler's decision to the device thread
 _LAST_WORDS_S = 0.5
 
 
@@ -69,8 +69,8 @@ class LoadProgress:
 
 
 async def serve(config: ExecutorConfig) -> None:
-    """Serves until a signal ends it. On SIGTERM it stops being ready, so that the scheduler places new requests
-    elsewhere, and lets running requests finish.
+    """Serves until a signal ends it. On SIGTERM the executor is no longer ready, so the scheduler places new requests
+    elsewhere, and running requests finish.
 
     Raises StartupError if the model cannot be served, or if the device fails later: the process has to end then.
     """
@@ -152,7 +152,7 @@ def _end_hung(worker: Worker, message: str) -> None:
 
 
 async def _until_idle(worker: Worker) -> None:
-    """Returns after a moment without work: the first step of a request may be on its way."""
+    """Returns after a moment without work: the first step of a request may be in transit."""
     idle_since = time.monotonic()
     while not worker.failed.done() and time.monotonic() < idle_since + _IN_TRANSIT_S:
         await asyncio.sleep(0.02)  # another thread's state

@@ -117,7 +117,7 @@ STAGE_IDLE_SECONDS = Counter(
 )
 
 
-stage_waits: defaultdict[int, float] = defaultdict(float)  # as STAGE_IDLE_SECONDS, by stage
+stage_waits: defaultdict[int, float] = defaultdict(float)  # by stage, like STAGE_IDLE_SECONDS
 
 
 def record_stages(times: StageTimes) -> None:
@@ -129,7 +129,7 @@ def record_stages(times: StageTimes) -> None:
 
 
 def step_kind(step: Step) -> str:
-    """Returns decode: one known token per request; prefill: more for each; mixed; or empty: only rows were freed."""
+    """Returns decode (one known token per request), prefill (more for each), mixed, or empty (only rows were freed)."""
     if not step.request_ids:
         return "empty"
     num_drafts = 0 if step.num_draft_tokens is None else step.num_draft_tokens
@@ -148,7 +148,7 @@ def record_step(kind: str, num_tokens: int, num_requests: int, execute_ns: int, 
 
 
 def record_drafts(tokens: HostTokens) -> None:
-    """Records the drafts of a step, and how many of them were right."""
+    """Records the numbers of drafted and of accepted tokens of a step."""
     if tokens.num_drafted is None:
         return
     accepted = (tokens.num_tokens - 1)[tokens.num_drafted > 0]
@@ -160,7 +160,7 @@ def record_drafts(tokens: HostTokens) -> None:
 
 
 def _attributes(request_id: int, code: str) -> dict[str, Any]:
-    """code: of a gRPC status."""
+    """code: a gRPC status code."""
     return {
         semconv.RPC_SYSTEM: "grpc",
         semconv.RPC_METHOD: "pagewire.v1.ExecutorService/Execute",
@@ -171,7 +171,7 @@ def _attributes(request_id: int, code: str) -> dict[str, Any]:
 
 
 class RequestSpans:
-    """One span per traced request, from its first step here to its end."""
+    """One span per traced request, from its first step on this executor to its end."""
 
     def __init__(self) -> None:
         self._open: dict[int, Span] = {}

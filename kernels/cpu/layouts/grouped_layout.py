@@ -27,7 +27,7 @@ TILE = TILES["cpu"]  # outputs
 UNIT = 32  # inputs
 QUADS = UNIT // 4
 
-# Codes that are packed at a time: what packing needs besides its result is several times as much.
+# Codes that are packed at a time: packing needs several times their size in temporary memory.
 _CHUNK_CODES = 4_000_000
 
 # bits -> (width of a field, lowest bit of the code in it) of each kind of plane
@@ -69,7 +69,7 @@ def shape_of(num_outputs: int, num_inputs: int, group_size: int) -> Shape:
 
 
 def pack(weight: GroupedWeight) -> PackedGrouped:
-    # Bits are compared: two of the numbers are NaN.
+    # Compares bits, as two of the numbers are NaN.
     if weight.bits == 8 and weight.codebook is not None and not weight.codebook.view(torch.int32).equal(_E4M3_BITS):
         raise ValueError("the CPU's kernels take no codebook of 8 bits other than E4M3")
     if weight.codebook is not None and weight.bits == 8:
@@ -96,7 +96,7 @@ def pack(weight: GroupedWeight) -> PackedGrouped:
 
 
 def _with_nan_in_scales(weight: GroupedWeight) -> GroupedWeight:
-    """What the kernels convert faster: of numbers e4m3 all finite; a NaN becomes its group's scale."""
+    """Returns a weight that kernels convert faster: all e4m3 numbers are finite; a NaN moves to its group's scale."""
     codes = weight.codes
     if codes.numel() == 0 or (codes.max() < 0xFF and codes.view(torch.int8).max() < 0x7F):
         return weight  # without a copy of the codes

@@ -20,7 +20,7 @@ def packed_shape(out_features: int, in_features: int) -> tuple[int, int, int, in
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Packs a weight bfloat16 [N, K] into memory of its own."""
+    """Packs a weight bfloat16 [N, K] into new memory."""
     out_features, in_features = weight.shape
     padded = F.pad(weight, (0, -in_features % UNIT, 0, -out_features % TILE)).contiguous()
     pairs = padded.view(torch.int32).view(-1, TILE, padded.shape[1] // UNIT, ROWS)

@@ -91,7 +91,7 @@ def grouped_embedding(
 
 
 def _groups(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> tuple[int | None, ...]:
-    """Of a weight, as the C++ functions take it: codes, kind of scales, scales, kind of offsets, offsets"""
+    """Returns a weight's arguments of the C++ functions: codes, kind of scales, scales, kind of offsets, offsets"""
     kind = KINDS[None if offsets is None else offsets.dtype]
     offset_data = None if offsets is None else offsets.data_ptr()
     return codes.data_ptr(), KINDS[scales.dtype], scales.data_ptr(), kind, offset_data
@@ -133,7 +133,7 @@ def _codes_shape(num_outputs: int, num_inputs: int, group_size: int, bits: int) 
 
 
 def check_codes(op: str, codes: Tensor, num_outputs: int, num_inputs: int, group_size: int, bits: int) -> None:
-    """Raises ValueError for those of another weight."""
+    """Raises ValueError for the tensors of another weight."""
     if codes.shape != _codes_shape(num_outputs, num_inputs, group_size, bits):
         raise ValueError(
             f"{op}: codes of shape {tuple(codes.shape)} are not those of {bits}-bit weights "

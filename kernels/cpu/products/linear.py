@@ -1,4 +1,4 @@
-"""Products with dense row-major weights: in C++, but for many tokens in 16 bits, which are torch's."""
+"""Products with dense row-major weights: in C++, except for many tokens in 16 bits, which torch multiplies."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ _pack_dense = bind("pack_dense", P, P, L, L, I)
 
 
 def in_fixed_point(num_tokens: int, least: int) -> bool:
-    """Returns, for tests, whether products of so many tokens are in fixed point here, which pays from `least` tokens
-    on."""
+    """Returns, for tests, whether products of this many tokens are in fixed point here, which is faster from `least`
+    tokens on."""
     result = torch.zeros(1, dtype=torch.int32)
     _in_fixed_point(num_tokens, least, result.data_ptr())
     return bool(result)
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Computes `packed_layout.pack`, but in the weight's own memory unless its shape has to be padded."""
+    """Computes `packed_layout.pack`, but in the weight's memory unless its shape must be padded."""
     out_features, in_features = weight.shape
     if weight.dtype is not torch.bfloat16 or not weight.is_contiguous():
         raise TypeError(f"what is packed must be contiguous and bfloat16, not {weight.dtype}")

@@ -1,6 +1,6 @@
 """Compiles the C++ kernels once per machine and loads them.
 
-The library lies in the user's cache under a name that covers everything it depends on: sources, flags, compiler and
+The library is in the user's cache under a name that covers everything it depends on: sources, flags, compiler and
 processor. A changed machine or source therefore finds no library and compiles a new one (a minute of a core or two).
 It ends with a digest of itself, because a library that was cut short would be loaded, and end the process when used.
 """
@@ -38,11 +38,11 @@ _FLAGS = (
     "-fPIC",
     "-Wno-psabi",
 )
-# Headers are included by their paths below the sources. Not among the flags, on which the name of the library depends.
+# Headers are included by their paths below the sources. This is not among the flags, which are part of the name.
 _INCLUDE = f"-I{_SOURCE_DIR}"
 _LINK_FLAGS = ("-shared", "-pthread")
 _COMPILE_TIMEOUT_S = 900  # a minute of work, on cores that may be busy otherwise
-# What follows the library in its file: this, and its SHA-256.
+# The library in its file is followed by this and its SHA-256.
 _SEAL = b"pagewire kernels\0"
 _MAX_JOBS = 8  # compilers at a time: each takes some 300 MB
 
@@ -103,7 +103,7 @@ def _is_sealed(content: bytes) -> bool:
 
 @contextlib.contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Processes that start together compile once; one that dies lets the next one in."""
+    """Lets processes that start together compile once; if one dies, the next one compiles."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # file systems without locks: the last process replaces the others' library
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -135,7 +135,7 @@ def _fingerprint(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """Returns the processor's properties that -march=native depends on."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor()
@@ -145,7 +145,7 @@ def _processor() -> str:
 
 
 def _compile(compiler: list[str], path: Path) -> None:
-    """Compile beside `path` and rename: concurrent processes never see half a library."""
+    """Compiles next to `path` and renames: concurrent processes never see a partial library."""
     _make_folder(path.parent)
     try:
         folder = tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent)
@@ -186,7 +186,7 @@ def _disk_full(folder: Path) -> BuildError:
 
 
 def _compile_objects(compiler: list[str], folder: Path, deadline: float) -> list[Path]:
-    """An object file per source, several at a time, those that take longest first."""
+    """Compiles an object file per source, several at a time, the slowest first."""
     sources = sorted(_sources(), key=lambda path: path.stat().st_size, reverse=True)
     objects = [folder / f"{'-'.join(source.relative_to(_SOURCE_DIR).parts)}.o" for source in sources]
     commands = [
@@ -208,7 +208,7 @@ def _run(command: list[str], deadline: float) -> None:
     """deadline: of time.monotonic()"""
     try:
         timeout = max(0.0, deadline - time.monotonic())
-        # The compiler's own temporary files lie beside what it makes, so that only one disk can be full.
+        # The compiler's temporary files are next to its output, so that only one disk can be full.
         folder = Path(command[-1]).parent
         environment = {**os.environ, "TMPDIR": str(folder)}
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout, env=environment)

@@ -1,6 +1,6 @@
-"""The compiled library, and what every call into it needs.
+"""The compiled library, and helpers for calls into it.
 
-Importing this module compiles the library if need be and raises BuildError where that is impossible. Calls go through
+Importing this module compiles the library if necessary and raises BuildError if that is impossible. Calls go through
 ctypes, which releases the GIL.
 """
 
@@ -32,7 +32,7 @@ _library = load_library()
 
 
 class Recorder(Protocol):
-    """The interface of what records calls, in order."""
+    """The interface for recording calls, in order."""
 
     def on_call(self, function: int, layout: str, arguments: tuple[Any, ...]) -> None:
         """Records a call. function: the address of what makes the call again (replay.h), after its arguments have
@@ -46,7 +46,7 @@ class _OfThread(threading.local):
     recorder: Recorder | None = None
 
 
-# Other threads' calls are not of the step that one of them records: they may load weights meanwhile.
+# Per thread: other threads' calls do not belong to the recorded step; they may load weights meanwhile.
 _of_thread = _OfThread()
 
 
@@ -120,7 +120,7 @@ def check_dtype(op: str, dtype: torch.dtype, *tensors: Tensor) -> None:
 
 
 def check_rows(op: str, ids: Tensor, num_rows: int) -> None:
-    """Raises IndexError for ids beyond a table. In a recorded step it is passed over (`recording`)."""
+    """Raises IndexError for ids beyond a table. Recorded steps skip it (`recording`)."""
     if ids.numel() > 0:
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= num_rows:

@@ -1,4 +1,4 @@
-"""Passes over logits by groups of token ids, in C++: each reads what it needs once, on the kernels' own threads."""
+"""Passes over logits by groups of token ids, in C++: each reads its input once, on the kernels' own threads."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def _sample_random(
     offsets: Tensor | None,
     sampled: Tensor,
 ) -> None:
-    """Fills what greedy rows have left of sampled int64 [S]: random ones are below 0, as those with NaN."""
+    """Samples the rows of sampled int64 [S] that are not greedy: these are below 0, as are rows with NaN."""
     tokens = sampled.numpy()
     if tokens.min(initial=0) < 0:
         sample_random(TokenGroups, logits, rows, floats, top_k, seeds, token_ids, num_tokens, offsets, tokens)
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what `reference.token_logprobs` does."""
+    """Computes `reference.token_logprobs`."""
     return logprobs_by_groups(TokenGroups, logits, token_ids, num_top)

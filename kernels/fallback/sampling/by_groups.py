@@ -1,7 +1,7 @@
-"""The sampling ops on the CPU, all rows at once, the way of the Triton kernels (`kernels/triton/sampling`).
+"""The sampling ops on the CPU, all rows at once, in the way of the Triton kernels (`kernels/triton/sampling`).
 
-Whole vocabularies are read by `TokenGroups` only: once for the maximum of each group of 128 token ids, and at most once
-a round for the masses of groups that matter. What is left is small, and numpy's: no OpenMP team has to meet.
+Only `TokenGroups` reads whole vocabularies: once for the maximum of each group of 128 token ids, and at most once a
+round for the masses of groups that matter. The rest is small and done in numpy, without OpenMP's synchronization.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pagewire.kernels.reference.sampling import GROUP_SIZE, NOT_A_NUMBER
 from pagewire.kernels.sampling_parameters import FloatParameter
 
 _INF = np.float32(np.inf)
-# SplitMix64, as in the reference; unsigned integers wrap and shift as it wants them
+# SplitMix64, as in the reference; unsigned integers wrap and shift as required
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -117,7 +117,7 @@ def _give(
     offsets: Tensor | None,
     sampled: np.ndarray,
 ) -> None:
-    """To sampled and, unless there are drafts, to the rows of these batch indices."""
+    """Writes to sampled and, unless there are drafts, to the rows of these batch indices."""
     sampled[batch_indices] = tokens
     if offsets is not None:
         return
@@ -133,7 +133,7 @@ def _most_probable(groups: TokenGroups) -> np.ndarray:
     return tokens
 
 
-# log(0) = -inf is meant; a broken model's logits may be NaN or inf.
+# log(0) = -inf is intended; a broken model's logits may be NaN or inf.
 @np.errstate(divide="ignore", invalid="ignore")
 def _draw(
     groups: TokenGroups,
@@ -149,7 +149,7 @@ def _draw(
     highest = groups.maxima.max(-1)
     origin = _exp_origin(highest)
     lowest, top_p = _lowest_kept(groups, highest, floats, top_k, vocab_size), floats[FloatParameter.TOP_P]
-    left = np.arange(num_rows)  # rows still to be decided; what follows is of these
+    left = np.arange(num_rows)  # undecided rows; the arrays below are for these
     masses = groups.masses(left, lowest, origin)
     needed = np.where(top_p < 1, top_p * masses.sum(-1), _INF)  # of the mass, for a nucleus
     keys = _mix(
@@ -163,7 +163,7 @@ def _draw(
         noisy = np.where(members >= lowest[:, None], members + noise[:, num_groups:], -_INF)
         member = noisy.argmax(-1)
         tokens[left] = group * GROUP_SIZE + member
-        # What is more probable decides whether the token is in the nucleus; if not, it is what is left.
+        # The mass of more probable tokens decides whether the token is in the nucleus; if not, only these are left.
         value = members[np.arange(len(left)), member]
         unsure = ((needed < _INF) & (highest[left] > value)).nonzero()[0]
         if not len(unsure):
@@ -214,7 +214,7 @@ def _lowest_kept(
 def _kth_largest(groups: TokenGroups, lines: np.ndarray, k: np.ndarray) -> np.ndarray:
     """fp32 [L]: the k-th largest value of each of the lines.
 
-    At least k values are as large as the k-th largest maximum: little more than k have to be sorted.
+    At least k values are as large as the k-th largest maximum: little more than k must be sorted.
     """
     maxima = groups.maxima[lines]
     num_groups, every = maxima.shape[1], np.arange(len(lines))
@@ -230,7 +230,7 @@ def _kth_largest(groups: TokenGroups, lines: np.ndarray, k: np.ndarray) -> np.nd
 
 
 def _at_least(groups: TokenGroups, lines: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All values >= bound [L] of the lines [L]: which of the lines, token ids, values; by line, rising ids."""
+    """Returns all values >= bound [L] of the lines [L]: indices of lines, token ids, values; by line, ascending ids."""
     line, group = (groups.maxima[lines] >= bound[:, None]).nonzero()
     members = groups.members(lines[line], group)
     hits = np.flatnonzero(members >= bound[line, None])  # far quicker than nonzero() of two dimensions
@@ -265,7 +265,7 @@ def logprobs_by_groups(
 
 
 def _largest(groups: TokenGroups, lines: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids int64 [L, count] and values fp32 [L, count], falling; of equals the lowest id first. No NaN."""
+    """Returns token ids int64 [L, count] and values fp32 [L, count], descending; equals by ascending id. No NaN."""
     if count == 0:
         return np.empty((len(lines), 0), dtype=np.int64), np.empty((len(lines), 0), dtype=np.float32)
     line, ids, values = _at_least(groups, lines, _kth_largest(groups, lines, np.full(len(lines), count)))

@@ -18,7 +18,7 @@ class TokenGroups:
     def __init__(self, logits: Tensor, lines: np.ndarray, scales: np.ndarray) -> None:
         if len(lines) < len(logits):
             logits = logits[torch.from_numpy(lines)]
-        scaled = logits * torch.from_numpy(scales)[:, None]  # fp32, whatever the logits are
+        scaled = logits * torch.from_numpy(scales)[:, None]  # fp32 for logits of any dtype
         padded = F.pad(scaled, (0, -logits.shape[1] % GROUP_SIZE), value=float("-inf"))
         groups = padded.unflatten(1, (-1, GROUP_SIZE))
         self._groups, self.maxima = groups.numpy(), groups.amax(-1).numpy()
@@ -30,7 +30,7 @@ class TokenGroups:
         exponents = values - torch.from_numpy(origin[index, None])
         exponents.masked_fill_(values < torch.from_numpy(lowest[index, None]), -np.inf)
         masses = np.zeros_like(maxima)
-        # exp() takes several times as long of -inf and of what underflows; e^-80 is too little to be drawn or to count.
+        # exp() is several times slower for -inf and for underflow; e^-80 is too small to be drawn or to count.
         masses[index, group] = exponents.clamp_(min=-80).exp_().sum(-1).numpy()
         return masses
 
@@ -53,12 +53,12 @@ def sample_tokens(
     num_tokens: Tensor,
     offsets: Tensor | None,
 ) -> Tensor:
-    """Chooses a token per position as `reference.sample_tokens` does."""
+    """Computes `reference.sample_tokens`."""
     return sample_by_groups(TokenGroups, logits, rows, floats, top_k, seeds, token_ids, num_tokens, offsets)
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what `reference.token_logprobs` does."""
+    """Computes `reference.token_logprobs`."""
     return logprobs_by_groups(TokenGroups, logits, token_ids, num_top)
 
 

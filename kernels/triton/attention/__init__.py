@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache, and what writes to it."""
+"""Attention over the paged KV cache, and kernels that write to it."""

@@ -1,10 +1,10 @@
 """Paged attention of short queries (up to SHORT_QUERY tokens): decode and speculative verification.
 
 Each program does one item of the plan (`split_plan`) for one KV head: one query tile against one split of a context.
-What it is to do takes four loads, side by side, before those of the query and of the block ids.
+It loads its item by four parallel loads, before the query and the block ids.
 
-A request with one split writes its output. Otherwise each program writes what it has (not normalised) to `partials`
-and counts itself; the last one to arrive merges them, in the order of the splits.
+A request with one split writes its output. Otherwise each program writes its partial result (not normalised) to
+`partials` and counts itself; the last one to arrive merges them, in the order of the splits.
 """
 
 from __future__ import annotations

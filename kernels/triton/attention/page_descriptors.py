@@ -1,4 +1,4 @@
-"""Tiles of keys that lie in one page each, copied by the tensor memory accelerator (TMA) of sm_90.
+"""Tiles of keys within one page each, copied by the tensor memory accelerator (TMA) of sm_90.
 
 One thread asks for a whole tile by a descriptor of the KV cache. `attend` computes an address for each row instead, in
 registers and instructions of every thread. Without them 128 rows fit a program of four warps, two programs a

@@ -14,7 +14,7 @@ from pagewire.kernels.triton.attention.decode_attention import decode_attention
 from pagewire.kernels.triton.attention.prefill_attention import configuration, prefill_attention
 from pagewire.kernels.triton.attention.split_plan import plan_for
 
-# What a table is asked for in the mode of fixed splits, where no configuration may depend on the batch.
+# The shape that is looked up in a table for fixed splits, where no configuration may depend on the batch.
 _FIXED_BATCH = 64
 _FIXED_QUERY_LEN = 1024
 
@@ -56,8 +56,8 @@ def paged_attention(
         )  # fmt: skip
     if max_query_len > SHORT_QUERY:
         query_len = _FIXED_QUERY_LEN if split_size else _next_power_of_2(max_query_len)
-        # Of so many long queries at least. How many requests there are says nothing of it: most may decode, or in a
-        # graph be padding.
+        # With at least this many long queries. The number of requests does not tell: most may decode, or be a graph's
+        # padding.
         num_long = query.shape[0] // max_query_len
         shape = _shape(query, kv_cache, num_long, split_size)
         shape["query_len"] = query_len

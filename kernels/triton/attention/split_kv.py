@@ -1,6 +1,6 @@
-"""Split-KV: the merging of what programs found in the splits of a context, and the counting of those that are done.
+"""Split-KV: merges the partial results of the splits of a context, and counts the finished programs.
 
-`split_plan` cuts contexts, `decode_attention` says what for.
+`split_plan` cuts contexts; `decode_attention` explains the purpose.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The plan of decode attention: which program reads which keys, decided on the device once for all layers that it
-suits.
+"""The plan of decode attention: which program reads which keys, decided on the device once for all suitable layers.
 
-Decode is the reading of the KV cache, so all of the GPU must read at once, whatever the batch: contexts are cut into
-splits. A work item is one (request, split, query tile); a program of attention does one item for one KV head, and reads
-from the plan what that is. Nothing is read back, the grid is fixed, and one captured graph suits every step.
+The time of decoding is the time of reading the KV cache, so the whole GPU must read for any batch: contexts are cut
+into splits. A work item is one (request, split, query tile); a program of attention does one item for one KV head, and
+reads the item from the plan. Nothing is read back, the grid is fixed, and one captured graph suits every step.
 
 The length of a split is the same for all requests, in whole tiles of keys, and each request is cut evenly into as many
 as it needs. It is chosen by the time that the batch would take: programs start in waves of as many as the GPU holds

@@ -1,1 +1,1 @@
-"""Parts of kernels in several rooms: launches, counters, conversions of numbers."""
+"""Parts that kernels of several folders share: launches, counters, conversions of numbers."""

@@ -8,8 +8,8 @@ from torch import Tensor
 import triton
 
 # device -> zeros. Counters return to zero by the end of every launch, so one buffer serves all launches of a stream,
-# and no launch has to clear any. All launches are on one stream. A buffer that was outgrown is kept: captured graphs
-# have its address. Capture cannot grow it: the new buffer would be in the graphs' memory pool, which is reused.
+# and no launch needs to clear any. All launches are on one stream. An outgrown buffer is kept: captured graphs have
+# its address. Capture cannot grow it: the new buffer would be in the graphs' memory pool, which is reused.
 _counters: dict[torch.device, list[Tensor]] = {}
 
 

@@ -1,6 +1,6 @@
 """The request and the tokens of a program, found on the device: grids depend on no request's length.
 
-Requests are cut into tiles of as many tokens, and all tiles are counted through. There are at most `most_tiles`; a
+Requests are cut into tiles of equal numbers of tokens, and all tiles are numbered. There are at most `most_tiles`; a
 program beyond the last tile finds none.
 """
 

@@ -1,4 +1,4 @@
-"""The record of what a Triton kernel is compiled for."""
+"""The description of a compiled form of a Triton kernel."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _product(
     row_blocks = num_blocks(num_pairs, num_experts, constants["BLOCK_M"])
     experts_linear_kernel[(row_blocks * triton.cdiv(num_rows, constants["BLOCK_N"]),)](
         x,
-        as_bytes(weight) if x_scales is None else weight,  # a GPU that multiplies no fp8 knows no such type
+        as_bytes(weight) if x_scales is None else weight,  # a GPU without fp8 products does not support the type
         x_scales,
         scales,
         bias,

@@ -17,7 +17,7 @@ from pagewire.kernels.triton.common.specialization import Specialization
 _SCORING = ("softmax", "sigmoid", "softmax_of_chosen")
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = (tl.constexpr(i) for i in range(3))
 
-# Keys: int32 that compare as scores do. Below all of them: what is no candidate (any more).
+# Keys: int32 that compare like scores. Experts that are not (or no longer) candidates are below all of them.
 _NONE = tl.constexpr(-(2**31))
 _NAN = tl.constexpr(2**31 - 1)  # largest, as torch sorts
 

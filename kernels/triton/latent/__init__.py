@@ -1,1 +1,1 @@
-"""Attention over latent vectors (MLA), and what writes them to the cache."""
+"""Attention over latent vectors (MLA), and kernels that write them to the cache."""

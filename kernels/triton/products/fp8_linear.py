@@ -34,7 +34,7 @@ from pagewire.kernels.triton.products.scaled_product import check_operands, scal
 
 logger = logging.getLogger(__name__)
 
-# Where fp8 is multiplied: weight-only for up to so many tokens (a tile of the kernel), if the weight is no larger.
+# On GPUs that multiply fp8: weight-only for up to this many tokens (a tile of the kernel), if the weight is no larger.
 WEIGHT_ONLY_ROWS = 16
 WEIGHT_ONLY_BYTES = 32 << 20
 # Where torch._scaled_mm takes scales per row: cuBLAS on 9.0, CUTLASS on 8.9.
@@ -98,7 +98,7 @@ def quantized_linear(
         _log_refusal(refusal)
         by_library = False
     if by_library and blocks:
-        # cuBLAS takes whole quadruples of tokens.
+        # cuBLAS takes multiples of four tokens.
         missing = -x.shape[0] % 4
         codes, x_scales = quantize_groups(F.pad(x, (0, 0, 0, missing)) if missing else x)
         product = torch._scaled_mm(codes, weight.T, x_scales.T, scales.T, bias, out_dtype=x.dtype)[: x.shape[0]]
@@ -116,7 +116,7 @@ def quantized_linear(
 def _refusal(
     device: torch.device, dtype: torch.dtype, num_outputs: int, num_inputs: int, blocks: bool = False
 ) -> str | None:
-    """Why torch._scaled_mm with scales per row, or per block, does not take this; None if it does.
+    """Returns why torch._scaled_mm with scales per row, or per block, does not take this; None if it does.
 
     The conditions are those of torch 2.11 to 2.13; fp16 and fp32 results are given by some of its backends only. Some
     of these versions want rows of blocks' scales to begin at multiples of 4.

@@ -1,4 +1,4 @@
-"""Grouped weights as the Triton kernels read them.
+"""The layout of grouped weights for the Triton kernels.
 
 codes    int16 [tiles of TILE_N outputs, tiles of inputs, TILE_N, width]: tiles are contiguous, a program streams them.
          An element holds `planes` codes (4 of 4 bits or 2 of 8): element k of a row has those of inputs k,

@@ -1,8 +1,8 @@
-"""The ops grouped_linear and grouped_embedding on CUDA: which kernel multiplies how many rows.
+"""The ops grouped_linear and grouped_embedding on CUDA: selects the kernel by the number of rows.
 
-Few rows are the reading of the weights: a kernel that takes them as they are packed, and scales sums. More rows are
-arithmetic: on sm_90 it scales weights (`grouped_wide.py`). Where rows are so many that writing a dense weight is little
-beside that, the weights are dequantized first, and cuBLAS multiplies.
+With few rows, time goes to reading the weights: the kernel takes them as packed, and scales sums. With more rows, time
+goes to arithmetic: on sm_90 the kernel scales weights (`grouped_wide.py`). With so many rows that writing a dense
+weight is cheap in comparison, the weights are dequantized first, and cuBLAS multiplies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pagewire.kernels.triton.products.grouped_gemm import grouped_gemm
 from pagewire.kernels.triton.products.grouped_gemv import grouped_gemv
 from pagewire.kernels.triton.products.grouped_layout import groups_fit
 
-# From how many tokens on a product in fp32 is better made of dequantized weights.
+# Least number of tokens for which products in fp32 use dequantized weights.
 _FP32_GEMV_ROWS = 5
 
 
@@ -40,7 +40,7 @@ def grouped_linear(
     """Computes `reference.grouped_linear` of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
 
     Where weights are scaled or dequantized first, they are rounded to x's dtype. gated: `silu_and_mul` of the product,
-    by its kernel where rows are not so few or so many that another multiplies.
+    by its kernel unless the rows are few or many enough for another kernel.
     """
     num_tokens, num_inputs = x.shape
     if num_tokens == 0:

@@ -15,7 +15,7 @@ from pagewire.kernels.triton.products.stream import normed_inputs
 
 _TILE_N = tl.constexpr(TILE_N)
 
-# Tiles of inputs that a program asks for before it waits, if there are so many.
+# Tiles of inputs that a program prefetches before it waits, if there are this many.
 _PREFETCHED = tl.constexpr(4)
 
 # Forms of a weight

@@ -1,5 +1,4 @@
-"""The op linear on CUDA: a kernel of our own where few rows are little more than the reading of the weight, else
-cuBLAS."""
+"""The op linear on CUDA: our own kernel for few rows, whose cost is mostly reading the weight, else cuBLAS."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def scaled_product(
         arrived = arrival_counters(x.device, tiles)
     scaled_product_kernel[(tiles, splits)](
         x,
-        as_bytes(weight) if x_scales is None else weight,  # a GPU that multiplies no fp8 knows no such type
+        as_bytes(weight) if x_scales is None else weight,  # a GPU without fp8 products does not support the type
         x_scales,
         scales,
         bias,

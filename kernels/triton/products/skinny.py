@@ -1,11 +1,11 @@
-"""Products of few rows with dense weights, which are the reading of the weight; with what comes before and behind them.
+"""Products of few rows with dense weights, limited by reading the weight; fused with the operations around them.
 
 Before: x is added to the residual stream, and the norm of the sum is multiplied (`stream.py`). Behind: silu(gate) * up,
 where gates and ups are one weight (`gated.py`).
 
 A tile is [outputs, tokens], the transposed of the result's: then the tokens are those columns of a matrix instruction
 that may be as few as 8. Where tiles are too few to fill a GPU, the inputs are split; the last program of a tile to
-arrive adds up what all of them have, in the order of the splits whoever comes last.
+arrive adds up the sums of all, always in the order of the splits.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from pagewire.kernels.triton.products.stream import (
 )
 from pagewire.kernels.tuning import num_multiprocessors
 
-# Rows of a tile: more are another kernel's.
+# Rows of a tile: more rows have another kernel.
 MAX_ROWS = 8
-# Bytes of each row of the weight that a program asks for before it waits, if it has so many.
+# Bytes of each row of the weight that a program prefetches before it waits, if it has this many.
 _PREFETCHED = tl.constexpr(1024)
 _LINE = tl.constexpr(128)
 

@@ -1,4 +1,4 @@
-"""A product's inputs made of the residual stream: what is added to it, and the norm, without a launch for these.
+"""A product's inputs from the residual stream: the addition to the stream and the norm without separate launches.
 
 (r / s * w) @ W.T = (r * w) @ W.T / s: each program adds and multiplies the inputs that it reads anyway, and scales its
 sums at the end, when it knows the sum of the squares, from which s follows.

@@ -1,4 +1,4 @@
-"""The op sample_tokens on CUDA: two launches with grids fixed by shape, whatever mix of parameters the rows have.
+"""The op sample_tokens on CUDA: two launches with grids fixed by shape, for any mix of parameters of the rows.
 
 The first reads all logits once (see `token_groups`), the second, one program per row, decides: from the groups'
 maxima and log-sum-exps, and from the logits of those groups that its parameters make it look into. Nothing is read on
@@ -159,7 +159,7 @@ def _draw(
         token = group * _GROUP_SIZE + member
         drawing = False
         if top_p < 1.0:
-            # What is more probable decides whether the token is in the nucleus; if not, it is what is left.
+            # The mass of more probable tokens decides whether the token is in the nucleus; if not, only these are left.
             above = tl.max(tl.where(members == member, values, -_INF), axis=0)
             count = list_groups(list_ptr, groups, maxima > above)
             mass = _score_listed(logits, scale, vocab_size, list_ptr, count, lowest, above, origin, scores_ptr, TILE)
@@ -229,7 +229,7 @@ def choose_token_kernel(
         group = tl.argmax(maxima, axis=0)
         ids = group * _GROUP_SIZE + tl.arange(0, _GROUP_SIZE)
         token = group * _GROUP_SIZE + tl.argmax(load_scaled(logits, ids, ids < vocab_size, 1.0), axis=0)
-    # What is in the row is the next step's input.
+    # The token in the row is the next step's input.
     tl.store(sampled_ptr + batch_index, tl.where(is_broken, _NOT_A_NUMBER, token).to(tl.int64))
     if offsets_ptr is None:
         tl.store(token_ids_ptr + row * token_ids_stride + position, tl.where(is_broken, 0, token))

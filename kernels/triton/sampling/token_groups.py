@@ -1,11 +1,11 @@
 """The first pass of sampling and log probabilities on CUDA over the logits [S, vocab_size], in groups of 128.
 
 `group_statistics` reads all logits once, with a grid fixed by shape, and leaves per group of neighbouring token ids
-its maximum and log-sum-exp, 1/64 of the data. What a second kernel, one program per row, still wants to know (the k-th
-largest, the mass or number of tokens above a value) depends on few groups, and the maxima say on which: it lists these
-and reads their logits again. A few of a peaked distribution, all of a flat one; nothing is sorted.
+its maximum and log-sum-exp, 1/64 of the data. The further values that a second kernel, one program per row, needs (the
+k-th largest, the mass or number of tokens above a value) depend on few groups, which the maxima determine: it lists
+these and reads their logits again: a few groups of a peaked distribution, all of a flat one; nothing is sorted.
 
-Lists lie in global memory, written and read by the same program with a barrier in between.
+Lists are in global memory, written and read by the same program with a barrier in between.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ from torch import Tensor
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.step.step import Blocks, InvalidStep
 
-# Rows begin at multiples of so many ids: kernels load those of a tile of keys (128, in pages of 16) by few loads.
+# Rows begin at multiples of this many ids: kernels then need few loads for a tile of keys (128, in pages of 16).
 ROW_ALIGNMENT = 8
 
 
 class BlockTables:
     """`tensor[group, row]` = the ordered block ids, in a group's cache, of the request in that row.
 
-    Entries past `num_blocks[row, group]` are stale, and so are those that a group's window has left behind.
+    Entries past `num_blocks[row, group]` are stale, as are those that a group's window has passed.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class BlockTables:
         block_tokens: Sequence[int],
         device: torch.device,
     ) -> None:
-        """pool_sizes: blocks in the cache of each group [G]. block_tokens: that a block of each is for [G]."""
+        """pool_sizes [G]: blocks in each group's cache. block_tokens [G]: tokens per block of each group."""
         self.num_groups = len(pool_sizes)
         self.num_pool_blocks = sum(pool_sizes)
         self._device = device
@@ -44,7 +44,7 @@ class BlockTables:
     def fill(self, rows: np.ndarray, blocks: Sequence[Sequence[Blocks]]) -> None:
         """Starts the tables of rows that were just given to requests, which may share blocks. Raises InvalidStep.
 
-        blocks: of each row, those of each group.
+        blocks: for each row, the blocks of each group.
         """
         for row, row_blocks in zip(rows.tolist(), blocks, strict=True):
             if len(row_blocks) != self.num_groups:
@@ -76,7 +76,7 @@ class BlockTables:
         self._count(rows, counts, block_ids)
 
     def num_slots(self, rows: np.ndarray, max_model_len: int) -> np.ndarray:
-        """Returns int64 [n], the tokens that the tables of a row reach in all groups; without groups, max_model_len."""
+        """Returns int64 [n], the tokens that a row's tables cover in all groups; without groups, max_model_len."""
         reaches: np.ndarray = self.num_blocks[rows] * self._block_tokens
         return reaches.min(axis=1) if self.num_groups else np.full(len(rows), max_model_len)
 

@@ -12,7 +12,7 @@ import numpy as np
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.step.step import InvalidStep, Step
 
-# Attending to so many tokens costs as much as the rest of a token's pass, or less.
+# Attending to this many tokens costs at most as much as the rest of a token's forward pass.
 _CONTEXT_OF_A_TOKEN = 1000
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -23,9 +23,9 @@ class BatchShape:
 
     num_reqs: int
     num_tokens: int
-    num_sampled: int  # positions, of which a request with drafts has several
+    num_sampled: int  # positions; a request with drafts has several
     max_query_len: int
-    min_query_len: int = 1  # padding aside
+    min_query_len: int = 1  # without padding
 
     @classmethod
     def uniform(cls, num_reqs: int, query_len: int = 1) -> BatchShape:
@@ -34,12 +34,12 @@ class BatchShape:
 
     @property
     def is_uniform(self) -> bool:
-        """Every request has max_query_len tokens and is sampled after each: a decode step if that is one."""
+        """Every request has max_query_len tokens and is sampled after each; with one token, it is a decode step."""
         return self.num_tokens == self.num_sampled == self.num_reqs * self.max_query_len
 
     @property
     def has_drafts_only(self) -> bool:
-        """Sampled after each token, and some request has several: nothing is computed but last tokens and drafts."""
+        """Sampled after each token, and some request has several: only last tokens and drafts are computed."""
         return self.num_tokens == self.num_sampled and self.max_query_len > 1
 
 
@@ -58,13 +58,13 @@ class InputBatch:
     rows: np.ndarray  # int64 [num_reqs], idx_mapping: batch index -> row
     query_lens: np.ndarray  # int64 [num_reqs]
     num_tokens: int
-    sampled: np.ndarray  # int64 [R], indices into rows: those that reach their last known token
+    sampled: np.ndarray  # int64 [R], indices into rows: requests that reach their last known token
     sampled_rows: np.ndarray  # int64 [R]
-    vectors: np.ndarray  # int64 [V], indices into rows: those that reach it and yield a vector
+    vectors: np.ndarray  # int64 [V], indices into rows: requests that reach it and yield a vector
     num_samples: np.ndarray | None  # int64 [R], positions that each is sampled at, its drafts + 1; None = one each
     sample_rows: np.ndarray  # int64 [S], sampled position -> row
     offsets: np.ndarray | None  # int64 [S], drafts before each position; None = none
-    load: float  # what it costs to compute, in tokens of no context
+    load: float  # cost of computing it, in tokens without context
 
     @property
     def shape(self) -> BatchShape:
@@ -85,9 +85,10 @@ def make_batch(
 ) -> InputBatch:
     """Returns the batch of a step. Raises InvalidStep.
 
-    num_slots [num_reqs]: how many tokens the blocks of each request hold.
+    num_slots [num_reqs]: capacity of each request's blocks, in tokens.
 
-    The state's counts may be upper bounds, all by the same number for one request: their differences are exact.
+    The state's counts may be upper bounds. All counts of a request are then too high by the same number, so their
+    differences are exact.
     """
     query_lens = step.num_scheduled_tokens
     if len(query_lens) != len(rows):

@@ -1,6 +1,6 @@
 """The memory of a step's inputs on the device.
 
-They are always in the same, which may be overwritten as soon as a step is launched: the device works in order.
+It is the same memory for every step, and may be overwritten once a step is launched: the device works in order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InputBuffers:
     ) -> None:
         """max_rounds: see `stage_rounds`."""
         # All inputs from the host are staged as one array and copied at once.
-        max_num_reqs = max_num_seqs + 1  # where tokens are padded there is a request that they belong to
+        max_num_reqs = max_num_seqs + 1  # padding tokens belong to an extra request
         max_samples = max_num_seqs * (1 + max_draft_tokens)
         num_groups = block_tables.num_groups
         sections = {
@@ -59,11 +59,11 @@ class InputBuffers:
             "offsets": max_samples if max_draft_tokens else 0,
             "sample_start_loc": max_num_reqs + 1 if max_draft_tokens else 0,
             "rounds": max_num_reqs * max_rounds,
-            "new_block_ids": block_tables.num_pool_blocks,  # last: only as much as there is of it is copied
+            "new_block_ids": block_tables.num_pool_blocks,  # last: only its used part is copied
         }
         size = sum(sections.values())
         self._staged = torch.zeros(size, dtype=torch.int32, device=device)
-        self._is_shared = host_memory.is_shared(device)  # a step has been computed when the next is staged
+        self._is_shared = host_memory.is_shared(device)  # a step is computed before the next is staged
         self._host = self._staged.numpy() if self._is_shared else np.zeros(size, dtype=np.int32)
         ends = np.cumsum(list(sections.values()))
         self._host_sections = dict(zip(sections, np.split(self._host, ends[:-1]), strict=True))
@@ -88,10 +88,10 @@ class InputBuffers:
         self._num_gained = torch.zeros(max_num_reqs if max_draft_tokens else 0, dtype=torch.int64, device=device)
 
     def stage(self, batch: InputBatch, step: Step, block_tables: BlockTables, shape: BatchShape) -> None:
-        """Brings what the host knows to the device, in one copy (on a CPU in none).
+        """Sends the host's inputs to the device in one copy (without a copy on a CPU).
 
         The step's blocks must be counted in block_tables already. shape: what the step is launched with; requests
-        beyond the batch have no row. The tokens beyond it are theirs, of which there must be one then.
+        beyond the batch have no row. If it has tokens beyond the batch, it needs such a request to hold them.
         """
         num_reqs, num_sampled, num_tokens = len(batch.rows), len(batch.sample_rows), batch.num_tokens
         num_groups = block_tables.num_groups
@@ -110,14 +110,14 @@ class InputBuffers:
             self._stage_samples(batch, batch.num_samples, batch.offsets, shape)
         if num_padding := shape.num_reqs - num_reqs:
             host["rows"][num_reqs : shape.num_reqs] = PADDING_ROW
-            # One token each, the rest for the last; as many as the others where all have the same number.
+            # One token each, the rest for the last; in a uniform step as many as the others.
             query_len = shape.max_query_len if shape.is_uniform else 1
             starts = np.arange(1, num_padding + 1) * query_len + num_tokens
             query_start_loc[num_reqs + 1 :] = np.minimum(starts, shape.num_tokens)
             query_start_loc[-1] = shape.num_tokens
             host["new_block_start_loc"][num_tables + 1 : shape.num_reqs * num_groups + 1] = len(step.new_block_ids)
         host["sample_rows"][num_sampled : shape.num_sampled] = PADDING_ROW
-        host["logits_indices"][num_sampled : shape.num_sampled] = 0  # of an earlier step, there may be no such token
+        host["logits_indices"][num_sampled : shape.num_sampled] = 0  # indices of an earlier step may be out of range
         if not self._is_shared:
             used = len(self._host) - len(host["new_block_ids"]) + len(step.new_block_ids)
             upload_into(self._staged[:used], self._host[:used])
@@ -125,8 +125,8 @@ class InputBuffers:
     def stage_rounds(
         self, batch: InputBatch, sizes: Sequence[int], step: Step, block_tables: BlockTables, shape: BatchShape
     ) -> None:
-        """Stages several steps of one token each: step i is of the batch's first sizes[i] requests. sizes fall
-        from that of the batch; shape: of the first step. What the others need is on the device, then."""
+        """Stages several steps of one token each: step i has the batch's first sizes[i] requests. sizes: descending
+        from the batch's size. shape: the first step's. The other steps then need nothing from the host."""
         rounds = self._host_sections["rounds"].reshape(self._rounds.shape)
         rounds[: len(sizes)] = PADDING_ROW
         for staged, size in zip(rounds, sizes, strict=False):
@@ -134,8 +134,8 @@ class InputBuffers:
         self.stage(batch, step, block_tables, shape)
 
     def begin_round(self, index: int, num_reqs: int) -> None:
-        """The next step is that one of those staged, padded to num_reqs. New blocks are written again, to where they
-        are."""
+        """Makes this staged round the next step, padded to num_reqs. New blocks are written again, to the same
+        places."""
         rows = self._rounds[index, :num_reqs]
         self._rows[:num_reqs].copy_(rows)
         self._sample_rows[:num_reqs].copy_(rows)
@@ -143,7 +143,7 @@ class InputBuffers:
     def _stage_samples(
         self, batch: InputBatch, num_samples: np.ndarray, offsets: np.ndarray, shape: BatchShape
     ) -> None:
-        """Where a step with drafts is sampled: behind the last num_samples tokens of each sampled request."""
+        """Stages the sampled positions of a step with drafts: the last num_samples tokens of each sampled request."""
         host = self._host_sections
         first = host["query_start_loc"][1 : len(batch.rows) + 1][batch.sampled] - num_samples
         host["logits_indices"][: len(offsets)] = np.repeat(first, num_samples) + offsets
@@ -164,7 +164,7 @@ class InputBuffers:
         images: StepImages | None = None,
         stream: Stream | None = None,
     ) -> tuple[Tensor, StepContext]:
-        """Returns (input_ids, context) of the staged step; rows and block tables move on."""
+        """Returns (input_ids, context) of the staged step, and advances rows and block tables."""
         num_reqs, num_tokens, num_groups = shape.num_reqs, shape.num_tokens, block_tables.num_groups
         rows = self._rows[:num_reqs]
         query_start_loc = self._query_start_loc[: num_reqs + 1]
@@ -215,11 +215,11 @@ class InputBuffers:
         return self._sample_rows[:num_sampled]
 
     def offsets(self, num_sampled: int) -> Tensor:
-        """Returns how many drafts lie before each sampled position, int32 [num_sampled]; of a step with drafts."""
+        """Returns the number of drafts before each sampled position, int32 [num_sampled], in a step with drafts."""
         return self._offsets[:num_sampled]
 
     def accept(self, sampled: Tensor, shape: BatchShape, state: RequestState) -> None:
-        """Appends what a step with drafts has gained by the sampled tokens int64 [num_sampled]; see `num_gained`."""
+        """Appends the gains of a step with drafts. sampled: tokens int64 [num_sampled]; see `num_gained`."""
         ops.accept_tokens(
             sampled,
             self._rows[: shape.num_reqs],
@@ -231,6 +231,6 @@ class InputBuffers:
         )
 
     def num_gained(self, num_reqs: int) -> Tensor:
-        """Returns how many tokens each request gained in the last step with drafts, int64 [num_reqs]. The next such
-        step overwrites it."""
+        """Returns the number of tokens that each request gained in the last step with drafts, int64 [num_reqs]. The
+        next such step overwrites it."""
         return self._num_gained[:num_reqs]

@@ -1,4 +1,4 @@
-"""The KV cache: how many blocks it has, and their memory."""
+"""The KV cache: its number of blocks, and their memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pagewire.services.executor.step.limits import STATE_TOKENS, Limits
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# A token reads the state after the token before it. Of whatever else is kept, a window of two tokens would do that.
+# A token reads the state after the token before it, like a window of two tokens.
 _STATE_WINDOW = 2
 
-# On a CPU the cache shares memory with everything else on the machine, so by default it stays modest.
+# On a CPU the cache shares memory with everything else on the machine, so it is small by default.
 CPU_SHARE_OF_AVAILABLE = 0.25
 CPU_MAX_BYTES = 4 * 1024**3
 
@@ -45,7 +45,7 @@ def check_dtype(name: str, model_dtype: torch.dtype) -> None:
 
 
 def check_drafts(model: Model, max_draft_tokens: int) -> None:
-    """Raises StartupError if tokens are to be drafted for a model that could not take them back."""
+    """Raises StartupError for a model that cannot take back drafted tokens."""
     if max_draft_tokens and has_state(model):
         raise StartupError(
             f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong "
@@ -58,7 +58,7 @@ def has_state(model: Model) -> bool:
 
 
 def groups(model: Model) -> dict[CacheSpec, list[CachingLayer]]:
-    """Layers that keep the same, in layer order; of a stage of a pipeline, the same groups as those of the model."""
+    """Groups of layers with equal caches, in layer order; a stage of a pipeline has the groups of the whole model."""
     found: dict[CacheSpec, list[CachingLayer]] = {spec: [] for spec in model.cache_order}
     for layer in model.caching_layers:
         found.setdefault(layer.kv_spec(), []).append(layer)
@@ -67,20 +67,20 @@ def groups(model: Model) -> dict[CacheSpec, list[CachingLayer]]:
 
 @dataclass(frozen=True)
 class KVGroup:
-    """The cache of one group of layers, as the scheduler has to know it."""
+    """The cache of one group of layers, as the scheduler sees it."""
 
     num_blocks: int
     window: int  # tokens that a query sees, itself included; 0 = all
-    state_tokens: int = 0  # that a block is for, where blocks hold states; 0 = they hold something of every token
+    state_tokens: int = 0  # tokens per block if blocks hold states; 0 = blocks hold an entry per token
 
     def block_tokens(self, limits: Limits) -> int:
-        """Returns for how many tokens a block is."""
+        """Returns the number of tokens per block."""
         return self.state_tokens or limits.block_size
 
 
 def kv_groups(model: Model, num_blocks: int, limits: Limits) -> tuple[KVGroup, ...]:
-    """Returns the groups of the model. num_blocks: of a group that sees all tokens; a group with a window has no more
-    than it can use; one of states has as many as serve the same number of tokens, or as it can use."""
+    """Returns the groups of the model. num_blocks: blocks of a group that sees all tokens. A group with a window has at
+    most the blocks that it can use; a group of states at most the blocks for the same number of tokens."""
     return tuple(_group(spec, num_blocks, limits) for spec in groups(model))
 
 
@@ -93,23 +93,23 @@ def _group(spec: CacheSpec, num_blocks: int, limits: Limits) -> KVGroup:
 
 
 def _of_states(limits: Limits) -> Limits:
-    """With the size of their blocks."""
+    """Returns the limits with the block size of states."""
     return replace(limits, block_size=limits.state_tokens)
 
 
 def _useful_blocks(window: int, limits: Limits) -> int:
-    """Blocks that a group with a window can use.
+    """Returns the number of blocks that a group with a window can use.
 
     With R rows and T tokens per step, requests hold at most R * (ceil(window / block_size) + 1) + ceil(T / block_size)
-    blocks at once: each its window, which may begin within a block, and all together the tokens of a step. As many
-    again keep the windows of requests that have ended, for prefix hits.
+    blocks at once: each its window, which may begin within a block, and all together the tokens of a step. The same
+    number again keeps the windows of ended requests for prefix hits.
     """
     held = limits.max_num_seqs * (-(-window // limits.block_size) + 1)
     return 2 * (held + -(-limits.max_num_batched_tokens // limits.block_size))
 
 
 def _blocks_of_one(window: int, num_tokens: int, limits: Limits) -> int:
-    """Blocks that a request of num_tokens holds at most: with a window, those of it and of a step's tokens behind."""
+    """Returns the most blocks that a request of num_tokens holds: with a window, those of it and of a step's tokens."""
     in_all = -(-num_tokens // limits.block_size)
     if not window:
         return in_all
@@ -117,7 +117,7 @@ def _blocks_of_one(window: int, num_tokens: int, limits: Limits) -> int:
 
 
 def longest_request(kv_groups: Sequence[KVGroup], limits: Limits) -> int:
-    """Tokens of the longest request that the cache can hold, up to max_model_len."""
+    """Returns the tokens of the longest request that the cache can hold, up to max_model_len."""
     short = []
     for group in kv_groups:
         if group.state_tokens:
@@ -145,11 +145,11 @@ def allocate(
     device: torch.device,
     state_tokens: int = STATE_TOKENS,
 ) -> list[Tensor]:
-    """The cache of each group, [num_blocks, layers of the group, *page_shape].
+    """Allocates the cache of each group, [num_blocks, layers of the group, *page_shape].
 
-    Binds every layer to its part `cache[:, i]`. What a block holds of all layers of a group is one contiguous piece.
+    Binds every layer to its part `cache[:, i]`. A block's data of all layers of a group is contiguous.
 
-    num_blocks: of each group. state_tokens: that a block of states is for.
+    num_blocks: blocks of each group. state_tokens: tokens per block of states.
 
     Zeros, so that a slot that was never written holds no NaN. On the CPU the operating system hands out zero pages when
     they are first touched: an unused cache costs address space only, and no time.
@@ -160,7 +160,7 @@ def allocate(
         if layers:
             cache = zeros(math.prod(shape) * spec.dtype.itemsize, device).view(spec.dtype).view(shape)
         else:
-            cache = torch.empty(shape, dtype=spec.dtype, device=device)  # those of the group are on other stages
+            cache = torch.empty(shape, dtype=spec.dtype, device=device)  # the group's layers are on other stages
         for index, layer in enumerate(layers):
             layer.bind(cache[:, index], group, state_tokens if isinstance(spec, StateSpec) else block_size)
         caches.append(cache)
@@ -182,7 +182,7 @@ def blocks_within(
     """Returns the num_blocks of `kv_groups` with which the cache takes num_bytes. Raises OutOfMemoryError if one
     request of max_model_len would not fit.
 
-    flag: what to raise for more. bytes_of: what so many blocks take, if that is not `cache_bytes`.
+    flag: the flag to raise for more. bytes_of: the size of a number of blocks, if not `cache_bytes`.
     """
     bytes_of = bytes_of or partial(cache_bytes, model, limits=limits)
     num_bytes, block_size, max_model_len = max(0, num_bytes), limits.block_size, limits.max_model_len
@@ -199,7 +199,7 @@ def blocks_within(
 
 
 def _needed_blocks(spec: CacheSpec, limits: Limits) -> int:
-    """The num_blocks of `kv_groups` with which a request of max_model_len fits."""
+    """Returns the num_blocks of `kv_groups` with which a request of max_model_len fits."""
     if isinstance(spec, StateSpec):
         needed = _blocks_of_one(_STATE_WINDOW, limits.max_model_len, _of_states(limits))
         return needed * limits.state_tokens // limits.block_size
@@ -207,6 +207,6 @@ def _needed_blocks(spec: CacheSpec, limits: Limits) -> int:
 
 
 def default_cpu_bytes(available_bytes: int, usable_bytes: int, cpu_share: float = 1.0) -> int:
-    """A bounded share of the available memory, and no more than all rows at full length can use. cpu_share: what this
-    process may have of the machine."""
+    """Returns a bounded share of the available memory, at most what all rows can use at full length. cpu_share: this
+    process' share of the machine."""
     return min(int(min(available_bytes * CPU_SHARE_OF_AVAILABLE, CPU_MAX_BYTES) * cpu_share), usable_bytes)

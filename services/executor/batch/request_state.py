@@ -1,11 +1,11 @@
 """One fixed row of state per request, from its admission to its end.
 
-All that steps compute with lives on the device, in columns indexed by row: sampling writes the next token there and
-step inputs are gathered from there, so the next step needs nothing from the host. How many tokens a row has, and how
-many of them are computed, the host knows without seeing a token, as long as nothing is drafted: every step says how
-many it computes, and every sampling adds one. A step with drafts counts as if all were accepted until its result is
-there: the host's counts are upper bounds then. It uses them to check what the scheduler sends; what must be exact is
-decided on the device.
+Everything that steps compute with is on the device, in columns indexed by row: sampling writes the next token there
+and step inputs are gathered from there, so the next step needs nothing from the host. If nothing is drafted, the host
+knows the number of tokens of a row, and of its computed tokens, without seeing a token: every step states how many it
+computes, and every sampling adds one. Until its result arrives, a step with drafts counts as if all were accepted: the
+host's counts are upper bounds then. The host uses them to check the scheduler's messages; the device decides whatever
+must be exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pagewire.services.executor.sampling.row_columns import RowColumns
 from pagewire.services.executor.sampling.sampling_state import SamplingState, column_values
 from pagewire.services.executor.step.step import DraftedStep, InvalidStep, NewRequest
 
-_NO_SECOND_TEXT = 1 << 62  # no position is as large
+_NO_SECOND_TEXT = 1 << 62  # larger than any position
 
 
 class RequestState:
@@ -45,12 +45,12 @@ class RequestState:
         # int32 [max_num_seqs, max_model_len]
         self.token_ids: Tensor = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         self.columns = RowColumns(max_num_seqs, device)
-        # [max_num_seqs], known, with those on the device only; upper bounds while drafts are in flight
+        # [max_num_seqs], known tokens, including those on the device only; upper bounds while drafts are in flight
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], likewise
         self.yields_vector = np.zeros(max_num_seqs, dtype=bool)  # [max_num_seqs]
-        self.num_vectors = 0  # requests that yield one
-        self._admissions = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], requests that a row has had
+        self.num_vectors = 0  # number of requests that yield one
+        self._admissions = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], number of requests per row
         self._drafted: deque[DraftedStep] = deque()  # in flight, or their results not yet counted
         self._last: DraftedStep | None = None  # the last step, if it had drafts
         self.sampling = SamplingState(max_num_seqs, vocab_size, eos_token_ids, constraints)
@@ -74,7 +74,7 @@ class RequestState:
         return request_id in self._row_of
 
     def admissions(self, rows: np.ndarray) -> np.ndarray:
-        """Returns int64 [n], how many requests each row has had."""
+        """Returns int64 [n], the number of requests that each row has had."""
         return self._admissions[rows]
 
     def rows(self, request_ids: Sequence[int]) -> np.ndarray:
@@ -92,7 +92,7 @@ class RequestState:
         return np.array([self._row_of[id] for id in request_ids if id in self._row_of], dtype=np.int64)
 
     def add(self, requests: Sequence[NewRequest]) -> np.ndarray:
-        """Fills a row for each; returns them, int64 [n]. Raises InvalidStep."""
+        """Fills a row for each request; returns the rows, int64 [n]. Raises InvalidStep."""
         rows = np.array([self._take_row(request) for request in requests], dtype=np.int64)
         self.columns.fill(rows, [self._column_values(request) for request in requests])
         lengths = [len(request.token_ids) for request in requests]
@@ -138,7 +138,7 @@ class RequestState:
             raise InvalidStep(f"{name} has {request.num_prompt_tokens} prompt tokens of {num_tokens}")
         if not 0 <= request.second_text_start < num_tokens:
             raise InvalidStep(f"{name} has a second text from token {request.second_text_start} of {num_tokens} on")
-        # Recorded steps on a CPU look up rows of the embedding without asking again.
+        # Recorded steps on a CPU look up rows of the embedding without another check.
         lowest, highest = int(request.token_ids.min()), int(request.token_ids.max())
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
@@ -160,10 +160,10 @@ class RequestState:
         sampled_rows: np.ndarray,
         num_samples: np.ndarray | None = None,
     ) -> DraftedStep | None:
-        """The step is launched: its tokens count as computed, and each sampled row as one token longer.
+        """Counts a launched step: its tokens are computed, and each sampled row is one token longer.
 
-        num_samples int64 [R]: with drafts, by so many tokens at most. What each has gained is to be set in the
-        DraftedStep.
+        num_samples int64 [R]: with drafts, a row is up to this many tokens longer. The actual numbers must be set in
+        the DraftedStep later.
         """
         self.num_computed_tokens[rows] += num_scheduled_tokens
         self._last = None
@@ -200,9 +200,9 @@ class RequestState:
         return least[rows]
 
     def common_bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the least and the most that num_tokens may be, int64 [n] each, alike on all ranks of a group. Ranks
-        learn the result of a step at different times, but before the second step behind it: so the result of the
-        last step counts as unknown."""
+        """Returns the bounds of num_tokens, int64 [n] each, equal on all ranks of a group. Ranks learn the result of a
+        step at different times, but before the second step after it: so the result of the last step counts as
+        unknown."""
         least, most = self.least_num_tokens(rows), self.num_tokens[rows]
         last = self._last
         if last is None or last.num_gained is None or any(drafted is last for drafted in self._drafted):
@@ -214,6 +214,6 @@ class RequestState:
         return least - gained[rows], most + refused[rows]
 
     def _same_requests(self, drafted: DraftedStep, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that have not gone to another request since, and their counts."""
+        """Returns the rows that were not given to another request since, and their counts."""
         is_same = self._admissions[drafted.rows] == drafted.admissions
         return drafted.rows[is_same], counts[is_same]

@@ -1,4 +1,4 @@
-"""The error of everything that reads models."""
+"""The error that every reader of models raises."""
 
 from pagewire.errors import StartupError
 
@@ -8,7 +8,7 @@ class ModelLoadError(StartupError):
 
 
 def wrong_value(key: str, expected: str, found: object) -> ModelLoadError:
-    """Returns the error for a key of config.json with a value that no model has."""
+    """Returns the error for an invalid value of a key of config.json."""
     return ModelLoadError(
         f"config key {key}: expected {expected}, found {found!r:.100}; correct config.json, or put another value over "
         "it with --hf-overrides"

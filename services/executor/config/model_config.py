@@ -1,4 +1,4 @@
-"""The configuration of a model: one frozen value, whatever file it was read from."""
+"""The configuration of a model: one frozen value, independent of the kind of file it was read from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from pagewire.services.executor.config.load_error import ModelLoadError, wrong_value
 from pagewire.services.executor.config.rope_config import RopeConfig, rope_config
 
-_MAX_SIZE = 1 << 28  # of a tensor's dimension, far beyond any model's: products of two are still no overflow
+_MAX_SIZE = 1 << 28  # Largest dimension of a tensor, far beyond any model's: a product of two does not overflow.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class ModelConfig:
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...] = ()
     tie_word_embeddings: bool = False  # the head is the embedding
-    pooling: str | None = None  # what a GGUF file states of how vectors are made; other checkpoints have files for that
+    pooling: str | None = None  # how a GGUF file says to make vectors; other checkpoints have files for that
 
     @property
     def max_supported_len(self) -> int:
@@ -34,13 +34,13 @@ class ModelConfig:
         return self.max_position_embeddings
 
     def untied(self) -> Self:
-        """The same, with a head of its own."""
+        """The same for a model whose head is not its embedding."""
         return replace(self, tie_word_embeddings=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(ModelConfig):
-    """Shape and constants of a decoder with one kind of layer, as Llama's.
+    """Shape and constants of a decoder with one kind of layer, such as Llama's.
 
     `sliding_windows` has one entry per layer: the number of keys a query sees including itself, 0 = all.
     """
@@ -86,7 +86,7 @@ class DecoderConfig(ModelConfig):
 
 
 def decoder_config(raw: Mapping[str, Any], dtype: torch.dtype, **family: Any) -> DecoderConfig:
-    """Returns the configuration with `decoder_values`; `family` holds what an architecture adds."""
+    """Returns the configuration with `decoder_values`; `family` holds the fields that an architecture adds."""
     return DecoderConfig(**(decoder_values(raw, dtype) | family))
 
 
@@ -149,7 +149,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 
 def sliding_window(raw: Mapping[str, Any], default: int = 0) -> int:
-    """Keys that a query sees; 0, as null, is all. default: where the key is missing."""
+    """Number of keys that a query sees; 0, like null, means all. default: the value if the key is missing."""
     stated = {"sliding_window": default, **raw}
     return 0 if stated["sliding_window"] == 0 else optional(stated, "sliding_window", 0)
 

@@ -1,4 +1,4 @@
-"""Parameters of rotary position embedding, as config files of all ages state them."""
+"""Parameters of rotary position embedding, in the forms of old and new config files."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    short_factor: tuple[float, ...] = ()  # longrope: a divisor per rotary frequency up to the trained length,
-    long_factor: tuple[float, ...] = ()  # and beyond it
+    short_factor: tuple[float, ...] = ()  # longrope: a divisor per rotary frequency, up to the trained length
+    long_factor: tuple[float, ...] = ()  # longrope: the same beyond the trained length
     frequency_factors: tuple[float, ...] | None = None
 
     def rotary_dim(self, head_dim: int) -> int:
@@ -77,9 +77,9 @@ class RopeConfig:
 
 
 def rope_config(raw: Mapping[str, Any], layer_type: str | None = None) -> RopeConfig:
-    """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` beside it (before).
+    """Reads `rope_parameters` (transformers 5) or `rope_scaling` with a separate `rope_theta` (earlier versions).
 
-    layer_type: the entry of `layer_types`, where `rope_parameters` has parameters per entry.
+    layer_type: the entry of `layer_types` to read if `rope_parameters` has parameters per entry.
     Raises ModelLoadError naming the key for a rope type or parameter that is not implemented.
     """
     source = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
@@ -92,7 +92,7 @@ def rope_config(raw: Mapping[str, Any], layer_type: str | None = None) -> RopeCo
     rope_type = _ALIASES.get(str(name), str(name))
     if rope_type not in _REQUIRED:
         raise ModelLoadError(f"config key {source}: rope_type {name!r} is not one of {', '.join(_REQUIRED)}")
-    # Beside the parameters: where old files and some families keep these.
+    # Old files and some families keep these next to the parameters.
     beside = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if raw.get(key) is not None}
     values = beside | {key: value for key, value in params.items() if value is not None and key != "rope_type"}
     if raw.get("original_max_position_embeddings"):
@@ -105,7 +105,7 @@ def rope_config(raw: Mapping[str, Any], layer_type: str | None = None) -> RopeCo
 
 
 def layer_parameters(raw: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
-    """Returns the parameters of an entry of `layer_types`; none if `rope_parameters` has them not by entry."""
+    """Returns the parameters of an entry of `layer_types`; none if `rope_parameters` is not divided by entry."""
     params = (raw.get("rope_parameters") or {}).get(layer_type) or {}
     if not isinstance(params, Mapping):
         raise wrong_value(f"rope_parameters.{layer_type}", "an object", params)
@@ -113,7 +113,7 @@ def layer_parameters(raw: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
 
 
 def _lengths(rope_type: str, max_position_embeddings: int, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the trained length, and with longrope's factor, which is how much longer the model's limit is."""
+    """`values` with the trained length, and with longrope's factor: the model's limit divided by that length."""
     trained = values.get("original_max_position_embeddings", max_position_embeddings)
     if rope_type == "dynamic":  # stretches what config.json states as the limit
         trained = max_position_embeddings

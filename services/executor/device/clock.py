@@ -1,4 +1,4 @@
-"""Times of a step: how long it waited, took, and left the device idle before it."""
+"""Times of a step: its waiting time, its duration, and the device's idle time before it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class StageTimes:
     """Times of one step, in nanoseconds, by stage."""
 
     busy: tuple[int, ...]
-    waited: tuple[int, ...]  # with a step at hand: for the stage before, or for ids of tokens
-    late: int  # the first stage had no step at hand
+    waited: tuple[int, ...]  # with a step available: for the previous stage, or for token ids
+    late: int  # time in which the first stage had no step
 
 
 class Clock:
-    """Times of one step; all but the start are known once it was waited for."""
+    """Times of one step; all but the start are known after `wait_ns`."""
 
     def __init__(self, on_cuda: bool, received_ns: int) -> None:
         self._received_ns = received_ns
@@ -30,7 +30,7 @@ class Clock:
         self._is_launching = False
 
     def launching(self) -> None:
-        """The host has prepared the step: from here on the device works on it. On a CPU the preparation is its work."""
+        """Marks that the host has prepared the step and the device begins. On a CPU, preparation is device work."""
         self._is_launching = True
         if self._events is not None:
             self._events[0].record()
@@ -51,7 +51,7 @@ class Clock:
         return int(start.elapsed_time(end) * 1e6)
 
     def idle_ns(self, previous: Clock) -> int:
-        """Returns how long the device was idle between the previous step and this one."""
+        """Returns the time that the device was idle between the previous step and this one."""
         if self._events is None or previous._events is None:
             return max(0, self._received_ns - previous._ended_ns)
         return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))

@@ -1,4 +1,4 @@
-"""Memory of the device: its size, what is free of it, and the error for what does not fit."""
+"""Memory of the device: its size, its free part, and the error if something does not fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeviceMemory:
 
     @property
     def outside_torch(self) -> int:
-        """Other processes', and what CUDA itself takes for this one."""
+        """Memory of other processes, and CUDA's own for this process."""
         return self.total - self.free - self.reserved
 
 
@@ -39,7 +39,7 @@ def mib(num_bytes: int) -> str:
 
 
 def available_cpu_bytes() -> int:
-    """Memory that can be had without swapping, within the limit of the container or unit this runs in."""
+    """Returns the memory that is available without swapping, within the limit of this container or unit."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     limited = cgroup.available_memory()
@@ -66,7 +66,7 @@ def check_weights_fit(weight_bytes: int, device: torch.device) -> None:
 
 
 def check_positions_fit(num_positions: int, head_dim: int) -> None:
-    """Raises OutOfMemoryError for a table of rotary positions that host memory, where it is made, cannot hold."""
+    """Raises OutOfMemoryError for a table of rotary positions that does not fit into host memory, where it is made."""
     num_bytes = 3 * num_positions * head_dim * 4  # in fp32: angles, their cosines and sines, both side by side
     available = available_cpu_bytes()
     if num_bytes > available:
@@ -78,7 +78,7 @@ def check_positions_fit(num_positions: int, head_dim: int) -> None:
 def check_kv_cache_fits(num_bytes: int, device: torch.device, flag: str) -> None:
     """Raises OutOfMemoryError for a cache of a size that `flag` asks for and the device does not have.
 
-    On the CPU pages are only handed out when they are touched: too large a cache would end the process under load.
+    On the CPU, pages are allocated only when they are touched: too large a cache would end the process under load.
     """
     available = available_bytes(device)
     if num_bytes > available:
@@ -88,7 +88,7 @@ def check_kv_cache_fits(num_bytes: int, device: torch.device, flag: str) -> None
 
 
 def resident_bytes(tensors: Sequence[Tensor]) -> int:
-    """Returns the bytes of contiguous tensors in host memory that take memory: whole pages that were touched."""
+    """Returns the resident bytes of contiguous tensors in host memory: the pages that were touched."""
     return sum(_resident_pages(tensor.data_ptr(), tensor.nbytes) for tensor in tensors) * mmap.PAGESIZE
 
 

@@ -1,4 +1,4 @@
-"""Host to device, without ever waiting for the device."""
+"""Copies from host to device that never wait for the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Ten
     """The arrays as tensors on `device`, in one copy; each keeps its dtype and shape.
 
     On the CPU the tensors share the arrays' memory, so the caller must not write to them afterwards. On CUDA every
-    call fills a pinned buffer of its own: a copy in flight is never overwritten (torch's pinned allocator reuses the
+    call fills a new pinned buffer: a copy in flight is never overwritten (torch's pinned allocator reuses the
     memory only after the copy is done).
     """
     if device.type == "cpu":
@@ -38,6 +38,6 @@ def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Ten
 
 def upload_into(target: Tensor, array: np.ndarray) -> None:
     """Copies the array to `target`, of its shape and dtype, on CUDA; it may be changed as soon as this returns."""
-    # A pinned buffer of its own for each copy, as in `upload`.
+    # A new pinned buffer for each copy, as in `upload`.
     pinned = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.is_cuda).copy_(torch.from_numpy(array))
     target.copy_(pinned, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Compiles grammars for a vocabulary; the same in the executor and in the process that tries them first.
+"""Compiles grammars for a vocabulary, in the executor and in the process that tries them first.
 
 llguidance bounds what compiling costs, but a grammar may still be slow, or end the process: rules nested ten thousand
-deep overflow the stack. So each is compiled in a process of its own first, with less of everything.
+deep overflow the stack. So each is first compiled in a separate process with less memory, time and stack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.threads import TRIAL_STACK
 from pagewire.v1.common_pb2 import Grammar
 
-_TRIAL_MEMORY = 2 * 2**30  # of the process that tries grammars, bytes
+_TRIAL_MEMORY = 2 * 2**30  # bytes, for the process that tries grammars
 _NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 
 
@@ -68,8 +68,8 @@ class Compiler:
 
 
 def _exact(tokenizer: str) -> str:
-    """A tokenizer's JSON, without Unicode's normal forms: where only one text can follow, llguidance asks it for the
-    tokens, and these have to be those of that very text, however its characters are composed."""
+    """Returns a tokenizer's JSON without Unicode normalization: where only one text can follow, llguidance asks the
+    tokenizer for its tokens, which must spell exactly that text, however its characters are composed."""
     fields = json.loads(tokenizer)
     normalizer = fields.get("normalizer") or {}
     parts = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
@@ -79,7 +79,7 @@ def _exact(tokenizer: str) -> str:
 
 
 def trial_compiler(model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Compiler:
-    """Makes a compiler with limits on memory and stack, in a process that may be given up."""
+    """Makes a compiler with limits on memory and stack, in a process that may be abandoned."""
     compiler = Compiler(model_path, vocab_size, eos_token_ids)
     for limit, value in ((resource.RLIMIT_STACK, TRIAL_STACK), (resource.RLIMIT_AS, _TRIAL_MEMORY)):
         _, most = resource.getrlimit(limit)

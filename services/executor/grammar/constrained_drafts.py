@@ -1,7 +1,7 @@
 """Drafts for requests with a grammar or a thinking budget.
 
-Where the host can read drafts without waiting for the device, the drafts are tokens that have to follow, such as the
-keys of a JSON object, which cost nothing, and those tokens of another proposer that may follow. Elsewhere the other
+If the host can read drafts without waiting for the device, the drafts are the tokens that the grammar forces, such as
+the keys of a JSON object, which cost nothing, and the permitted tokens of another proposer. Otherwise the other
 proposer's drafts stay as they are, and wrong ones are refused. In both cases masks are filled for the positions behind
 drafts while the device runs the forward pass (`constraints.py`).
 """
@@ -31,7 +31,7 @@ class ConstrainedDrafts(Proposer):
     def __init__(
         self, proposer: Proposer, constraints: GrammarConstraints, device: torch.device, *, is_alone: bool
     ) -> None:
-        """constraints: those of the runner. is_alone: no other rank has to draft the same; only one of them has
+        """constraints: the runner's. is_alone: no other rank has to draft the same tokens; only one rank has
         matchers."""
         self._proposer = proposer
         self._constraints = constraints
@@ -57,7 +57,7 @@ class ConstrainedDrafts(Proposer):
         num_samples: np.ndarray,
         state: RequestState,
     ) -> np.ndarray | None:
-        """Returns how many drafts there are, int64 [num_reqs]; num_drafted: how many are offered."""
+        """Returns the number of drafts, int64 [num_reqs]. num_drafted: the number that is offered."""
         constraints = self._constraints
         # The same condition with which `SamplingState.prepare` asks for masks.
         num_tokens = state.num_tokens[batch.sampled_rows] + num_samples - 1 if state.is_exact else None
@@ -80,8 +80,8 @@ class ConstrainedDrafts(Proposer):
         counts: np.ndarray,
         most: np.ndarray,
     ) -> np.ndarray:
-        """Replaces the drafts behind the known tokens of rows [n], counts [n] of them, by those that may follow;
-        returns how many there are now, int64 [n]. most [n]: how many there may be."""
+        """Replaces the drafts behind the known tokens of rows [n] with permitted ones and returns their new numbers,
+        int64 [n]. counts [n]: numbers of drafts. most [n]: limits of the new numbers."""
         token_ids, starts = state.token_ids.numpy(), state.columns.num_tokens.numpy()[rows]
         bounds = list(zip(rows.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True))
         offered = [token_ids[row, start:end].tolist() for row, start, end in bounds]
@@ -94,7 +94,7 @@ class ConstrainedDrafts(Proposer):
         return np.array([len(chosen) for chosen in drafts], dtype=np.int64)
 
     def _show(self, state: RequestState, rows: np.ndarray, counts: np.ndarray) -> None:
-        """Copies the drafts to the host, beside the forward pass."""
+        """Copies the drafts to the host during the forward pass."""
         most, token_ids = int(counts.max()), state.token_ids
         on_device = upload(token_ids.device, {"rows": rows})["rows"]
         behind = torch.arange(most, device=token_ids.device)

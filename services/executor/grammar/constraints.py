@@ -1,10 +1,10 @@
 """Masks for rows with a grammar or a thinking budget.
 
-A mask depends on the token before it, which is on the device only while the next step is launched. So a thread waits
+A mask depends on the token before it, which only the device has while the next step is launched. So a thread waits
 for the tokens of each step, advances the matchers and fills the next masks while the device runs the forward pass that
 follows. Only sampling of such rows waits for the thread; a step without them costs nothing more. Behind drafts, the
-thread fills a mask for each draft in that time, and takes the matcher back. A proposer that chooses drafts by what may
-follow waits until the matchers are advanced, so masks are filled after that (`fill_masks`).
+thread fills a mask for each draft in that time, and rewinds the matcher. A proposer that chooses permitted drafts waits
+until the matchers are advanced, so masks are filled after that (`fill_masks`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Restricted:
 
     matcher: Matcher
     mask: np.ndarray  # int32 [ceil(vocab_size / 32)], behind its last token
-    first: int  # tokens of the sequence from which on it is restricted
-    is_stale: bool = True  # the mask is
+    first: int  # length of the sequence from which on it is restricted
+    is_stale: bool = True  # whether the mask is
     is_over: bool = False
     error: str = ""
 
@@ -100,7 +100,7 @@ class GrammarConstraints:
     def clear(self, row: int) -> None:
         if self._restricted.pop(row, None) is not None:
             if not self._restricted:
-                self._last = None  # its error concerns no request any more
+                self._last = None  # its error no longer concerns any request
             stats.CONSTRAINED_REQUESTS.set(len(self._restricted))
 
     def are_restricted(self, rows: np.ndarray, num_tokens: np.ndarray | None = None) -> list[int]:
@@ -117,8 +117,8 @@ class GrammarConstraints:
         ]
 
     def fitting(self, rows: Sequence[int], proposed: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
-        """Returns drafts for these restricted rows [n]: tokens that have to follow, and proposed ones that may; for
-        each at most `most` [n]. Waits for the tokens of all launched steps. From the first call on, masks are filled
+        """Returns drafts for these restricted rows [n]: forced tokens, and proposed ones that are permitted; at most
+        `most` [n] each. Waits for the tokens of all launched steps. From the first call on, masks are filled
         only by `fill_masks`."""
         self._are_filled_late = True
         requests = [self._restricted[row] for row in rows]
@@ -171,7 +171,7 @@ class GrammarConstraints:
         return np.array(indices, dtype=np.int32), masks
 
     def errors(self, rows: np.ndarray) -> dict[int, str]:
-        """Returns, by index into rows, why an output cannot go on. Call it after `masks`."""
+        """Returns, by index into rows, why an output cannot continue. Call it after `masks`."""
         if not self._restricted:
             return {}
         requests = ((index, self._restricted.get(row)) for index, row in enumerate(rows.tolist()))

@@ -4,8 +4,8 @@ MAX_ERROR_LENGTH = 400
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be used; the message says what is wrong, and where."""
+    """A grammar that cannot be used; the message names the error and its place."""
 
 
 class SlowGrammarError(GrammarError):
-    """A grammar that took too long to compile, this time."""
+    """A grammar that took too long to compile; another attempt may succeed."""

@@ -31,7 +31,7 @@ from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 120.0  # of the process, which reads the vocabulary
+_START_SECONDS = 120.0  # for the process, which reads the vocabulary
 
 
 def is_restricted(params: SamplingParams) -> bool:
@@ -40,7 +40,7 @@ def is_restricted(params: SamplingParams) -> bool:
 
 
 class Grammars:
-    """The `service.seams.Grammars` of llguidance. The vocabulary is read when the first grammar comes."""
+    """The `service.seams.Grammars` of llguidance. The vocabulary is read when the first grammar arrives."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Grammars:
         timeout: float,
         cache_size: int,
     ) -> None:
-        """timeout: seconds that compiling may take. cache_size: grammars that are kept."""
+        """timeout: the limit for compiling, in seconds. cache_size: the number of grammars that are kept."""
         self._find_model = find_model
         self._vocabulary = (vocab_size, tuple(eos_token_ids))
         self._timeout = timeout
         self._cache_size = cache_size
         self._compiled: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()  # the latest used last
         self._thread: ThreadPoolExecutor | None = None
-        self._compiler: Compiler | None = None  # of the thread, like the process
+        self._compiler: Compiler | None = None  # used by the thread only, like the process
         self._trial: WorkerProcess | None = None
 
     async def compile(self, grammar: Grammar) -> LLMatcher:
@@ -111,7 +111,7 @@ class Grammars:
         return matcher
 
     def _keep_or_forget(self, key: bytes, compiled: asyncio.Future[LLMatcher]) -> None:
-        """Keeps errors of the grammar, which are permanent, and forgets others, which may pass."""
+        """Keeps the grammar's own errors, which are permanent, and forgets others, which may be temporary."""
         error = None if compiled.cancelled() else compiled.exception()
         if compiled.cancelled() or (error is not None and type(error) is not GrammarError):
             self._compiled.pop(key, None)

@@ -16,11 +16,11 @@ from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.structural_tag import from_structural_tag
 from pagewire.v1.common_pb2 import Grammar
 
-# Of `format`; any other says nothing that has to be checked (JSON Schema 2020-12, validation, section 7.2.1).
+# Values of `format` that are checked; no other needs to be (JSON Schema 2020-12, validation, section 7.2.1).
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
-# In one place at most as much as indents deep nesting: a model that has begun to write whitespace may never stop.
+# Whitespace in one place is limited to the indentation of deep nesting: a model that has begun may never stop.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 # Keys of a schema that hold data, and keys that hold a schema per name.
 _DATA = frozenset({"const", "enum", "default", "examples", "required", "type"})
@@ -28,9 +28,9 @@ _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definit
 
 
 def to_llguidance(grammar: Grammar, marks: Marks) -> str:
-    """Returns the grammar in llguidance's language. marks: of the vocabulary.
+    """Returns the grammar in llguidance's language. marks: the vocabulary's.
 
-    Raises GrammarError for an error of form; errors of content show when it is compiled.
+    Raises GrammarError for an error of form; errors of content appear when the grammar is compiled.
     """
     form = grammar.WhichOneof("form")
     if form == "json_schema":
@@ -38,7 +38,7 @@ def to_llguidance(grammar: Grammar, marks: Marks) -> str:
     if form == "regex":
         return LLMatcher.grammar_from_regex(grammar.regex)
     if form == "choice":
-        # One terminal: the parser has alternatives of rules side by side, and of these no more than 2,000.
+        # One terminal: as alternatives of a rule, the parser would take no more than 2,000.
         texts = " | ".join(json.dumps(text) for text in grammar.choice.texts)
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if form == "ebnf":
@@ -49,9 +49,9 @@ def to_llguidance(grammar: Grammar, marks: Marks) -> str:
 
 
 def describe_error(grammar: Grammar, error: str) -> str:
-    """Returns an error of llguidance in words for the client."""
+    """Returns the message for the client about an error of llguidance."""
     form = grammar.WhichOneof("form") or "grammar"
-    # Behind the first paragraph llguidance repeats the grammar, which here is none that the client has written.
+    # After the first paragraph llguidance repeats the grammar, which here is not the client's own text.
     lines = error.replace("<non-verbose/>", "").splitlines()
     if form == "structural_tag":
         lines = [*takewhile(lambda line: not re.match(r"\s*\d+ \| ", line), lines)]
@@ -92,7 +92,7 @@ def _as_object(schema: Any) -> Any:
 
 
 def _prepared_part(schema: Any) -> dict[str, Any]:
-    """A schema in a larger grammar, which says itself how whitespace is treated."""
+    """A schema in a larger grammar; the schema itself states how whitespace is treated."""
     schema = _as_object(schema)
     _drop_unknown_formats(schema)
     own = schema.get("x-guidance")
@@ -137,7 +137,7 @@ def _roots(grammar: Grammar) -> Iterator[tuple[str, Any]]:
 
 
 def _place(where: str, schema: Any, error: str) -> str:
-    """A JSON pointer to what an error speaks of; "" if that is not found. llguidance itself does not say."""
+    """Returns a JSON pointer to the cause of an error, which llguidance does not give; "" if it is not found."""
     for pointer, part in schemas(schema):
         pointer = where + pointer
         for key, value in part.items():
@@ -163,5 +163,5 @@ def _is_type(value: Any) -> bool:
 def _from_ebnf(text: str) -> str:
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
-    except Exception as error:  # of the conversion from GBNF, which raises whatever it comes upon
+    except Exception as error:  # the conversion from GBNF may raise anything
         raise GrammarError(f"ebnf: {str(error)[:MAX_ERROR_LENGTH]}") from error

@@ -1,4 +1,4 @@
-"""Drafts and masks ahead of a matcher, which stays where it is."""
+"""Drafts and masks ahead of a matcher, whose position does not change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagewire.services.executor.step.matcher import Matcher
 
 
 def fitting(matcher: Matcher, proposed: Sequence[int], most: int) -> list[int]:
-    """Returns at most `most` drafts: tokens that have to follow, and proposed ones that may."""
+    """Returns at most `most` drafts: forced tokens, and proposed ones that are permitted."""
     place, drafts, agrees = matcher.place(), list[int](), True
     try:
         while len(drafts) < most:
@@ -29,7 +29,7 @@ def fitting(matcher: Matcher, proposed: Sequence[int], most: int) -> list[int]:
 
 def fill_masks(matcher: Matcher, drafts: Sequence[int], masks: np.ndarray) -> None:
     """Fills masks [n, ceil(vocab_size / 32)] behind each of the drafts [n], as `Matcher.fill_mask` does. Behind a draft
-    that cannot follow itself, and is refused, any token may."""
+    that is not permitted, and is therefore refused, any token may follow."""
     place = matcher.place()
     try:
         for index, token_id in enumerate(drafts):

@@ -1,4 +1,4 @@
-"""Marks in text that are tokens of their own: what a grammar says of them, and of all the others."""
+"""Marks in text that are single tokens: expressions for one of them, and for all others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Marks:
         return [*pieces, text[at:]] if at < len(text) or not pieces else pieces
 
     def before_end(self, text: str) -> str:
-        """Returns the text without the end tokens at its end: where they may follow, a grammar is complete."""
+        """Returns the text without trailing end tokens: a grammar is complete where they may follow."""
         *_, last = self.split(text)
         while isinstance(last, int) and last in self._eos:
             text = text.removesuffix(self._names[last])
@@ -51,7 +51,7 @@ class Marks:
         return " ".join(parts) or '""'
 
     def besides(self, texts: Iterable[str]) -> str:
-        """An expression for any mark that is in none of the texts and ends nothing; "" if there is none."""
+        """Returns an expression for any mark that is in none of the texts and ends nothing; "" if there is none."""
         within = {piece for text in texts for piece in self.split(text) if isinstance(piece, int)}
         others = sorted(set(self._names) - within - self._eos)
         return f"<[{','.join(map(str, others))}]>" if others else ""

@@ -1,4 +1,4 @@
-"""The matcher of a grammar, and sets of tokens as bits of masks."""
+"""The matcher of a grammar, and sets of tokens as bit masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TokenBits:
-    """Some tokens, as the bits of masks."""
+    """A set of tokens as a bit mask."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         ids = np.array(sorted(set(token_ids)), dtype=np.int64)
@@ -99,7 +99,7 @@ class GrammarMatcher:
         del self._consumed[num_consumed:]
         if self.error or (not self._matcher.is_error() and (not num_wrong or self._matcher.rollback(num_wrong))):
             return
-        # It has become too complex on a way that it need not go. A matcher never leaves that state.
+        # The grammar has become too complex on a path that the output need not take. A matcher never leaves that state.
         self._matcher = self._compiled.deep_copy()
         self._matcher.consume_tokens(self._consumed)
 
@@ -115,7 +115,7 @@ class GrammarMatcher:
         self._fail("none of allowed_token_ids may follow")
 
     def _put_off_end(self, mask: np.ndarray) -> None:
-        """Removes the tokens that end the output, unless no others are possible."""
+        """Removes the tokens that end the output, unless only they are possible."""
         others = mask.copy()
         self._end_tokens.forbid(others)
         if others.any():

@@ -1,7 +1,7 @@
-"""Structural tags, formats that are composed of text, tags and schemas, as llguidance's Lark.
+"""Translates structural tags, formats that are composed of text, tags and schemas, to llguidance's Lark.
 
 The language is xgrammar's, which vLLM and SGLang take: https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html.
-A mark that is a token of its own may be written as that token or letter by letter.
+A mark that is a single token may be written as that token or letter by letter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarE
 from pagewire.services.executor.grammar.marks import Marks
 
 Value = Mapping[str, Any]
-# What follows a format: texts, one of which does; none, as the output ends there; or None, something that is not known.
+# What follows a format: one of these texts; an empty sequence if the output ends there; None if it is not known.
 End = Sequence[str] | None
 
 _LEGACY = (
@@ -58,13 +58,13 @@ def _from_legacy(value: Any) -> Value:
 
 
 class _Translation:
-    """Rules of one grammar. For each format a method returns an expression for what it admits, its end included."""
+    """Rules of one grammar. Each kind of format has a method that returns an expression for it, its end included."""
 
     def __init__(self, marks: Marks, prepare: Callable[[Any], Any]) -> None:
         self._marks = marks
         self._prepare = prepare
         self._rules: list[str] = []
-        self._others: dict[str, dict[str, Any]] = {}  # grammars that rules name, by what they say
+        self._others: dict[str, dict[str, Any]] = {}  # grammars that rules name, by content
         self._num_names = 0
         self._formats = {
             "const_string": self._const_string,
@@ -116,7 +116,7 @@ class _Translation:
             lark = any_to_lark(_text(value, "grammar", where))
         except GrammarError:
             raise
-        except Exception as error:  # of the conversion from GBNF, which raises whatever it comes upon
+        except Exception as error:  # the conversion from GBNF may raise anything
             raise _wrong(where, str(error)[:MAX_ERROR_LENGTH]) from error
         return self._ended(self._other({"lark_grammar": lark}), end)
 
@@ -164,7 +164,7 @@ class _Translation:
         return self._rule(" | ".join(ways))
 
     def _tags(self, value: Value, where: str) -> list[str]:
-        """One after the other may come."""
+        """A sequence of formats."""
         tags = enumerate(_some(value, "tags", where))
         return [self._tag(tag, f"{where}/tags/{index}", None) for index, tag in tags]
 
@@ -196,9 +196,9 @@ class _Translation:
         return self._rule(" | ".join(f"{self._literal(trigger)} {rest}" for trigger, rest in stops.items()))
 
     def _free(self, stops: Mapping[str, str], excludes: Iterable[str], end: Sequence[str]) -> str:
-        """Text up to the first of the stops, and what follows it; or up to the end, which may be that of the output.
+        """Text up to the first of the stops and what follows that stop; or text up to the end, possibly the output's.
 
-        A lexeme reaches as far as it can, so text and the stop behind it are one, which ends as early as it can.
+        Lexemes are greedy, so text and the stop behind it are one lexeme, which ends as early as possible.
         """
         stops = {**stops, **dict.fromkeys(end, "")}
         excludes = list(excludes)

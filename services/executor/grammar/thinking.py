@@ -12,7 +12,7 @@ from pagewire.services.executor.grammar.matcher import GrammarMatcher, TokenBits
 from pagewire.v1.common_pb2 import SamplingParams
 
 Mark = tuple[int, ...]
-# What changes as an output grows, beside its tail and the place in the answer's grammar.
+# The state that changes as an output grows, except its tail and the place in the answer's grammar.
 _PROGRESS = (
     "_num_tokens",
     "_num_thought",
@@ -25,16 +25,16 @@ _PROGRESS = (
 
 
 class ThinkingMatcher:
-    """A `Matcher`: any token in the reasoning, what closes it where the budget is used up, then what the answer allows.
+    """A `Matcher`: permits any token in the reasoning, forces its end at the budget's end, then follows the answer.
 
-    Without a grammar the reasoning begins at its mark, wherever that is before the answer's. With one the output begins
-    with a mark, or it is the answer.
+    Without a grammar the reasoning begins at its mark, anywhere before the answer's mark. With a grammar the output
+    either begins with a mark or is the answer.
     """
 
     def __init__(
         self, params: SamplingParams, answer: GrammarMatcher | None, eos_token_ids: Collection[int], vocab_size: int
     ) -> None:
-        """params: with `thinking`. answer: the place in its grammar, at the start."""
+        """params: parameters with `thinking`. answer: the matcher of the answer's grammar, at its start."""
         thinking = params.thinking
         self._start: Mark = tuple(thinking.start.token_ids)
         self._end: Mark = tuple(thinking.end.token_ids)
@@ -49,9 +49,9 @@ class ThinkingMatcher:
         longest = max(map(len, (self._start, self._end, self._answer_mark, self._closing)))
         self._tail: deque[int] = deque(maxlen=longest)  # the output's last tokens
         self._num_tokens = 0  # before the answer
-        self._num_thought = 0  # of them, the reasoning's
+        self._num_thought = 0  # of these, in the reasoning
         self._thinks = thinking.begun
-        self._closes = self._is_used_up  # and does so until the answer
+        self._closes = self._is_used_up  # whether the reasoning is being closed, which lasts until the answer
         self._answers = False
         # Marks that the output begins with, while it has not reached the end of one.
         self._openings: set[Mark] = set()
@@ -61,7 +61,7 @@ class ThinkingMatcher:
         self.num_free = self._budget if answer is None and self._budget is not None else 0
 
     def _possible_openings(self) -> set[Mark]:
-        """None that begins like an answer: that is what it is then."""
+        """Returns the opening marks that no answer begins with."""
         assert self._answer is not None
         mask = np.empty(self._num_words, dtype=np.int32)
         self._answer.fill_mask(mask)
@@ -91,7 +91,7 @@ class ThinkingMatcher:
             self._take(token_id)
 
     def _take(self, token_id: int) -> None:
-        """A token before the answer."""
+        """Counts a token before the answer."""
         self._num_tokens += 1
         self._num_thought += self._thinks
         self._tail.append(token_id)
@@ -155,7 +155,7 @@ class ThinkingMatcher:
             self._answer.go_back(answer)
 
     def _fill_any(self, mask: np.ndarray) -> None:
-        """An answer has to come if it has a grammar."""
+        """Permits any token, but not the end before an answer with a grammar."""
         mask.fill(-1)
         if self._answer is not None:
             self._eos_tokens.forbid(mask)
@@ -163,7 +163,7 @@ class ThinkingMatcher:
                 self._end_tokens.forbid(mask)
 
     def _rest_of_closing(self) -> Mark:
-        """Behind as much of it as the output ends with."""
+        """Returns the rest of the closing, behind the part that the output ends with."""
         tail, closing = tuple(self._tail), self._closing
         return closing[max((size for size in range(1, len(closing)) if tail[-size:] == closing[:size]), default=0) :]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-TRIAL_STACK = 4 * 2**20  # of the process that tries grammars, bytes
+TRIAL_STACK = 4 * 2**20  # bytes, for the process that tries grammars
 
 
 def grammar_thread(name: str) -> ThreadPoolExecutor:

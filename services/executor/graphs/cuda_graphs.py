@@ -1,14 +1,14 @@
-"""CUDA graphs of steps: what the device is to do, recorded once per shape, and launched as one.
+"""CUDA graphs of steps: the device's work, recorded once per shape and launched as a unit.
 
 A graph reads and writes the addresses it was recorded with, so everything it touches is in memory that stays: inputs
 (`InputBuffers`), rows, KV cache, weights. A batch between two sizes runs as the next larger one; the padding has no
 row (-1) and leaves no trace.
 
-Steps of one token each are recorded by their requests, all others by their tokens, however these are divided among
-requests. For steps with drafts, a graph for each number of drafts would be k times as many graphs, and padding every
-request to the longest would multiply the tokens. For steps with prompts there is no other way. Kernels whose work
-depends on requests (attention) find on the device what there is to do: their grid is the most that so many tokens may
-need.
+Steps with one token per request are recorded by their number of requests, all others by their number of tokens,
+regardless of how these are divided among requests. For steps with drafts, one graph per number of drafts would need k
+times as many graphs, and padding every request to the longest would multiply the tokens. For steps with prompts there
+is no alternative. Kernels whose work depends on requests (attention) find their work on the device: their grid is the
+largest that this many tokens may need.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Function = Callable[[], Tensor]
 
 
 class Steps(Protocol):
-    """Parts of steps that are kept by the step's shape, or run eagerly."""
+    """Parts of steps that are recorded by the step's shape, or run eagerly."""
 
     def padded(self, shape: BatchShape) -> BatchShape:
-        """The shape that a step of this one is launched with, no smaller; the same if it runs eagerly."""
+        """Returns the shape to launch a step of this shape with: no smaller, and the same if it runs eagerly."""
 
     def missing(self) -> BatchShape | None:
         """Returns a padded shape that an empty step would record, so that no request has to wait for the recording."""
@@ -41,7 +41,7 @@ class Steps(Protocol):
         """Returns how a step of this padded shape runs, or has just run: captured, replayed or eager."""
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
-        """The function's result; of a part that is kept for this padded shape, in memory that the next run reuses."""
+        """Returns the function's result; if the part is recorded for this shape, the next run reuses its memory."""
 
 
 class Graph(Protocol):
@@ -71,28 +71,29 @@ class CudaGraph:
 def cuda_recorder() -> Record:
     """Records graphs that share one memory pool: they never run at the same time.
 
-    And a stream of their own: with the first graph that ends, torch frees the cuBLAS workspace of all that were
-    recorded on its stream.
+    They also have a separate stream: when the first graph is freed, torch frees the cuBLAS workspaces of all graphs
+    that were recorded on its stream.
     """
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     return lambda function: CudaGraph(function, pool, stream)
 
 
 class CudaGraphs:
-    """Graphs by the name of a part of the step, and its shape. Without any, every step runs eagerly.
+    """Graphs by the name of a part of the step and by the step's shape. Without graphs, every step runs eagerly.
 
-    A captured shape that samples nothing has a forward pass alone, for steps of any samples: what follows runs eagerly.
+    For a captured shape without samples only the forward pass is captured, for steps with any samples: the rest
+    runs eagerly.
     """
 
     def __init__(self) -> None:
-        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # by kind: captured, rising in tokens
+        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # captured, by kind, ascending
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Record | None = None
         self._capturing: BatchShape | None = None
-        self._hidden: Tensor | None = None  # what forward passes alone return, one at a time
+        self._hidden: Tensor | None = None  # the result of the latest forward pass that was captured without the rest
 
     def padded(self, shape: BatchShape) -> BatchShape:
-        """The next larger shape of its kind that was captured; if there is none, the same."""
+        """Returns the next larger captured shape of its kind; the same shape if there is none."""
         if self._capturing is not None:
             return _sampling(self._capturing, shape) if _kind(shape) == _kind(self._capturing) else shape
         for kind in _kinds(shape):
@@ -103,7 +104,7 @@ class CudaGraphs:
         return shape
 
     def missing(self) -> BatchShape | None:
-        """None: all were captured before there was a request."""
+        """Returns None: all shapes are captured before the first request."""
         return None
 
     def mode(self, shape: BatchShape) -> str:
@@ -113,8 +114,8 @@ class CudaGraphs:
         return "replayed" if _key("forward", shape) in self._graphs else "eager"
 
     def capture(self, shape: BatchShape, record: Record, step: Callable[[], object]) -> None:
-        """Captures what `step`, one that fits into this shape, runs through `run`. It runs twice: the first time
-        compiles what is recorded. The largest shape comes first."""
+        """Captures the parts that `step`, which fits into this shape, runs through `run`. The step runs twice: the
+        first run compiles the kernels. Capture the largest shape first."""
         for recorder in (None, record):
             self._capturing, self._record = shape, recorder
             try:
@@ -125,8 +126,8 @@ class CudaGraphs:
         bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
-        """The function's result; through its graph, if it has one for this shape, in memory that the next run
-        reuses."""
+        """Returns the function's result. If there is a graph for this shape it is replayed, and the next run reuses
+        the memory of the result."""
         key = _key(name, shape)
         graph = self._graphs.get(key)
         if graph is None:
@@ -141,8 +142,8 @@ class CudaGraphs:
         return graph.output
 
     def _into_one_place(self, function: Function) -> Function:
-        """Results of many tokens are large, and each graph keeps the memory of its own: they are copied to one that all
-        share, as nothing reads them once there is another."""
+        """Copies a result to memory that all graphs share: results of many tokens are large, each graph would keep its
+        own, and nothing reads a result once there is another."""
 
         def step() -> Tensor:
             hidden = function()
@@ -159,12 +160,12 @@ def _kind(shape: BatchShape) -> str:
     if shape.is_uniform:
         return "decodes"
     if shape.max_query_len <= SHORT_QUERY:
-        return "chunks"  # of prompts that are nearly computed, or of what a model that drafts has left out
+        return "chunks"  # of nearly computed prompts, or of tokens that a drafting model has skipped
     return "prompts" if shape.min_query_len > SHORT_QUERY else "mixed"
 
 
 def _kinds(shape: BatchShape) -> Sequence[str]:
-    """What a step can run as, the best first."""
+    """The kinds that a step can run as, the best first."""
     kind = _kind(shape)
     return (kind, "mixed") if kind in ("chunks", "prompts") else (kind,)
 
@@ -175,7 +176,7 @@ def _key(name: str, shape: BatchShape) -> tuple[str, BatchShape]:
 
 
 def _sampling(captured: BatchShape, shape: BatchShape) -> BatchShape:
-    """The captured shape, with the samples of the step's where those are not captured."""
+    """Returns the captured shape, with the samples of the step if sampling is not captured."""
     return captured if captured.num_sampled else replace(captured, num_sampled=shape.num_sampled)
 
 

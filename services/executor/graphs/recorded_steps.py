@@ -1,9 +1,9 @@
-"""Steps on a CPU, replayed as the first of their shape was recorded: the counterpart of `cuda_graphs`.
+"""Recorded steps on a CPU: the first step of a shape is recorded, later ones replay it, as in `cuda_graphs`.
 
 All steps are padded to one of a list of shapes. Recording is an ordinary step that takes 30 to 50 ms longer, so at
 start only those of the warm-up are recorded. `missing` returns the others, which are recorded while no request waits
-(`idle_recording`); a step of such a shape that comes earlier is recorded itself. What follows the forward pass of a
-step with prompts runs eagerly: recorded, it would be 0.2 ms shorter.
+(`idle_recording`); if a step of such a shape comes earlier, that step is recorded. After the forward pass, a step with
+prompts runs eagerly: recording the rest would save 0.2 ms.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from pagewire.services.executor.step.limits import LARGE_STEP
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = LARGE_STEP
-# Tokens of a step with prompts. Beyond the last, Python's part of the step is small; the steps between are such that
+# Tokens of a step with prompts. Beyond the last, Python's share of the step is small; the sizes are close enough that
 # padding costs less than Python. Products compute 8 or 16 tokens at once.
 TOKENS = (*range(8, 64, 8), *range(64, 256, 16), *range(256, MOST_TOKENS + 1, 32))
-# Beside these, where there are drafts: a few requests with some drafts each are small steps, too.
+# Additional sizes with drafts: a few requests with some drafts each make small steps, too.
 TOKENS_WITH_DRAFTS = (*range(2, 8), *range(10, 16, 2), *range(20, 32, 4))
-# Requests of a uniform step. A padded one costs as much as a real one without its attention, so there are at most an
-# eighth of them; recordings cost next to nothing.
+# Requests of a uniform step. A padding request costs as much as a real one without its attention, so at most an eighth
+# are padding; recordings cost almost nothing.
 REQUESTS = (*range(1, 16), *(size for power in (16, 32, 64, 128, 256) for size in range(power, 2 * power, power // 8)))
 MOST_REQUESTS = 512
 
 
 class RecordedSteps:
-    """Decode steps of up to 512 requests, and others of up to 512 tokens; larger ones run eagerly, as a GPU's do beyond
-    its largest graph.
+    """Records decode steps of up to 512 requests, and others of up to 512 tokens; larger ones run eagerly, as on a GPU
+    beyond its largest graph.
 
-    Drafts are of any number, and a request's differ from its neighbour's. A request alone has a recording for each
-    number; several share those by tokens with each other and with steps with prompts.
+    The number of drafts varies between requests. A lone request has a recording for each number; several requests
+    share the recordings by tokens with steps with prompts.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class RecordedSteps:
         requests: Sequence[int] = REQUESTS,
         max_draft_tokens: int = 0,
     ) -> None:
-        """max_num_tokens: of a step, padding included. most_tokens: of a recorded step with prompts, likewise.
-        requests: of uniform steps, rising, beside the most there can be; none: there are no such steps.
-        max_draft_tokens: of a request."""
+        """max_num_tokens: the limit of a step, padding included. most_tokens: the same of a recorded step with prompts.
+        requests: sizes of uniform steps, ascending, in addition to the largest possible; empty: there are no uniform
+        steps. max_draft_tokens: the limit of a request."""
         self._max_num_seqs = max_num_seqs
         self._max_num_tokens = max_num_tokens
         self._max_draft_tokens = max_draft_tokens
@@ -62,8 +62,8 @@ class RecordedSteps:
         self._request_counts = [*(count for count in requests if count < largest), largest] if requests else []
         self._memory = Memory()
         self._recorded: dict[tuple[str, int, int, int], Recorded] = {}
-        # is_uniform of steps that cannot be recorded. Of a uniform step then no part is: one finds its inputs where the
-        # part before has always put them.
+        # `is_uniform` of steps that cannot be recorded. If one part of a uniform step cannot be, none is recorded: each
+        # part finds its inputs where the previous part has always put them.
         self._unrecordable: set[bool] = set()
         self._mode = "eager"  # of the last step
 
@@ -77,7 +77,7 @@ class RecordedSteps:
         num_tokens = _next(self._token_counts, shape.num_tokens)
         if num_tokens is None:
             return shape
-        # As many positions are sampled as there are tokens, if there is room for so many.
+        # Every token is a sampled position, if there is room for that many.
         pads_samples = shape.has_drafts_only and num_tokens <= self._max_num_samples
         return self._with_prompts(num_tokens, num_tokens if pads_samples else shape.num_sampled)
 
@@ -89,7 +89,7 @@ class RecordedSteps:
         return shape.has_drafts_only and shape.num_reqs > 1
 
     def _with_prompts(self, num_tokens: int, num_sampled: int) -> BatchShape:
-        # As many requests as there may be, and one that has the padding: they cost nothing, another recording would.
+        # The largest number of requests, plus one that takes the padding: they cost nothing, another recording would.
         return BatchShape(min(num_tokens, self._max_num_seqs) + 1, num_tokens, num_sampled, num_tokens)
 
     def missing(self) -> BatchShape | None:
@@ -113,7 +113,7 @@ class RecordedSteps:
         return self._mode
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
-        """The function's result; if it was recorded for this shape, in memory that the next run reuses."""
+        """Returns the function's result; if it was recorded for this shape, the next run reuses its memory."""
         if name == "forward":
             self._mode = "eager"
         if shape.is_uniform in self._unrecordable or not self._keeps(name, shape):
@@ -144,7 +144,7 @@ class RecordedSteps:
 
 
 def _next(counts: list[int], count: int) -> int | None:
-    """The next of these that is no smaller; None: there is none."""
+    """Returns the first of these that is no smaller; None if there is none."""
     index = bisect.bisect_left(counts, count)
     return counts[index] if index < len(counts) else None
 

@@ -1,4 +1,4 @@
-"""Embeddings of images that later prompts may have again."""
+"""A cache of image embeddings for later prompts with the same images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EmbeddingCache:
         return self._entries.get(key)
 
     def put(self, key: Hashable, embeddings: Tensor) -> None:
-        """Embeddings that are not in it; they are not kept if they alone are too many."""
+        """Adds embeddings that are not in the cache, unless they alone exceed its size."""
         if embeddings.nbytes > self._max_bytes:
             return
         self._entries[key] = embeddings

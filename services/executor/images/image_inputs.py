@@ -1,11 +1,10 @@
 """Images of prompts: encoded once each, and handed to the steps that compute their placeholder tokens.
 
 An image is encoded when a step first computes one of its tokens. Its embeddings are kept until its last token is
-computed, however many steps that takes, and beyond that as long as there is room: the next prompt with the same image
-finds them by the image's hash.
+computed, and after that while there is room: the next prompt with the same image finds them by the image's hash.
 
-Images are checked here when their request enters, as only a model knows what it reads. For an image that the model
-cannot read, the client is to blame: the request is computed as text, and fails.
+Images are checked when their request enters, as only the model knows what it can read. An image that the model cannot
+read is the client's error: the request is computed as text, and fails.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.step import Image, InvalidImage, InvalidStep, NewRequest, Step
 from pagewire.services.executor.step.step_context import StepImages
 
-# Of one image, in the tensors that the model reads: memory to encode it is reserved at start.
+# Limit of one image, in the tensors that the model reads: memory to encode it is reserved at start.
 MAX_IMAGE_BYTES = 32 * 1024 * 1024
 
 
 @dataclass
 class _Prompt:
-    """A request with images, while these are not all computed."""
+    """A request with images that are not all computed yet."""
 
     images: Sequence[Image]
-    placeholders: list[np.ndarray]  # of each image: int64 [k], their places in the prompt
+    placeholders: list[np.ndarray]  # per image: int64 [k], places in the prompt
     rope_positions: np.ndarray | None  # int64 [3, end]
     embeddings: dict[int, Tensor] = field(default_factory=dict)  # by index of the image, once encoded
 
     @property
     def end(self) -> int:
-        """Tokens up to the last image's last."""
+        """Number of tokens up to the end of the last image."""
         return self.images[-1].offset + self.images[-1].num_tokens
 
 
@@ -52,7 +51,7 @@ class ImageInputs:
     """The images of all requests that have rows."""
 
     def __init__(self, model: Model, device: torch.device, cache_bytes: int) -> None:
-        """cache_bytes: of embeddings that are kept for later requests."""
+        """cache_bytes: the size of the embeddings that are kept for later requests."""
         self._model = model
         self._device = device
         self._cache = EmbeddingCache(cache_bytes)
@@ -74,7 +73,7 @@ class ImageInputs:
         return form.num_tokens(form.largest(1, 0)) or 0
 
     def filled(self, request: NewRequest) -> NewRequest:
-        """Returns a dummy request with the largest images that its prompt has room for, up to the prompt's end."""
+        """Returns a dummy request whose prompt ends with the largest images that it has room for."""
         if not isinstance(self._model, VisionModel):
             return request
         form, end = self._model.image_form, request.num_prompt_tokens
@@ -88,7 +87,7 @@ class ImageInputs:
         return replace(request, token_ids=token_ids, images=images)
 
     def update(self, step: Step) -> Step:
-        """Removes finished requests, adds new ones, and returns the step as `runner.images` says."""
+        """Removes finished requests, adds new ones, and returns the step as specified in `runner.images`."""
         if self._prompts:
             for request_id in step.finished_request_ids:
                 self._prompts.pop(request_id, None)
@@ -155,7 +154,7 @@ class ImageInputs:
             raise InvalidImage(f"there is no {PIXELS}, and its tokens are still to be computed")
 
     def of(self, batch: InputBatch, step: Step, state: RequestState) -> StepImages | None:
-        """Returns what the step computes of prompts with images; None: nothing."""
+        """Returns the part of the step that belongs to prompts with images; None if there is none."""
         if not self._prompts:
             return None
         parts = _Parts()
@@ -206,7 +205,7 @@ class ImageInputs:
 
 @dataclass
 class _Parts:
-    """A step's images while they are collected."""
+    """Collects the images of a step."""
 
     embeddings: list[Tensor] = field(default_factory=list)
     tokens: list[np.ndarray] = field(default_factory=list)

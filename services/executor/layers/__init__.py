@@ -1,1 +1,1 @@
-"""The pieces models are made of. Plain classes: `__call__` runs, `load_targets` says where weights belong."""
+"""The building blocks of models. Plain classes: `__call__` runs one, `load_targets` lists the memory of its weights."""

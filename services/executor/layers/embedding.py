@@ -39,7 +39,7 @@ class Embedding:
         projects: bool = False,
         split: bool = False,
     ) -> None:
-        """projects: whether it is the output head too. split: whether ranks share the rows."""
+        """projects: whether it is also the output head. split: whether the rows are divided among ranks."""
         self._exchange: Exchange | None = None
         rows, self._first = None, 0
         if split and placement.tensor.size > 1:

@@ -1,4 +1,4 @@
-"""A layer's need of KV cache: what it keeps of earlier tokens."""
+"""A layer's demand for KV cache: the data that it keeps of earlier tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 class KVSpec:
     """Keys and values of some heads. Layers of equal specs share one allocation (`kv_cache`).
 
-    A layer that keeps something else of every token (one latent vector) states it by a subclass.
+    A layer that keeps other data of every token (one latent vector) uses a subclass.
     """
 
     num_kv_heads: int
@@ -40,16 +40,16 @@ class LatentSpec(KVSpec):
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A state of constant size that stands for all tokens so far: `size` numbers in fp32.
+    """A state of constant size that represents all previous tokens: `size` numbers in fp32.
 
-    A block holds that after the tokens up to a multiple of `Limits.state_tokens`, or as far as they are computed.
+    A block holds the state after tokens up to a multiple of `Limits.state_tokens`, or up to the last computed token.
     """
 
     size: int
     dtype: torch.dtype = torch.float32
 
     def page_shape(self, block_size: int) -> tuple[int, ...]:
-        """Returns the shape of one block in one layer, whatever the block_size is."""
+        """Returns the shape of one block in one layer, for any block_size."""
         return (self.size,)
 
     def page_bytes(self, block_size: int) -> int:
@@ -61,14 +61,14 @@ CacheSpec: TypeAlias = KVSpec | StateSpec
 
 @runtime_checkable
 class CachingLayer(Protocol):
-    """A layer that keeps something between steps."""
+    """A layer that keeps data between steps."""
 
-    layer_idx: int  # of the decoder layer, as checkpoints number them
+    layer_idx: int  # the decoder layer's number in checkpoints
 
     def kv_spec(self) -> CacheSpec: ...
 
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
-        """Tells it which memory it has: [num_blocks, *page_shape], each block contiguous.
+        """Sets its memory: [num_blocks, *page_shape], each block contiguous.
 
-        group: of layers that share block tables, which say where a request's blocks are. block_tokens: that a block is
-        for."""
+        group: index of the layers that share block tables, which locate a request's blocks. block_tokens: tokens per
+        block."""

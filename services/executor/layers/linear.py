@@ -29,7 +29,7 @@ from pagewire.services.executor.parallel.communicator import Communicator
 
 
 class StreamUpdate(NamedTuple):
-    """The residual stream as a layer's half finds it, and where it leaves it: both [num_tokens, hidden_size]."""
+    """The residual stream before a half of a layer, and after it: both [num_tokens, hidden_size]."""
 
     residual: Tensor
     updated: Tensor
@@ -38,10 +38,10 @@ class StreamUpdate(NamedTuple):
 class Split(Enum):
     """The split of a linear layer among ranks."""
 
-    NONE = "none"  # each has all of it, but for rows that it does without
-    OUTPUTS = "outputs"  # each gives its share of each projection's outputs
+    NONE = "none"  # each rank has all of it, except rows that it does not need
+    OUTPUTS = "outputs"  # each computes its share of each projection's outputs
     INPUTS = "inputs"  # each multiplies its share of the inputs; the products are summed
-    GATHERED = "gathered"  # as OUTPUTS, and then all have all outputs
+    GATHERED = "gathered"  # like OUTPUTS, then all outputs are gathered on all ranks
 
 
 class Linear:
@@ -66,10 +66,10 @@ class Linear:
         transposed: bool = False,
         split: Split = Split.NONE,
     ) -> None:
-        """in_features, shards: of the checkpoint's, whatever of it the rank has.
+        """in_features, shards: the checkpoint's, regardless of the rank's share.
 
-        rows: by checkpoint name, of projections of which it has other rows than all, or in another order (`row_order`).
-        Where ranks split outputs, it says which are the rank's; by default they have equal shares.
+        rows: by checkpoint name, the rows of projections of which it has some only, or in another order (`row_order`).
+        If ranks split outputs, rows are the rank's outputs; by default ranks have equal shares.
 
         transposed: a dense checkpoint has weights as [in_features, out_features].
         """
@@ -118,13 +118,13 @@ class Linear:
 
     @property
     def takes_norm(self) -> bool:
-        """Returns whether `after_norm` may be called, which is known when the weight is installed."""
+        """Returns whether `after_norm` may be called; this is known once the weight is installed."""
         return self._exchange is None and isinstance(self.weight, NormedWeight) and self.weight.takes_norm
 
     def after_norm(self, norm: RMSNorm, x: Tensor, stream: StreamUpdate, *, gated: bool = False) -> Tensor:
-        """The product of `norm.add(x, stream.residual)`, but that the sum becomes `stream.updated`.
+        """Returns the product of `norm.add(x, stream.residual)`, except that the sum becomes `stream.updated`.
 
-        gated: `silu_and_mul` of it.
+        gated: return `silu_and_mul` of it.
         """
         assert isinstance(self.weight, NormedWeight)
         return self.weight.after_norm(x, *stream, norm.weight, norm.eps, self.bias, gated)
@@ -162,16 +162,16 @@ class Linear:
 
 
 class Exchange:
-    """The exchange between ranks for a product of which each has a share of the weight."""
+    """The exchange between ranks for a product whose weight is divided among them."""
 
     __slots__ = ("gathers_inputs", "leaves_sum", "num_outputs", "ranks", "share", "sums")
 
     def __init__(self, ranks: Communicator, *, gathers_inputs: bool = False, sums: bool = False) -> None:
-        """sums: the ranks' outputs; otherwise they are put side by side, `share` of each, and `num_outputs` taken."""
+        """sums: add the ranks' outputs; otherwise put `share` of each side by side, and cut them to `num_outputs`."""
         self.ranks = ranks
         self.gathers_inputs = gathers_inputs
         self.sums = sums
-        self.leaves_sum = False  # to the caller, which adds this to other outputs
+        self.leaves_sum = False  # whether the caller sums, after adding this to other outputs
         self.num_outputs = 0
         self.share = 0
 
@@ -184,7 +184,7 @@ class Exchange:
         return self.gathered(weight(x, bias))
 
     def gathered(self, outputs: Tensor) -> Tensor:
-        """outputs [num_tokens, those of the rank] -> [num_tokens, those of all]. The last rank may have fewer."""
+        """outputs [num_tokens, the rank's] -> [num_tokens, all]. The last rank may have fewer."""
         if outputs.shape[1] < self.share:
             outputs = functional.pad(outputs, (0, self.share - outputs.shape[1]))
         gathered = self.ranks.all_gather(outputs)
@@ -192,7 +192,7 @@ class Exchange:
 
 
 def _share_of_inputs(in_features: int, shards: Mapping[str, int], placement: Placement) -> range | None:
-    """None: groups of inputs that share scales, or are in another order, would be torn apart."""
+    """Returns None if the split would divide groups of inputs that share scales or are in another order."""
     share = even_share(f"the inputs of {placement.name(next(iter(shards)))}", in_features, placement.tensor)
     units = [input_unit(placement.format(name), size, in_features) for name, size in shards.items()]
     return share if all(len(share) % unit == 0 for unit in units) else None

@@ -24,7 +24,7 @@ _PLAIN: Mapping[str, Activation] = {
 
 
 class MLP:
-    """`down(activation(up(x)))`; with a gated activation `up` gives gates, then what they multiply."""
+    """`down(activation(up(x)))`; with a gated activation `up` gives the gates, then the gated values."""
 
     __slots__ = ("activation", "down", "up")
 

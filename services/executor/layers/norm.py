@@ -1,4 +1,4 @@
-"""Normalisation, fused with the residual addition before it where there is one."""
+"""Normalisation, fused with the preceding residual addition if there is one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class UnitOffsetRMSNorm(RMSNorm):
 
 
 class SplitRMSNorm(RMSNorm):
-    """A norm over `size` elements, of which `own` are the rank's."""
+    """A norm over `size` elements, of which the rank has `own`."""
 
     __slots__ = ("own", "size")
 
@@ -67,12 +67,12 @@ class SplitRMSNorm(RMSNorm):
 
 
 class SplitRMSNorms:
-    """Norms of several vectors of each token, of which every rank has as large a part."""
+    """Norms of several vectors of each token, of which every rank has an equal part."""
 
     __slots__ = ("norms", "ranks")
 
     def __init__(self, sizes: Mapping[str, tuple[int, range]], eps: float, placement: Placement) -> None:
-        """sizes: name -> (elements of the whole, those of the rank, which several ranks may have)"""
+        """sizes: name -> (all elements, the rank's elements, which several ranks may share)"""
         self.norms = [SplitRMSNorm(name, size, own, eps, placement) for name, (size, own) in sizes.items()]
         self.ranks = placement.tensor
 

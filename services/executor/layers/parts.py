@@ -1,4 +1,4 @@
-"""Parts of a checkpoint's tensors that a layer has: a rank's share, and rows in another order."""
+"""A layer's parts of a checkpoint's tensors: a rank's share, and rows in another order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Index: TypeAlias = range | Tensor | None  # along one dimension: neighbours, any
 
 @dataclass(frozen=True)
 class StoredPart:
-    """The part of a stored tensor that a load target is, if it is not the whole tensor as stored."""
+    """The part of a stored tensor that a load target holds, if not the whole tensor as stored."""
 
     shape: tuple[int, ...]  # of the whole
-    index: tuple[Index, ...]  # by dimension; all of those behind
+    index: tuple[Index, ...]  # by dimension; the remaining dimensions are whole
 
     def rows(self, first: int, count: int) -> tuple[Index, ...]:
         """Returns `index` of the target's rows from `first` on."""
@@ -29,14 +29,14 @@ class StoredPart:
 
 @runtime_checkable
 class SplitLayer(Protocol):
-    """A layer with load targets that may be parts of what is stored."""
+    """A layer whose load targets may be parts of stored tensors."""
 
     def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
         """Yields the names and parts of those targets."""
 
 
 def select(tensor: Tensor, index: Sequence[Index]) -> Tensor:
-    """The tensor at `index`, by dimension. A view if all are neighbours."""
+    """Returns the tensor at `index`, by dimension; a view if all indices are ranges."""
     for dim, chosen in enumerate(index):
         if isinstance(chosen, range):
             tensor = tensor.narrow(dim, chosen.start, len(chosen))
@@ -51,14 +51,14 @@ def select(tensor: Tensor, index: Sequence[Index]) -> Tensor:
 
 
 def rows_of(target: Tensor, first_row: int, part: StoredPart | None) -> Sequence[Index]:
-    """Returns where in a stored tensor the rows of `target` are, which are those from first_row on."""
+    """Returns the place in a stored tensor of `target`'s rows, which begin at first_row."""
     if part is not None:
         return part.rows(first_row, len(target))
     return (range(first_row, first_row + len(target)),) if target.ndim else ()
 
 
 def neighbours(chosen: Tensor) -> range | Tensor:
-    """The same as a range, if it is one."""
+    """Returns the index as a range, if it is one."""
     first, count = int(chosen[0]), len(chosen)
     is_range = int(chosen[-1]) - first == count - 1 and bool((chosen.diff() == 1).all())
     return range(first, first + count) if is_range else chosen

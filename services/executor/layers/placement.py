@@ -1,5 +1,4 @@
-"""The placement of a layer's weights: device, precision, names in the checkpoint, and the ranks with the other
-parts."""
+"""The placement of a layer's weights: device, precision, names in the checkpoint, and ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ class Placement:
     quantization: Quantization | None = None
     prefix: str = ""
     tensor: Communicator = ALONE  # with the ranks that have the other parts of each layer
-    whole_experts: bool = False  # of the ranks each has some experts, whole; else a part of every one
-    stage: Stage = WHOLE  # which layers are here
+    whole_experts: bool = False  # each rank has some whole experts; otherwise a part of every expert
+    stage: Stage = WHOLE  # the layers of this rank
 
     def within(self, module: str) -> Placement:
         return replace(self, prefix=f"{self.prefix}{module}.")

@@ -40,7 +40,7 @@ class Pooler(Protocol):
         """hidden [num_tokens, hidden_size] of a step -> fp32 [V, size]"""
 
 
-Pool = Callable[[Tensor, Spans], Tensor]  # as a Pooler; size is hidden_size
+Pool = Callable[[Tensor, Spans], Tensor]  # like a Pooler; size is hidden_size
 
 
 def first_token(hidden: Tensor, spans: Spans) -> Tensor:
@@ -75,6 +75,6 @@ def weighted_mean(hidden: Tensor, spans: Spans) -> Tensor:
 
 
 def _reduced(hidden: Tensor, spans: Spans, how: str) -> Tensor:
-    # unsafe: whether the lengths add up would be asked of the device.
+    # unsafe: avoids a check of the lengths' sum, which would wait for the device.
     whole = torch.segment_reduce(hidden.float(), how, lengths=spans.lengths, unsafe=True)
     return whole.index_select(0, spans.chosen)

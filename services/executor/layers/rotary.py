@@ -20,11 +20,11 @@ from pagewire.services.executor.device import memory
 class RotaryEmbedding:
     """The table by which halves of query and key heads are rotated, shared by all layers of a model.
 
-    The table is fixed for the life of the model, because keys already in the cache were rotated by it. What
-    transformers re-evaluates at the length of the batch at hand is therefore evaluated once, at `max_model_len`. Up to
-    the trained length nothing is scaled; beyond it dynamic NTK scaling treats every request as one of the longest
-    served length, and LongRoPE takes the long factors for all. A request's tokens then never depend on its neighbours
-    or on its own final length.
+    The table is fixed for the life of the model, because cached keys were rotated by it. transformers re-evaluates some
+    scalings at the length of the current batch; here they are evaluated once, at `max_model_len`. Up to the trained
+    length nothing is scaled; beyond it dynamic NTK scaling treats every request as one of the longest served length,
+    and LongRoPE takes the long factors for all. So a request's tokens never depend on its neighbours or on its own
+    final length.
     """
 
     __slots__ = ("cos_sin_cache",)
@@ -37,7 +37,7 @@ class RotaryEmbedding:
             raise ModelLoadError(
                 f"{rotary_dim} of {head_dim} dimensions of a head are rotated; they are rotated in pairs"
             )
-        if device.type == "meta":  # only asked for its shapes; torch takes a second to load its meta arithmetic
+        if device.type == "meta":  # only shapes are needed; torch takes a second to load its meta arithmetic
             self.cos_sin_cache = torch.empty(max_model_len, rotary_dim, device=device)
             return
         frequencies, attention_factor = rope_frequencies(rope, rotary_dim, max_model_len)
@@ -47,7 +47,7 @@ class RotaryEmbedding:
 
 
 def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> tuple[Tensor, float]:
-    """Inverse frequencies, fp32 [rotary_dim / 2], and the factor that cos and sin are multiplied with."""
+    """Returns inverse frequencies, fp32 [rotary_dim / 2], and the factor of cos and sin."""
     theta = _dynamic_theta(rope, rotary_dim, max_model_len) if rope.rope_type == "dynamic" else rope.rope_theta
     wavelengths = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     frequencies = 1.0 / wavelengths
@@ -74,7 +74,7 @@ def _dynamic_theta(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> flo
 
 
 def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
-    """High frequencies stay, low ones are divided by `factor`, those between are interpolated."""
+    """Keeps high frequencies, divides low ones by `factor`, and interpolates those between."""
     trained_len = rope.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
     low, high = rope.low_freq_factor, rope.high_freq_factor
@@ -114,7 +114,7 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 
 
 def _longrope(wavelengths: Tensor, rope: RopeConfig, max_model_len: int) -> Tensor:
-    """Each wavelength is stretched by a factor of its own, which was searched for."""
+    """Stretches each wavelength by its own factor, which was found by search."""
     is_long = max_model_len > rope.original_max_position_embeddings
     name, factors = ("long_factor", rope.long_factor) if is_long else ("short_factor", rope.short_factor)
     if len(factors) != len(wavelengths):
@@ -131,6 +131,6 @@ def _longrope_attention_factor(rope: RopeConfig) -> float:
 
 
 def _proportional(frequencies: Tensor, rope: RopeConfig) -> Tensor:
-    """The slow ones stand still, as if they were infinitely slow."""
+    """Sets the slow frequencies to 0, as if they were infinitely slow."""
     num_turned = int(rope.partial_rotary_factor * len(frequencies))
     return torch.cat((frequencies[:num_turned], torch.zeros(len(frequencies) - num_turned))) / rope.factor

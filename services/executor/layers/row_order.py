@@ -1,4 +1,4 @@
-"""Orders of a projection's rows in which a checkpoint may differ from what kernels expect: model row -> stored row."""
+"""Orders of a projection's rows in checkpoints that differ from the order in kernels: model row -> stored row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rotary_pairs_apart(num_heads: int, head_dim: int, rotary_dim: int) -> Tensor:
-    """Returns the order of rows of heads that rotate neighbors (0, 1), (2, 3), ..., where kernels rotate (0, r / 2),
+    """Returns the order of rows of heads that rotate neighbors (0, 1), (2, 3), ..., whereas kernels rotate (0, r / 2),
     (1, r / 2 + 1), ...
 
     int64 [num_heads * head_dim]. A head of 8 with rotary_dim 6: [0, 2, 4, 1, 3, 5, 6, 7]. Queries and keys must have

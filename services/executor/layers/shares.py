@@ -1,4 +1,4 @@
-"""Shares of ranks in the outputs or the inputs of a layer: neighbors, in the order of ranks."""
+"""Shares of ranks in the outputs or the inputs of a layer: contiguous, in the order of ranks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.parallel.communicator import Communicator
 
-_MOST_RANKS = 64  # that are suggested
+_MOST_RANKS = 64  # suggested in errors
 
 
 def even_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> range:
-    """Returns the rank's share, as large as that of each other rank, in multiples of `unit`; what: for the error, e.g.
+    """Returns the rank's share, equal to every other rank's, in multiples of `unit`. what: a name for the error, e.g.
     "intermediate_size".
 
-    Raises ModelLoadError naming the numbers of ranks that would do.
+    Raises ModelLoadError naming the possible numbers of ranks.
     """
 
     def fits(size: int) -> bool:
@@ -45,6 +45,6 @@ def share_size(total: int, num_ranks: int, unit: int = 1) -> int:
 
 
 def refusal(ranks: Communicator, reason: str, fits: Callable[[int], bool]) -> ModelLoadError:
-    """Returns the error for a number of ranks, which names those that fit. fits: whether a number of ranks would do."""
+    """Returns the error for a number of ranks, which names the possible numbers. fits: whether a number is possible."""
     others = [str(size) for size in range(1, _MOST_RANKS + 1) if fits(size)]
     return ModelLoadError(f"--tensor-parallel-size {ranks.size}: {reason}; possible are {', '.join(others)}")

@@ -1,8 +1,8 @@
-"""Mamba-2's mixer (arXiv 2405.21060): instead of attending to the tokens before, it keeps a state of them.
+"""Mamba-2's mixer (arXiv 2405.21060): instead of attending to earlier tokens, it keeps a state of them.
 
-One projection gives the gate, what goes through a convolution over the last few tokens (the heads' inputs x, and the
-vectors b and c, which groups of heads share), and each head's time step. By `state_scan` a head's state takes in x b'
-and answers y = state c. What is kept of a request is the state and the convolution's last inputs.
+One projection gives the gate, the inputs of a convolution over the last few tokens (the heads' inputs x, and the
+vectors b and c, which groups of heads share), and each head's time step. In `state_scan` a head's state takes in x b'
+and yields y = state c. The state and the convolution's last inputs are kept of a request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StateSpaceConfig:
 
     @property
     def spec(self) -> StateSpec:
-        """The convolution's last inputs, then every head's state."""
+        """Returns the size of the convolution's last inputs and every head's state."""
         return StateSpec((self.conv_width - 1) * self.conv_size + self.inner_size * self.state_size)
 
 
@@ -69,8 +69,8 @@ class States:
 
     conv: Tensor  # fp32 [num_blocks, conv_width - 1, conv_size]
     heads: Tensor  # fp32 [num_blocks, num_heads, head_dim, state_size]
-    group: int  # of layers that share block tables, which say where a request's states are
-    block_tokens: int  # tokens that a block is for
+    group: int  # index of the group of layers that share block tables, which locate a request's states
+    block_tokens: int  # tokens per block
 
     def __init__(self, layer_idx: int, config: StateSpaceConfig) -> None:
         self.layer_idx = layer_idx
@@ -87,12 +87,12 @@ class States:
         self.group, self.block_tokens = group, block_tokens
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        """None: `StateSpace` has the weights."""
+        """Returns none: `StateSpace` has the weights."""
         return iter(())
 
 
 class StateSpace:
-    """The convolution and the recurrence of one layer: all of its weights but the projections'."""
+    """The convolution and the recurrence of one layer: all weights except the projections'."""
 
     __slots__ = ("a", "config", "conv_bias", "conv_weight", "d", "dt_bias", "name", "norm_weight", "states")
 
@@ -104,7 +104,7 @@ class StateSpace:
         self.conv_weight = placement.empty(config.conv_width, config.conv_size)
         self.conv_bias = placement.empty(config.conv_size) if config.conv_bias else None
         self.norm_weight = placement.empty(config.inner_size)
-        self.a = in_fp32.empty(config.num_heads)  # its logarithm, without the sign, until loading is finished
+        self.a = in_fp32.empty(config.num_heads)  # until loading is finished, the logarithm of its negative
         self.d = in_fp32.empty(config.num_heads)
         self.dt_bias = in_fp32.empty(config.num_heads)
 

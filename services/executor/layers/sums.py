@@ -1,4 +1,4 @@
-"""One sum over ranks for layers with outputs that are added, in place of one for each."""
+"""One sum over ranks, instead of several, for layers whose outputs are added."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ class Summed(Protocol):
 
     @property
     def summing_ranks(self) -> Communicator | None:
-        """Returns the ranks that each have a part of its output, which it sums; None: its output is whole without
-        that."""
+        """Returns the ranks whose parts of its output it sums; None: its output needs no sum."""
 
     def leave_sum(self) -> None:
         """Makes it return the rank's part of its output from now on."""
 
 
 class JointSum:
-    """A sum of layers with outputs that are added before anything else is done with them. If all of them sum over
-    ranks, none does so itself any more: to be called with what they have given, added. Otherwise they stay as they
-    are."""
+    """The sum over ranks of layers whose outputs are added first. If all of them sum over ranks, they leave this sum
+    to this object, which is called with their added outputs. Otherwise the layers stay unchanged."""
 
     __slots__ = ("_ranks",)
 

@@ -1,4 +1,4 @@
-"""Image tensors to embeddings: transformers' own vision tower and projector, with weights loaded like any others."""
+"""Image tensors to embeddings: transformers' vision tower and projector, with weights loaded like all others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagewire.services.executor.config.model_config import ModelLoadError
 
 
 class VisionTower:
-    """The part of a transformers model that stands before its language model. Always dense."""
+    """The part of a transformers model in front of its language model. Always dense."""
 
     def __init__(
         self, config: Mapping[str, Any], names: Mapping[str, str], dtype: torch.dtype, device: torch.device
@@ -22,20 +22,20 @@ class VisionTower:
 
         Its weights are uninitialised. Raises ModelLoadError for a config that transformers does not take.
         """
-        # Imported here: transformers costs seconds that models without images do without.
+        # Imported here: transformers takes seconds to import, and models without images do not need it.
         from transformers import AutoConfig, AutoModel, PreTrainedModel
         from transformers.initialization import no_init_weights
 
         default = torch.get_default_dtype()
         try:
-            whole = AutoConfig.for_model(**deepcopy(dict(config)))  # it takes its keywords apart
+            whole = AutoConfig.for_model(**deepcopy(dict(config)))  # it modifies its keywords
             text = whole.get_text_config()
-            text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None  # ours takes its place
+            text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None  # replaced by our decoder
             text.layer_types = []
             torch.set_default_dtype(dtype)
             with torch.device(device), no_init_weights():
                 model: PreTrainedModel = AutoModel.from_config(whole)
-        except Exception as error:  # whatever its classes stumble over
+        except Exception as error:  # its classes may raise anything
             raise ModelLoadError(f"transformers makes no vision tower of this config: {error}") from error
         finally:
             torch.set_default_dtype(default)

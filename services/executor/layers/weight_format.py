@@ -17,7 +17,7 @@ from pagewire.services.executor.layers.parts import Index, neighbours
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's share of a weight: some outputs, in rising order, and neighboring inputs."""
+    """A rank's share of a weight: some outputs, in ascending order, and neighboring inputs."""
 
     out_features: int  # of the whole
     in_features: int
@@ -27,10 +27,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Along:
-    """Outputs, or inputs, lie along dimension `dim` of a stored tensor: `entries` of it for each `count` of them.
+    """Outputs, or inputs, along dimension `dim` of a stored tensor: `entries` of the tensor for `count` of them.
 
-    A part has whole counts of inputs. Of outputs it may have any, for which whole counts are read and the others
-    dropped; together: they cannot be dropped.
+    A part has whole counts of inputs. It may have any outputs: whole counts are read, and the surplus is dropped;
+    together: none can be dropped.
     """
 
     dim: int
@@ -39,7 +39,7 @@ class Along:
     together: bool = False
 
     def index(self, chosen: range | Tensor) -> range | Tensor:
-        """Entries of these outputs or inputs."""
+        """Returns the entries of these outputs or inputs."""
         if isinstance(chosen, range):
             return range(chosen.start // self.count * self.entries, -(-chosen.stop // self.count) * self.entries)
         counts = torch.unique(chosen // self.count)
@@ -48,19 +48,19 @@ class Along:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that a quantized weight is made of, as the checkpoint must have it."""
+    """The required form of a stored tensor that a quantized weight is made of."""
 
     shape: tuple[int, ...]  # -1: of any length
     dtypes: tuple[torch.dtype, ...]  # any of these
     optional: bool = False
     also: tuple[tuple[int, ...], ...] = ()  # further shapes that the same numbers are stored in
-    follows: str = ""  # what in the config the shape follows from, e.g. "group_size 128"
-    outputs: Along | None = None  # None, as of the next: the tensor is read whole for any part
+    follows: str = ""  # the setting that determines the shape, e.g. "group_size 128"
+    outputs: Along | None = None  # None, here and below: the whole tensor is read for any part
     inputs: Along | None = None
     view: tuple[int, ...] | None = None  # a shape in which outputs and inputs have dimensions
 
     def index(self, part: Part, found: tuple[int, ...]) -> tuple[Index, ...]:
-        """Returns what is read of the tensor, of shape `found`, for a part of the weight."""
+        """Returns the index to read of the tensor, of shape `found`, for a part of the weight."""
         index: list[Index] = [None] * max(2, len(self.view or found))
         for along, chosen, total in (
             (self.outputs, part.outputs, part.out_features),
@@ -84,29 +84,29 @@ class WeightFormat(Protocol):
     """The stored form of one linear module's weight."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
-        """Suffix of the tensor's name, e.g. "qweight", -> what it must look like.
+        """Returns suffix of the tensor's name, e.g. "qweight", -> required form.
 
-        "bias" is that of a layer without one: some tools write zeros, which `read` may ignore.
-        Raises ModelLoadError if no weight of this shape can be stored so (a group size that does not divide, ...).
+        "bias" is for a layer without a bias: some tools write zeros, which `read` may ignore.
+        Raises ModelLoadError if a weight of this shape cannot be stored (the group size does not divide it, ...).
         """
 
     def read(
         self, tensors: Mapping[str, Tensor], out_features: int, in_features: int, part: Part | None = None
     ) -> QuantizedWeight:
-        """The weight, from tensors that fit `tensors()`; an optional one may be missing.
+        """Returns the weight, from tensors that fit `tensors()`; an optional one may be missing.
 
-        part: the weight is that part of a larger one, of which the tensors have what `TensorSpec.index` says.
+        part: the weight is this part of a larger one, whose tensors are given as selected by `TensorSpec.index`.
 
-        Raises ModelLoadError, naming the suffix, for values that cannot be.
+        Raises ModelLoadError, naming the suffix, for impossible values.
         """
 
     def random(self, out_features: int, in_features: int, generator: torch.Generator) -> QuantizedWeight:
-        """Random numbers of a plausible size in the form that `read` gives; for `--load-format dummy`."""
+        """Returns random numbers of a plausible size in `read`'s form; for `--load-format dummy`."""
 
 
 @dataclass(frozen=True)
 class WeightOnly:
-    """A `format` with inputs that stay as they are even where it quantizes them."""
+    """A `format` whose inputs are never quantized, even if it would quantize them."""
 
     format: WeightFormat
 
@@ -123,7 +123,7 @@ class WeightOnly:
 
 
 class Quantization(Protocol):
-    """A checkpoint's quantization: which modules, and how."""
+    """A checkpoint's quantization: which modules are quantized, and how."""
 
     method: str  # as in config.json's quant_method, or "gguf"
 
@@ -140,7 +140,7 @@ def input_unit(weight_format: WeightFormat | None, out_features: int, in_feature
 
 
 def output_unit(weight_format: WeightFormat | None, out_features: int, in_features: int) -> int:
-    """Returns the same unit as `input_unit`, of outputs."""
+    """Returns the same for outputs."""
     if weight_format is None:
         return 1
     specs = _specs(weight_format, out_features, in_features)
@@ -150,7 +150,7 @@ def output_unit(weight_format: WeightFormat | None, out_features: int, in_featur
 def _specs(weight_format: WeightFormat, out_features: int, in_features: int) -> list[TensorSpec]:
     try:
         return list(weight_format.tensors(out_features, in_features).values())
-    except ModelLoadError:  # which is raised again when the whole weight is checked
+    except ModelLoadError:  # raised again when the whole weight is checked
         return []
 
 

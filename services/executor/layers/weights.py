@@ -34,7 +34,7 @@ class Dense:
 
     @property
     def takes_norm(self) -> bool:
-        """Returns whether `after_norm` is one kernel, at least for few rows; a CPU's norm is in its cache anyway."""
+        """Returns whether `after_norm` is one kernel, at least for few rows; a CPU caches the norm's result."""
         return self.tensor.is_cuda or ops.cpu_backend() == "triton"
 
     def after_norm(
@@ -77,7 +77,7 @@ class PackedDense:
 
 
 class Stacked:
-    """Weights of different forms with outputs that lie side by side."""
+    """Weights of different forms whose outputs are side by side."""
 
     __slots__ = ("parts",)
 
@@ -116,16 +116,16 @@ class NotLoaded:
 
 @dataclass(frozen=True)
 class Shard:
-    """A weight as the checkpoint has it, and what of it is in the layer's."""
+    """A weight in the checkpoint, and the layer's part of it."""
 
     name: str  # of the module, e.g. model.layers.0.self_attn.q_proj
     out_features: int  # in the checkpoint
     in_features: int
     format: WeightFormat | None  # None: <name>.weight, dense
     has_bias: bool = False  # <name>.bias is the layer's, not the format's
-    # int64: model row -> row in the checkpoint, for all that the layer has; None: all, in the same order
+    # int64: model row -> row in the checkpoint, for the layer's rows; None: all, in the same order
     rows: Tensor | None = field(default=None, compare=False)
-    inputs: range | None = field(default=None, compare=False)  # that the layer has; None: all
+    inputs: range | None = field(default=None, compare=False)  # the layer's inputs; None: all
 
     @property
     def num_outputs(self) -> int:
@@ -141,11 +141,11 @@ class Shard:
 
     @property
     def share(self) -> float:
-        """Returns the share of the stored weight that it is, 0 to 1."""
+        """Returns its share of the stored weight, 0 to 1."""
         return self.num_weights / (self.out_features * self.in_features)
 
     def stored_weight(self, *, transposed: bool = False) -> StoredPart | None:
-        """Returns the part of the stored tensor that a dense weight is. None: all of it, as stored."""
+        """Returns a dense weight's part of the stored tensor. None: all of it, as stored."""
         if self.rows is None and self.inputs is None:
             return None
         shape, index = (self.out_features, self.in_features), (self._rows, self.inputs)
@@ -160,7 +160,7 @@ class Shard:
 
 
 def stored_parts(shards: Iterable[Shard], *, transposed: bool = False) -> Iterator[tuple[str, StoredPart]]:
-    """Yields the parts, as `SplitLayer` wants them, of a layer that is made of shards."""
+    """Yields the parts, in `SplitLayer`'s form, of a layer that is made of shards."""
     for shard in shards:
         if (weight := shard.stored_weight(transposed=transposed)) is not None:
             yield f"{shard.name}.weight", weight
@@ -170,7 +170,7 @@ def stored_parts(shards: Iterable[Shard], *, transposed: bool = False) -> Iterat
 
 @runtime_checkable
 class NormedWeight(Protocol):
-    """A weight with a product that begins with a norm, and may end with an activation."""
+    """A weight whose product begins with a norm, and may end with an activation."""
 
     @property
     def takes_norm(self) -> bool: ...
@@ -189,7 +189,7 @@ class NormedWeight(Protocol):
 
 @runtime_checkable
 class GatedWeight(Protocol):
-    """A weight of gates and ups with a product that may end with their activation."""
+    """A weight of gates and ups whose product may end with their activation."""
 
     def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`silu_and_mul` of the product."""
@@ -197,20 +197,20 @@ class GatedWeight(Protocol):
 
 @runtime_checkable
 class WeightModule(Protocol):
-    """A layer with a weight. If any shard is quantized, the loader reads all and installs what they become."""
+    """A layer with a weight. If any shard is quantized, the loader reads all shards and installs the result."""
 
     shards: tuple[Shard, ...]
 
     @property
     def multiplies(self) -> bool:
-        """Returns whether there are products with it; otherwise its rows are only looked up."""
+        """Returns whether it is multiplied with; otherwise its rows are only looked up."""
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:
-        """Returns the weight that is installed."""
+        """Returns the installed weight."""
 
     def install(self, parts: Sequence[PackedWeight]) -> None:
-        """Installs a weight. parts: all outputs of all shards, in order; neighbouring shards may have become one
+        """Installs a weight. parts: all outputs of all shards, in order; neighbouring shards may be merged into one
         part."""
 
 

@@ -16,7 +16,7 @@ from pagewire.services.executor.models.protocol import OwnModel
 
 
 def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
-    """Bytes that are read of quantized tensors.
+    """Returns the bytes to read of quantized tensors.
 
     Raises ModelLoadError naming tensors missing, unexpected or of a wrong shape.
     """
@@ -26,7 +26,7 @@ def check_tensors(path: Path, weights: WeightSource, model: OwnModel) -> int:
         for name, target in model.load_targets().items()
     }
     missing: list[str] = []
-    quantized: dict[str, float] = {}  # name -> share of it that is read
+    quantized: dict[str, float] = {}  # name -> share to read
     for shard in (shard for module in model.quantized_modules() for shard in module.shards):
         if shard.format is None:
             shapes[f"{shard.name}.weight"] = (shard.out_features, shard.in_features)

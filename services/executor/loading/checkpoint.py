@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class DirectoryCheckpoint:
     """`config.json`, optionally `generation_config.json`, and safetensors.
 
-    overrides: put over the keys of `config.json`.
+    overrides: replace keys of `config.json`.
     """
 
     def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
@@ -40,8 +40,8 @@ class DirectoryCheckpoint:
             raise ModelLoadError(f"{path}/config.json: {error}") from error
 
     def config(self, dtype: torch.dtype) -> ModelConfig:
-        """Returns the config, only of our own architectures; `generation_config.json` wins over `config.json` for the
-        stop tokens."""
+        """Returns the config of one of our own architectures; for the stop tokens, `generation_config.json` precedes
+        `config.json`."""
         own = ARCHITECTURES[self.architecture]
         keys = {**(self.keys if own.has_parts else text_keys(self.keys)), "architectures": [self.architecture]}
         try:
@@ -89,7 +89,7 @@ Checkpoint: TypeAlias = "DirectoryCheckpoint | GgufCheckpoint"
 def open_checkpoint(path: Path, load_format: str, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
     """Raises ModelLoadError when `path` is not a model, or not one of the format asked for.
 
-    overrides: as of `DirectoryCheckpoint`.
+    overrides: see `DirectoryCheckpoint`.
     """
     if path.is_dir() and load_format != "gguf" and (path / "config.json").is_file():
         return DirectoryCheckpoint(path, overrides)

@@ -1,4 +1,4 @@
-"""`config.json` as it is found: with overrides, without a class name, with the names of dtypes of all ages."""
+"""`config.json` in all its forms: with overrides, without a class name, with old and new names of dtypes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pagewire.files.damaged_file import remedy
 from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 
-_OF_THE_WHOLE = ("architectures", "model_type")  # which its parts have, too
+_OF_THE_WHOLE = ("architectures", "model_type")  # keys that parts have, too
 
 _NAME_IT = """name it: --hf-overrides '{"architectures": ["LlamaForCausalLM"]}'"""
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
-    """The value of `--hf-overrides`."""
+    """Returns the value of `--hf-overrides`."""
     if not text:
         return {}
     try:
@@ -32,7 +32,7 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
 
 
 def merged(keys: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`keys` with `overrides` put over them, at every level."""
+    """Returns `keys` with `overrides` applied at every level."""
     result = dict(keys)
     for key, value in overrides.items():
         old = result.get(key)
@@ -41,8 +41,8 @@ def merged(keys: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
 
 
 def overridden(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw` with `--hf-overrides`: keys that `text_config` has are overridden there, as it wins over
-    those beside it."""
+    """Returns `raw` with `--hf-overrides`: keys of `text_config` are overridden there, as it precedes
+    the top level."""
     nested = raw.get("text_config")
     if "hidden_size" in raw or not isinstance(nested, Mapping):
         return merged(raw, overrides)
@@ -60,7 +60,7 @@ def text_keys(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
-    """The class in `architectures`, else the one that goes with `model_type`."""
+    """Returns the class in `architectures`, otherwise the class for `model_type`."""
     names = raw.get("architectures") or []
     if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
         return names[0]

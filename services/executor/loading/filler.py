@@ -25,7 +25,7 @@ from pagewire.services.executor.loading.weights.jobs import run_jobs
 from pagewire.services.executor.loading.weights.read import read_jobs, staging_for
 from pagewire.services.executor.models.protocol import OwnModel
 
-MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more help there
+MAX_THREADS = {"cpu": 4, "cuda": 8}  # that read weights; a device waits for pages to be mapped, so more threads help
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Filler:
         self.progress(1.0, "random weights")
 
     def _dense(self) -> Callable[[int, int], Tensor] | None:
-        """Memory for dequantized weights, if they are to be."""
+        """Returns memory for dequantized weights, if they are dequantized."""
         return partial(torch.empty, dtype=self.model.config.dtype, device=self.device) if self.dequantize else None
 
 

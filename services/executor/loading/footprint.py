@@ -1,4 +1,4 @@
-"""The memory that a model would take, before any is taken: for callers that ask what fits."""
+"""The memory that a model would take, computed before loading it, for callers that check what fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pagewire.services.executor.step.limits import Limits
 class Footprint:
     """Returns the bytes of one rank that has the whole model."""
 
-    model: OwnModel  # without memory of its own
+    model: OwnModel  # without allocated memory
     weight_bytes: int
 
     def cache_bytes(self, num_tokens: int, limits: Limits) -> int:
@@ -34,7 +34,7 @@ class Footprint:
 
 
 def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
-    """None for what runs in transformers' code, of which that is known only when it is loaded.
+    """Returns None for models in transformers' code, whose footprint is known only when they are loaded.
 
     path: of the model's files. Raises ModelLoadError as loading would.
     """

@@ -1,4 +1,4 @@
-"""Loads one of our own models: what the checkpoint has is checked, then memory is taken and filled."""
+"""Loads one of our own models: checks the checkpoint, then allocates memory and fills it."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def load_own(
     stage: Stage = WHOLE,
     progress: Progress,
 ) -> OwnModel:
-    """Loads a model as `loader.load_model` does; dummy_seed: None, or random weights instead of the checkpoint's.
-    fp8_kv_cache: it will have one, which a layer that cannot refuses with ModelLoadError. tensor, whole_experts: as of
-    `Placement`. stage: of how many; its layers are chosen here."""
+    """Loads a model like `loader.load_model`. dummy_seed: None, or the seed of random weights without a checkpoint.
+    fp8_kv_cache: the model gets one; raises ModelLoadError if a layer cannot use it. tensor, whole_experts: see
+    `Placement`. stage: its layers are chosen here."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
     found = checkpoint.quantization(weights, quantization)
     check_requested(quantization, found)
     dequantize = quantization == "none"
-    # Without memory of its own: what does not fit the checkpoint or the device is refused before any is taken.
+    # On "meta", without memory: errors of the checkpoint or the device's size are found before any is allocated.
     placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts)
     nowhere = replace(placement, device=torch.device("meta"))
     shapes = make_own(checkpoint, config, length, nowhere)
@@ -107,7 +107,7 @@ def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement
 
 
 def _check_served(checkpoint: Checkpoint, shapes: OwnModel, tensor: Communicator, fp8_kv_cache: bool) -> None:
-    """Raises ModelLoadError for a model that cannot be split, or with layers that cannot have such a cache."""
+    """Raises ModelLoadError for a model that cannot be split, or whose layers cannot have such a cache."""
     if tensor.size > 1 and shapes.unsplit is not None:
         raise ModelLoadError(
             f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
@@ -143,7 +143,7 @@ def _check_experts(checkpoint: Checkpoint, model: OwnModel) -> None:
 
 
 def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> int:
-    """`max_model_len`, checked against what the model's positions reach."""
+    """Returns `max_model_len`, checked against the model's range of positions."""
     if max_model_len is None:
         return config.max_position_embeddings
     if max_model_len > config.max_supported_len:
@@ -160,6 +160,6 @@ def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
 
 
 def dense_bytes(model: OwnModel) -> int:
-    """Returns the bytes of quantized modules, were they dense."""
+    """Returns the bytes that quantized modules would have if they were dense."""
     shards = (shard for module in model.quantized_modules() for shard in module.shards)
     return sum(map(num_weights, shards)) * model.config.dtype.itemsize

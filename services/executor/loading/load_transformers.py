@@ -82,7 +82,7 @@ def _read_config(checkpoint: Checkpoint, source: dict[str, Any]) -> Any:
 
 
 def check_architecture(config: Any, architecture: str, max_model_len: int | None) -> None:
-    """Refuses by its config, before any weight is read, what paged attention cannot serve."""
+    """Refuses models that paged attention cannot serve by their config, before any weight is read."""
 
     def refuse(reason: str) -> None:
         raise ModelLoadError(f"{architecture} cannot run over paged attention: {reason}")
@@ -110,13 +110,13 @@ def check_architecture(config: Any, architecture: str, max_model_len: int | None
 
 def checkpoint_is_quantized(config: Any) -> bool:
     """Returns whether the weights are quantized. transformers dequantizes GGUF files as we do, but marks them by a
-    quantization_config of its own."""
+    special quantization_config."""
     quantization = getattr(config, "quantization_config", None) or {}
     return quantization.get("quant_method", "gguf") != "gguf"
 
 
 def check_length(config: Any, max_model_len: int | None) -> None:
-    """Position scaling that transformers re-evaluates by batch length must stay out of reach: keys are cached."""
+    """Refuses lengths at which transformers would re-evaluate position scaling by batch length: keys are cached."""
     served = max_model_len or config.max_position_embeddings
     limit, key = config.max_position_embeddings, "max_position_embeddings"
     rope = getattr(config, "rope_parameters", None) or {}
@@ -128,7 +128,7 @@ def check_length(config: Any, max_model_len: int | None) -> None:
 
 
 def check_loaded(checkpoint: Checkpoint, info: dict[str, Any]) -> None:
-    """Raises an error for an incomplete checkpoint, where transformers fills missing tensors with noise."""
+    """Raises an error for an incomplete checkpoint, whose missing tensors transformers would fill with noise."""
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in info.get(kind) or () if not is_attention_scale(str(name)))
         if names:

@@ -1,4 +1,4 @@
-"""Makes a ready model from a directory or a GGUF file."""
+"""Loads a model from a directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def load_model(
 
     model: directory with `config.json`, or a `.gguf` file. load_format: auto, safetensors, gguf, or dummy (random
     weights by `seed`). model_impl: auto takes our own implementation where there is one, else transformers'.
-    dtype auto: the checkpoint's, if that has 16 bits, else bfloat16. max_model_len: longest request to serve, by
+    dtype auto: the checkpoint's if it has 16 bits, else bfloat16. max_model_len: longest request to serve, by
     default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
     checkpoint's if it has them, else 1; a model without layers that can have one is refused, unless where_possible.
     quantization: None runs weights as they are stored, a method insists on it,
-    "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: put over the
-    keys of `config.json`. tensor: with the ranks that have the other parts of the model's layers, of which each has
-    whole experts if whole_experts; stage: which of its layers, of how many parts; of our own models only. progress is
-    called with the fraction done and what was read.
+    "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: replace
+    keys of `config.json`. tensor: the ranks that split the model's layers, each with whole experts if whole_experts.
+    stage: the part of the layers. These three are for our own models only. progress: called with the fraction done and
+    what was read.
 
     Raises ModelLoadError with the cause and the remedy.
     """
@@ -75,7 +75,7 @@ def load_model(
         _check_dense(quantization, checkpoint.architecture)
         _check_alone(tensor, checkpoint.architecture)
         check_one_stage(stage, checkpoint.architecture)
-        # Imported here: transformers costs seconds that our own models do without.
+        # Imported here: transformers takes seconds to import, and our own models do not need it.
         from pagewire.services.executor.loading.load_transformers import load_transformers_model
 
         loaded: Model = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
@@ -123,7 +123,7 @@ def _check_alone(tensor: Communicator, architecture: str) -> None:
 
 
 def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype to compute in; see `load_model` for auto."""
+    """Returns the dtype to compute in; see `load_model` for auto."""
     if name == "auto":
         is_half = checkpoint_dtype in (torch.bfloat16, torch.float16)
         return checkpoint_dtype if checkpoint_dtype is not None and is_half else torch.bfloat16

@@ -1,7 +1,7 @@
 """The task that a model is served for, and its pooling: by flags, and by the files of sentence-transformers.
 
-`modules.json` lists the modules that follow each other: a transformer, a pooling, any number of dense layers, a
-normalisation. `config.json` says what a classifier's labels are and how its logits become scores.
+`modules.json` lists the modules in order: a transformer, a pooling, any number of dense layers, a normalisation.
+`config.json` states a classifier's labels and how its logits become scores.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def pooling_of(
     device: torch.device,
     overrides: Mapping[str, Any] | None = None,
 ) -> Pooling:
-    """Returns the task. path: of the model's files. runner and convert: the flags. overrides: put over the keys of
+    """Returns the task. path: of the model's files. runner and convert: the flags. overrides: replace keys of
     config.json.
 
-    Raises ModelLoadError for what it cannot be served as.
+    Raises ModelLoadError for a task that the model cannot be served for.
 
-    runner auto: what generates is served for text, unless sentence-transformers saved it, or a GGUF file states a
-    pooling. convert auto: a classification head is used if there is one. A model of which neither is known gives the
+    runner auto: a generating model is served for text, unless sentence-transformers saved it, or a GGUF file states a
+    pooling. convert auto: a classification head is used if there is one. If the pooling is not known either, it is the
     mean of an encoder's states or the last of a decoder's, normalised.
     """
     modules = path / "modules.json"
@@ -178,7 +178,7 @@ def _activation(file: Path, key: str, name: Any) -> Callable[[Tensor], Tensor]:
 
 def _classifying(classifier: Classifier, path: Path, overrides: Mapping[str, Any]) -> Pooling:
     file = path / "config.json"
-    config = merged(read_json(file) if file.is_file() else {}, overrides)  # of a GGUF file there is none
+    config = merged(read_json(file) if file.is_file() else {}, overrides)  # a GGUF file has none
     names = _object(path, config, "id2label")
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(classifier.num_labels))
     pooler: Pooler = ClassifierPooler(classifier, _score_activation(config, classifier.num_labels, path))
@@ -186,7 +186,7 @@ def _classifying(classifier: Classifier, path: Path, overrides: Mapping[str, Any
 
 
 def _score_activation(config: Mapping[str, Any], num_labels: int, path: Path) -> Callable[[Tensor], Tensor]:
-    """What a cross-encoder's config names, or else what follows from `problem_type` and the number of labels."""
+    """Returns the activation of a cross-encoder's config, else the one for `problem_type` and the number of labels."""
     named = _object(path, config, "sentence_transformers").get("activation_fn")
     named = named or config.get("sbert_ce_default_activation_function")
     if named is not None:

@@ -1,4 +1,4 @@
-"""The model that the flags name, ready to be given a runner; and, while it is served, another of the same make."""
+"""Loads the model that the flags name, and other weights of the same model while it is served."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DUMMY = "dummy"  # --load-format
 @dataclass(frozen=True)
 class ServedModel:
     model: Model
-    pooling: Pooling  # what it is served for
+    pooling: Pooling  # the task that it is served for
     digest: str  # of its weights
 
 
@@ -40,10 +40,10 @@ def load_served(
     tensor: Communicator = ALONE,
     stage: Stage = WHOLE,
 ) -> ServedModel:
-    """Loads the model to serve. path: of the model's files. load_format: as `--load-format`. tensor, stage: as for
+    """Loads the model to serve. path: of the model's files. load_format: as `--load-format`. tensor, stage: see
     `load_model`.
 
-    Raises StartupError, also for what does not fit into memory, or ModelLoadError.
+    Raises StartupError, also if memory does not suffice, or ModelLoadError.
     """
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise StartupError(

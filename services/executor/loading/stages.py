@@ -14,8 +14,8 @@ from pagewire.services.executor.parallel.stage import Stage, divide
 
 
 def stage_of(model: OwnModel, stage: Stage) -> Stage:
-    """The stage with its layers; model: the whole, with or without weights. Layers cost as much as they have
-    weights, which is what a step with few tokens takes. Raises ModelLoadError if there cannot be so many stages."""
+    """Returns the stage with its layers. model: the whole model, with or without weights. The cost of a layer is the
+    size of its weights, as in steps with few tokens. Raises ModelLoadError if this number of stages is impossible."""
     name = model.config.architecture
     if not isinstance(model, CausalModel | GemmaModel) or isinstance(model, VisionModel):
         raise ModelLoadError(f"--pipeline-parallel-size {stage.count}: {name} is not divided into stages; leave it out")

@@ -1,7 +1,7 @@
-"""Two models of one make, tensor by tensor: so that the numbers of one can take the place of the other's.
+"""Pairs the tensors of two models of the same structure, so that the values of one can replace the other's.
 
-Recorded steps and CUDA graphs hold the addresses of a model's tensors. So other weights are written to where the old
-ones are, and everything that is not a number in a tensor has to be the same.
+Recorded steps and CUDA graphs hold the addresses of a model's tensors. So new weights are written over the old ones,
+and everything except the tensors' values must be the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pagewire.services.executor.parallel.communicator import Communicator
 
-# (in the model that is used, in the other)
+# (tensor of the model in use, tensor of the other)
 Pairs = list[tuple[Tensor, Tensor]]
 
 _NO_STATE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, PurePath)
@@ -27,12 +27,12 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), enum.Enum, set, fr
 
 
 class Differs(Exception):
-    """The models are not of one make; the message says where."""
+    """The models have different structures; the message says where."""
 
 
 def twins(old: Any, new: Any, name: str = "model") -> Pairs:
-    """Each tensor of `old` with its twin of `new`. What only `old` has is left alone: what a model gets once it is in
-    use, such as its KV cache. name: of both, for the error.
+    """Returns each tensor of `old` with its twin of `new`. Skips tensors that only `old` has: those that a model gets
+    when in use, such as its KV cache. name: the models' name for the error.
 
     Raises Differs.
     """
@@ -81,13 +81,13 @@ class _Walk:
 
 
 def _is_config(value: Any) -> bool:
-    """transformers' configs say where they are from; what of them matters is in `ModelConfig` and in shapes."""
+    """Returns whether to skip a value: transformers' configs state their origin; `ModelConfig` has the rest."""
     return type(value).__module__.startswith("transformers.") and not isinstance(value, nn.Module)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """How to write each part behind its owner's name, and the part."""
-    if isinstance(value, nn.Module):  # transformers': beside its tensors it keeps much that says where it is from
+    """Yields the notation of each part behind its owner's name, and the part."""
+    if isinstance(value, nn.Module):  # transformers': except for tensors, much of it only states its origin
         yield from ((f".{name}", tensor) for name, tensor in value.named_parameters())
         yield from ((f".{name}", tensor) for name, tensor in value.named_buffers())
     elif isinstance(value, Mapping):

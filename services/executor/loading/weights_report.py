@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 def report(
     model: OwnModel, quantization: Quantization | None, weights: WeightSource | None, *, dequantized: bool
 ) -> None:
-    """Reports weights. quantization, weights: of the checkpoint. dequantized: all of them were, because that was asked
-    for."""
+    """Reports weights. quantization, weights: the checkpoint's. dequantized: all were dequantized on request."""
     method = "none" if quantization is None else quantization.method
     parts = [part for module in model.modules() for part in module.parts]
     forms = Counter(map(form, parts))
@@ -53,7 +52,7 @@ def form(part: PackedWeight) -> str:
 
 
 def _converted(model: OwnModel, weights: WeightSource) -> list[str]:
-    """Dense weights that the checkpoint has quantized."""
+    """Returns the dense weights that are quantized in the checkpoint."""
     names = [f"{shard.name}.weight" for module in model.modules() for shard in module.shards if shard.format is None]
     return [
         name

@@ -1,4 +1,4 @@
-"""The statements of a model file about each architecture that it implements."""
+"""The description of each architecture in the model file that implements it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ DECODER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
-# A tensor of queries, keys and values one behind the other
+# A tensor of concatenated queries, keys and values
 FUSED_HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
-# Names in llama.cpp of what a mixture of experts has in place of `ffn_gate`, `ffn_up` and `ffn_down`; {} is the expert
+# llama.cpp's names for a mixture of experts, instead of `ffn_gate`, `ffn_up` and `ffn_down`; {} is the expert
 EXPERTS_NAMES = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -54,10 +54,10 @@ EXPERTS_ALIASES = {
 
 @dataclass(frozen=True)
 class Interleaved:
-    """An entry of `Architecture.aliases`: rows of the tensors called `names` take turns."""
+    """An entry of `Architecture.aliases`: rows of the tensors called `names` alternate."""
 
     names: tuple[str, ...]
-    transposed: bool = False  # what are rows to the model are columns in the checkpoint
+    transposed: bool = False  # the model's rows are columns in the checkpoint
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,24 @@ class GgufForm:
     name: str  # metadata key general.architecture
     interleaved_rotary: bool = False  # neighbouring rows of q and k are rotated, not rows half a head apart
     qkv_apart: bool = False  # `query_key_value` has all queries, all keys, all values, not head by head
-    layers: str = "model.layers"  # what blocks are parts of
-    # Module (or tensor, where that has a name of its own) -> its name within a block, or outside of all. Three names:
-    # queries, keys and values one behind the other. In a name, {} is the expert, of a tensor that has all experts.
+    layers: str = "model.layers"  # the module of the blocks
+    # Module (or tensor, if it has its own name) -> its name within a block, or outside of all. Three names are
+    # concatenated queries, keys and values. In a name, {} is the expert, for a tensor that has all experts.
     names: Mapping[str, str | tuple[str, str, str]] = field(default_factory=lambda: DECODER_NAMES)
     norms_with_one: bool = False  # 1 was added to the weights of norms
-    attends: bool = True  # there are keys that say what attention and feed-forward are like
-    # End of a checkpoint's name -> the shape that it has there, of the one in the file
+    attends: bool = True  # there are keys that describe attention and feed-forward
+    # End of a checkpoint's name -> function of the shape in the file to the checkpoint's
     shapes: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
-    # End of a checkpoint's name, of a vector -> its values there, of those in the file
+    # End of a vector's name in a checkpoint -> function of the values in the file to the checkpoint's
     values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
     # Metadata key without the architecture's name -> key of config.json
     sizes: Mapping[str, str] = field(default_factory=dict)  # positive and whole; none may be missing
     counts: Mapping[str, str] = field(default_factory=dict)  # whole, 0 where they are missing
     numbers: Mapping[str, str] = field(default_factory=dict)  # positive
     flags: Mapping[str, str] = field(default_factory=dict)
-    # What the file states (`GgufFile.stated`) -> whether it is this architecture, where llama.cpp calls several alike.
+    # `GgufFile.stated` -> whether it is this architecture, if llama.cpp gives several the same name.
     when: Callable[[Mapping[str, Any]], bool] = lambda stated: True
-    # Keys of config.json that follow from those that all files have (`gguf_config_keys`), and from what else is stated.
+    # Keys of config.json derived from the keys that all files have (`gguf_config_keys`), and from other statements.
     derived_keys: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
@@ -93,24 +93,23 @@ class Architecture(Generic[Config]):
     """One entry of the registry."""
 
     name: str  # the class in config.json's `architectures`
-    model_type: str  # config.json's key of this name, by which transformers finds the class that reads the other keys
+    model_type: str  # config.json's key of this name; it selects transformers' class that reads the other keys
     parse: Callable[[Mapping[str, Any], torch.dtype], Config]  # keys of config.json, dtype to compute in
-    # (config, max_model_len, placement of the whole): without weights; on the device "meta" it takes no memory
+    # (config, max_model_len, placement of the model): without weights; on the device "meta" it takes no memory
     model: Callable[[Config, int, Placement], OwnModel]
     gguf: GgufForm | None = None
-    # How else checkpoints name tensors: end of such a name -> the names, after what precedes that end, of equal shares
-    # of its rows. A name with {} is that of each expert, of a tensor that has all experts one behind the other.
+    # Other names of tensors in checkpoints: end of such a name -> the ends of the names of equal shares of its rows. A
+    # name with {} stands for each expert, if the tensor has all experts one behind the other.
     aliases: Mapping[str, tuple[str, ...] | Interleaved] = field(default_factory=dict)
-    quantizable: bool = False  # by `pagewire quantize`, which knows decoder layers as Llama's
-    reference: str = "transformers"  # what tests marked `architecture` compare it with
-    base: str = "model."  # what names begin with, except the head's
-    # How names of tensors may begin in checkpoints, with `base` or more -> how they begin here.
+    quantizable: bool = False  # by `pagewire quantize`, which knows decoder layers like Llama's
+    reference: str = "transformers"  # tests marked `architecture` compare it with this
+    base: str = "model."  # prefix of all names except the head's
+    # Prefixes of tensor names in checkpoints, with `base` or more -> prefix here.
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    has_parts: bool = False  # `parse` reads the parts of config.json, and not its text_config alone
-    # Keys of config.json that an example of the family states: where transformers' defaults make none.
+    has_parts: bool = False  # `parse` reads all parts of config.json, not only its text_config
+    # Keys of config.json that an example of the family needs in addition to transformers' defaults.
     example: Mapping[str, Any] = field(default_factory=dict)
 
     def read_config(self, raw: Mapping[str, Any], dtype: torch.dtype) -> Config:
-        """Returns the config. raw: keys of config.json. Raises ModelLoadError naming one that has a value no model
-        has."""
+        """Returns the config. raw: keys of config.json. Raises ModelLoadError naming a key with an invalid value."""
         return self.parse(checked_keys(raw), dtype)

@@ -1,4 +1,4 @@
-"""The common part of decoder-only language models, whatever their layers are."""
+"""The common part of decoder-only language models with any kind of layers."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ class FeedForward(Protocol):
 
 
 class Observer(Protocol):
-    """Reads along, for a head that drafts."""
+    """Observes the target's forward pass for a drafting head."""
 
     def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None:
         """Observes the stream before each layer. stream: gives the layer's input, [num_tokens, hidden_size]."""
 
     def end(self, hidden: Tensor, context: StepContext) -> None:
-        """Behind the last norm: what logits are made of, [num_tokens, hidden_size]."""
+        """Observes the output of the last norm, the input of the head, [num_tokens, hidden_size]."""
 
 
 class CausalModel(OwnModel):
-    """Embedding, layers, norm, head. A model's constructor makes them, by the names of its checkpoints."""
+    """Embedding, layers, norm and head. A model's constructor makes them, by the names in its checkpoints."""
 
     embed: Embedding
     layers: Sequence[Layer]
     norm: RMSNorm | LayerNorm
     lm_head: Linear | None  # None: the embedding is the head
-    head_name: str = "lm_head"  # what the checkpoint calls it
-    stream_dtype: torch.dtype | None = None  # of what layers add to; None: the model's
+    head_name: str = "lm_head"  # its name in the checkpoint
+    stream_dtype: torch.dtype | None = None  # of the residual stream; None: the model's
     observer: Observer | None = None
-    stage: Stage = WHOLE  # `layers` are its; what other stages have takes no memory
+    stage: Stage = WHOLE  # `layers` are its layers; those of other stages take no memory
 
     def leaves(self) -> Iterator[Leaf]:
         if self.stage.is_first or (self.stage.is_last and self.lm_head is None):
@@ -103,14 +103,14 @@ class CausalModel(OwnModel):
         return self.normed(self.through(hidden, residual, context), residual, context)
 
     def normed(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
-        """Behind the last layer."""
+        """Computes the part behind the last layer."""
         normed = self.norm.add(hidden, residual)
         if self.observer is not None:
             self.observer.end(normed, context)
         return normed
 
     def through(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
-        """Returns the output of the layers here for hidden, the output of earlier stages."""
+        """Returns the output of this stage's layers. hidden: the output of earlier stages."""
         for layer_idx, layer in enumerate(self.layers):
             if self.observer is not None:
                 self.observer.see(layer_idx, partial(torch.add, residual, hidden), context)
@@ -128,7 +128,7 @@ class CausalModel(OwnModel):
 class PreNormLayer:
     """Attention, then feed-forward, each of the normalised stream."""
 
-    _products_take_norms: bool  # found out by the first step
+    _products_take_norms: bool  # determined by the first step
 
     __slots__ = ("_products_take_norms", "attention", "input_norm", "mlp", "post_attention_norm")
 
@@ -145,7 +145,7 @@ class PreNormLayer:
         self.mlp = mlp
 
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
-        if not hasattr(self, "_products_take_norms"):  # before that, a model is like another that was only loaded
+        if not hasattr(self, "_products_take_norms"):  # unset until then, so that loaded models are alike
             self._products_take_norms = self._find_products()
         if self._products_take_norms:
             return self._in_products(hidden, residual, context)
@@ -153,7 +153,7 @@ class PreNormLayer:
         return self.mlp(self.post_attention_norm.add(hidden, residual))
 
     def _find_products(self) -> bool:
-        """Whether both halves begin with a product that computes the norm, too; the weights are installed."""
+        """Returns whether both halves begin with a product that also computes the norm; weights must be installed."""
         if not (isinstance(self.input_norm, RMSNorm) and isinstance(self.post_attention_norm, RMSNorm)):
             return False
         if not (isinstance(self.attention, SelfAttention) and isinstance(self.mlp, MLP)):
@@ -163,7 +163,7 @@ class PreNormLayer:
     def _in_products(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         assert isinstance(self.input_norm, RMSNorm) and isinstance(self.post_attention_norm, RMSNorm)
         assert isinstance(self.attention, SelfAttention) and isinstance(self.mlp, MLP)
-        # A kernel cannot write what its other programs read: there and back.
+        # A kernel cannot write memory that its other programs read, so two buffers alternate.
         between = torch.empty_like(residual)
         hidden = self.attention.after_norm(self.input_norm, hidden, StreamUpdate(residual, between), context)
         return self.mlp.after_norm(self.post_attention_norm, hidden, StreamUpdate(between, residual))
@@ -176,7 +176,7 @@ class PreNormLayer:
 
 
 class ParallelLayer:
-    """Attention and feed-forward, both of the stream as it enters the layer."""
+    """Attention and feed-forward, both of the stream at the layer's input."""
 
     __slots__ = ("attention", "mlp", "mlp_norm", "norm", "sum")
 

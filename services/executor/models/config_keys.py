@@ -1,7 +1,7 @@
-"""The values that keys of config.json may have, for every key that a model file reads without a check of its own.
+"""The valid values of keys of config.json, for every key that a model file reads without its own check.
 
-Sizes that all models need are checked where they are read (`required`); so is what depends on other keys. A value of
-another kind is refused here, before a model file sees it, and a key that is null is as if it were missing.
+Sizes that all models need are checked where they are read (`required`), as are values that depend on other keys. A
+value of a wrong kind is refused here, before a model file reads it; a null key counts as missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pagewire.services.executor.config.load_error import wrong_value
 
-_MAX_COUNT = 1 << 28  # of anything: products of two are still no overflow
+_MAX_COUNT = 1 << 28  # of anything: a product of two does not overflow
 _MAX_LAYERS = 1 << 16
 
 
@@ -114,8 +114,8 @@ _NESTED = ("text_config", "vision_config")
 
 
 def checked_keys(raw: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """The keys of a config.json without those that are null. Raises ModelLoadError naming a key, the value that it must
-    not have, and what is expected. place: of `raw` within config.json, as "text_config."."""
+    """Returns the keys of a config.json that are not null. Raises ModelLoadError naming a key, its invalid value and
+    the expected kind. place: of `raw` within config.json, such as "text_config."."""
     found = {}
     for key, value in raw.items():
         kind = _KIND_OF.get(key)

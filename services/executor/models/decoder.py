@@ -1,4 +1,4 @@
-"""The decoder that Llama, Qwen2 and Qwen3 share; what differs between them is in their `ModelConfig`."""
+"""The decoder that Llama, Qwen2 and Qwen3 share; the differences are in their `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Attention", "DecoderLayer", "DecoderModel", "FeedForward"]
 
 
 class DecoderLayer(PreNormLayer):
-    """Llama's layer. Others replace one of its halves."""
+    """Llama's layer. Other models replace one of its halves."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class DecoderModel(CausalModel):
         body_name: str = "model",
         head_name: str = "lm_head",
     ) -> None:
-        """body_name, head_name: what the checkpoint calls the decoder and its output projection."""
+        """body_name, head_name: names of the decoder and its output projection in the checkpoint."""
         body, stage, tied = placement.within(body_name), placement.stage, config.tie_word_embeddings
         self.config: DecoderConfig = config
         self.stage = stage
@@ -87,5 +87,5 @@ class DecoderModel(CausalModel):
     def rotaries(
         self, config: DecoderConfig, max_model_len: int, device: torch.device
     ) -> Sequence[RotaryEmbedding | None]:
-        """Each layer's, None for those that do not rotate. Here all have `self.rotary`."""
+        """Returns the rotary of each layer, None for layers that do not rotate. By default all have `self.rotary`."""
         return [self.rotary] * config.num_layers

@@ -1,4 +1,4 @@
-"""The common part of models with a LayerNorm at their end; their layers and the names in checkpoints differ."""
+"""The common part of models with a final LayerNorm; their layers and the names in checkpoints differ."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class LayerNormConfig(DecoderConfig):
 def layer_norm_values(
     raw: Mapping[str, Any], dtype: torch.dtype, *, eps: str = "layer_norm_eps", **family: Any
 ) -> dict[str, Any]:
-    """The values of a `LayerNormConfig`; eps: the key that has it. family: as for `decoder_config`."""
+    """Returns the values of a `LayerNormConfig`. eps: the key that has it. family: see `decoder_config`."""
     return {**vars(decoder_config(raw, dtype, **family)), "layer_norm_eps": positive_number(raw, eps, 1e-5)}
 
 
 class LayerNormModel(CausalModel):
-    """A model states its names, and how a layer is made."""
+    """The base class of these models. A model defines its names and its layers."""
 
     body_name: str = "model"
     embed_name: str = "embed_tokens"
@@ -68,7 +68,7 @@ class LayerNormModel(CausalModel):
         """Returns a new layer. placement: the layer's in the checkpoint."""
 
     def layer_norm(self, name: str, placement: Placement) -> LayerNorm:
-        """Returns a norm like the model's last one, of another name."""
+        """Returns a norm like the model's last one, with another name."""
         config = self.config
         return LayerNorm(name, config.hidden_size, config.layer_norm_eps, placement, bias=self.norm_has_bias)
 

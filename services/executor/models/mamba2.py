@@ -1,4 +1,4 @@
-"""Mamba-2: layers that keep a state instead of keys and values, and nothing else.
+"""Mamba-2: layers that only keep a state, instead of keys and values.
 
 for each layer:  stream += mixer(norm(stream))          (`layers/state_space.py`)
 """
@@ -32,7 +32,7 @@ from pagewire.services.executor.models.causal import CausalModel
 from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.step.step_context import StepContext
 
-# A state takes in any number of tokens: files state no limit, and this one only bounds rows. --max-model-len raises it.
+# A state takes in any number of tokens: files have no limit, and this one only bounds rows. --max-model-len raises it.
 _DEFAULT_LEN, _MAX_LEN = 8192, 1 << 20
 
 
@@ -135,7 +135,7 @@ class Mamba2Model(CausalModel):
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The converter states a length of 2**20, "arbitrary", where no rows of requests should be that long."""
+    """Replaces the converter's "arbitrary" length of 2**20, which is too long for rows of requests."""
     inner_size, num_heads = keys["inner_size"], keys["num_heads"]
     if inner_size % num_heads or inner_size % keys["hidden_size"]:
         raise ModelLoadError(
@@ -159,7 +159,7 @@ def _logarithm(a: np.ndarray) -> np.ndarray:
         return np.log(-a)
 
 
-# As the converter of llama.cpp writes it (`conversion/mamba.py`).
+# The form that llama.cpp's converter writes (`conversion/mamba.py`).
 _GGUF = GgufForm(
     "mamba2",
     attends=False,
@@ -203,7 +203,7 @@ ARCHITECTURES = (
         Mamba2Model,
         _GGUF,
         base="backbone.",
-        # As in files that are as old as the model.
+        # For files as old as the model.
         prefixes={"backbone.embedding.": "backbone.embeddings."},
         example={"num_heads": 32, "head_dim": 64, "n_groups": 1},
     ),

@@ -1,4 +1,4 @@
-"""Vectors of requests: how tokens become one, and what the numbers are."""
+"""Vectors of requests: the pooling of tokens, and the meaning of the numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pagewire.services.executor.layers.pooling import (
 )
 from pagewire.services.executor.models.protocol import Classifier
 
-# By sentence-transformers' names of modes, in the order in which it joins them.
+# By sentence-transformers' names of modes, in its order of concatenation.
 POOLS: dict[str, Pool] = {
     "cls": first_token,
     "max": maximum,
@@ -31,7 +31,7 @@ POOLS: dict[str, Pool] = {
     "weightedmean": weighted_mean,
     "lasttoken": last_token,
 }
-# The pooled vector needs no other token than the last: prompts may be computed in pieces, on cached ones.
+# The pooled vector needs the last token only: prompts may be computed in pieces, and from cached tokens.
 PIECEWISE = frozenset({"lasttoken"})
 
 
@@ -41,7 +41,7 @@ class Pooling:
 
     kind: str  # generate, embed or classify
     pooler: Pooler
-    size: int = 0  # 0: as many as hidden states have
+    size: int = 0  # 0: hidden_size
     labels: tuple[str, ...] = ()  # of a classifier, [size]
     whole_prompts: bool = False  # all of a prompt's tokens must be in one step
     max_model_len: int | None = None  # if shorter than what the model's positions reach
@@ -56,7 +56,7 @@ LAST_STATE = Pooling("generate", last_token)
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """One that follows pooling, in fp32."""
+    """A dense layer behind pooling, in fp32."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None
@@ -67,7 +67,7 @@ class DenseLayer:
 
 
 class EmbeddingPooler:
-    """The pools side by side, then layers, then the normalisation to length 1, if any."""
+    """The concatenated pools, then layers, then the normalisation to length 1, if any."""
 
     def __init__(self, pools: Sequence[Pool], layers: Sequence[DenseLayer], *, normalizes: bool) -> None:
         self._pools = tuple(pools)

@@ -29,12 +29,12 @@ class Classifier(Protocol):
 
 
 class Model(Protocol):
-    """A model as the model runner drives it; our own models and transformers' look the same."""
+    """The model runner's view of a model; our own models and transformers' look the same."""
 
     config: ModelConfig
-    capturable: bool  # whether CUDA graphs may contain its steps: its Python never looks at values
+    capturable: bool  # whether CUDA graphs may contain its steps: its Python code never reads values
     generates: bool  # whether tokens can be sampled from it; an encoder only reads
-    cache_order: Sequence[CacheSpec]  # what the layers of all stages keep, in layer order; empty: all layers are here
+    cache_order: Sequence[CacheSpec]  # caches of the layers of all stages, in order; empty: all layers are here
 
     @property
     def classifier(self) -> Classifier | None:
@@ -42,7 +42,7 @@ class Model(Protocol):
 
     @property
     def caching_layers(self) -> Sequence[CachingLayer]:
-        """Returns the layers that keep something between steps, in layer order; none in an encoder."""
+        """Returns the layers that keep data between steps, in layer order; none in an encoder."""
 
     @property
     def attention_layers(self) -> list[PagedAttention]:
@@ -59,18 +59,17 @@ class Model(Protocol):
 
 
 class Leaf(Protocol):
-    """A layer without layers inside. It may be a `WeightModule`, a `CachingLayer`, or have vectors alone (norms)."""
+    """A layer without inner layers. It may be a `WeightModule`, a `CachingLayer`, or have vectors only (norms)."""
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name of a dense tensor in the checkpoint, the memory that it is written to, of the shape it must
-        have)"""
+        """Yields (name of a dense tensor in the checkpoint, the memory of the required shape that it is written to)."""
 
 
 @runtime_checkable
 class OwnModel(Model, Protocol):
-    """A model of our own code. It is made with uninitialised weights, which are then written through its leaves.
+    """A model in our own code. It is made with uninitialised weights, which are then written through its leaves.
 
-    A model states `leaves()`, `forward()`, `compute_logits()` and what it ignores; all else follows from these.
+    A model defines `leaves()`, `forward()`, `compute_logits()` and the tensors it ignores; the rest follows from these.
     """
 
     capturable: bool = True
@@ -81,14 +80,14 @@ class OwnModel(Model, Protocol):
 
     @abstractmethod
     def leaves(self) -> Iterator[Leaf]:
-        """All, in the order of computation."""
+        """Returns all leaves, in the order of computation."""
 
     def finish_loading(self) -> None:
-        """Called once, when all weights are as the checkpoint has them: for what is computed from them."""
+        """Computes derived weights. Called once, when all weights are loaded."""
         return
 
     def ignored(self, name: str) -> bool:
-        """Returns whether a checkpoint may hold this tensor although the model has no place for it."""
+        """Returns whether a checkpoint may hold this tensor although the model does not use it."""
         return False
 
     @property
@@ -108,23 +107,22 @@ class OwnModel(Model, Protocol):
         return [module for module in self.modules() if any(shard.format is not None for shard in module.shards)]
 
     def load_targets(self) -> dict[str, Tensor]:
-        """Name of a dense tensor (Hugging Face) -> the memory it is written to, of the shape it must have."""
+        """Returns name of a dense tensor (Hugging Face) -> the memory, of the required shape, that it is written to."""
         return {name: target for leaf in self.leaves() for name, target in leaf.load_targets()}
 
     def stored_parts(self) -> dict[str, StoredPart]:
-        """Returns the parts of load targets that are not stored tensors as they are: rows in another order, a rank's
-        share."""
+        """Returns the parts of load targets that differ from stored tensors: rows in another order, a rank's share."""
         return {
             name: part for leaf in self.leaves() if isinstance(leaf, SplitLayer) for name, part in leaf.stored_parts()
         }
 
     def vectors(self) -> dict[str, Tensor]:
-        """The load targets that are not weights of modules: norms and biases."""
+        """Returns the load targets that are not weights of modules: norms and biases."""
         weights = {f"{shard.name}.weight" for module in self.modules() for shard in module.shards}
         return {name: target for name, target in self.load_targets().items() if name not in weights}
 
     @property
     def weight_bytes(self) -> int:
-        """Returns the bytes of what is loaded; quantized weights as they are packed."""
+        """Returns the bytes of loaded tensors; quantized weights count as packed."""
         vectors = sum(vector.nbytes for vector in self.vectors().values())
         return vectors + sum(part.nbytes for module in self.modules() for part in module.parts)

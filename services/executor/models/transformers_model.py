@@ -24,7 +24,7 @@ ATTENTION_NAME = "pagewire_paged"
 
 
 class AttentionLayers:
-    """The attention layers of one model. A trial run finds out what they are, every later run goes through them."""
+    """The attention layers of one model. A trial run finds them, later runs call them."""
 
     context: StepContext  # of the step that is running
 
@@ -34,7 +34,7 @@ class AttentionLayers:
         self.layers: dict[int, PagedAttention] = {}  # by transformers' layer_idx
 
     def record(self, module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        """Trial run: checks that paged attention can do what this layer needs. Shapes as `_attention`."""
+        """Checks in the trial run that paged attention supports this layer. Shapes as in `_attention`."""
         layer_idx = module.layer_idx
         if layer_idx in self.layers:
             self.refuse(f"layer {layer_idx} attends more than once")
@@ -72,7 +72,7 @@ def _attention(
         return state.record(module, query, key, value, options), None
     layer = state.layers[module.layer_idx]
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    # Rotating a part of each head leaves the heads apart, where the kernels ask for a token's side by side.
+    # Rotating a part of each head leaves gaps between heads, but the kernels need a token's heads side by side.
     output = layer(query.contiguous(), key, value, state.context)
     return output.unsqueeze(0), None
 
@@ -81,7 +81,7 @@ AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 class _HiddenStates(nn.Module):
-    """Takes the decoder's place under the head and hands over hidden states that were computed before."""
+    """Replaces the decoder under the head and returns hidden states that were computed before."""
 
     def __init__(self, output_type: type[ModelOutput]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _HiddenStates(nn.Module):
 class TransformersModel:
     """A transformers causal language model, split into its decoder and its head, driven like our own models."""
 
-    # Its modelling code may look at values on the host, which a CUDA graph cannot replay; on a CPU, recording notices.
+    # Its modelling code may read values on the host, which a CUDA graph cannot replay; on a CPU, recording detects it.
     capturable = False
     cache_order: Sequence[CacheSpec] = ()
     generates = True
@@ -111,7 +111,7 @@ class TransformersModel:
             if hasattr(module, "layer_idx"):
                 module.pagewire = self._state
         output_type = self._trial_run(device)
-        # The head keeps its own arithmetic (logit scale, soft cap, ...): it runs as transformers wrote it.
+        # The head keeps its arithmetic (logit scale, soft cap, ...): it runs transformers' code.
         setattr(causal_lm, causal_lm.base_model_prefix, _HiddenStates(output_type))
         self._head = causal_lm
         self.config = ModelConfig(
@@ -125,7 +125,7 @@ class TransformersModel:
         self._check_head(device)
 
     def _check_head(self, device: torch.device) -> None:
-        """Some heads ask the decoder for more than its output."""
+        """Refuses heads that need more of the decoder than its output."""
         try:
             with torch.inference_mode():
                 self.compute_logits(torch.zeros(1, self.config.hidden_size, dtype=self.config.dtype, device=device))
@@ -139,7 +139,7 @@ class TransformersModel:
             self._state.refuse("it does not take position_ids")
 
     def _trial_run(self, device: torch.device) -> type[ModelOutput]:
-        """Finds the attention layers by running one token; returns what kind of output the decoder gives its head."""
+        """Finds the attention layers by running one token; returns the kind of output that the head gets."""
         state, zero = self._state, torch.zeros(1, 1, dtype=torch.int64, device=device)
         try:
             with torch.inference_mode():

@@ -1,1 +1,1 @@
-"""The ranks that serve a model together, and what goes between them within a step."""
+"""The ranks that serve a model together, and the data that they exchange within a step."""

@@ -1,6 +1,6 @@
-"""Collectives: what the ranks of a group exchange within a step.
+"""Collectives: exchanges between the ranks of a group within a step.
 
-All ranks make the same calls in the same order: each returns when the others have made it, too.
+All ranks make the same calls in the same order: a call returns once the other ranks have made it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Communicator(Protocol):
-    """The end of one rank. Every rank receives the same bits: sums are in the order of ranks."""
+    """One rank's access to a group. Every rank receives the same bits: sums are in the order of ranks."""
 
     rank: int  # from 0
     size: int  # ranks
@@ -29,11 +29,11 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        """Returns x of rank root. Other ranks pass a tensor of its shape and dtype, which may be overwritten."""
+        """Returns rank root's x. Other ranks pass a tensor of its shape and dtype, which may be overwritten."""
 
 
 class _Alone:
-    """There is no other rank."""
+    """A group of a single rank."""
 
     rank = 0
     size = 1

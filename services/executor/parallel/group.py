@@ -1,4 +1,4 @@
-"""The processes of one executor, seen from one of them."""
+"""The processes of one executor, as one of them sees them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASON_S = 2.0
 
 
 class RankLost(DeviceError):
-    """A process of the group has ended, hangs or failed: the others cannot go on without it."""
+    """A process of the group has ended, hangs or failed: the others cannot continue without it."""
 
     def __init__(self, reason: str, in_a_step: bool = False) -> None:
         """in_a_step: the rank itself reported that it failed in a step, which a request may have caused."""
@@ -32,7 +32,7 @@ class RankLost(DeviceError):
 
 
 class Failure:
-    """The reason for which a group ends: the first one counts. Used on any thread."""
+    """The reason why a group ends: the first one counts. Used on any thread."""
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
         """memory: the shared memory of the group, if there is any."""
@@ -56,7 +56,7 @@ class Failure:
         return True
 
     def check(self) -> None:
-        """Raises RankLost if there is a reason, or if the memory has ended for one that is still to arrive."""
+        """Raises RankLost if there is a reason, or if the memory has ended and its reason has yet to arrive."""
         if self.reason is None and not (self._memory is not None and self._memory.has_ended):
             return
         self._is_known.wait(REASON_S)
@@ -72,12 +72,12 @@ class Group:
     rank: int = 0
     size: int = 1
     world: Communicator = ALONE  # of all ranks
-    tensor: Communicator = ALONE  # of those that have parts of the same layers
-    loading: Communicator = ALONE  # of all ranks, for weights that are read while steps go on
+    tensor: Communicator = ALONE  # of the ranks that have parts of the same layers
+    loading: Communicator = ALONE  # of all ranks, for weights that are read while steps run
     loading_tensor: Communicator = ALONE  # as `tensor`, likewise
     num_local: int = 1  # ranks that share this machine
     failure: Failure = field(default_factory=Failure)
-    stage: Stage = WHOLE  # which it is, of how many
+    stage: Stage = WHOLE  # of this rank
     pipes: Pipes = NO_PIPES  # to other stages
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ class Group:
         return self.least(int(has)) == 1
 
     def check_same(self, what: str, text: str) -> None:
-        """Raises StartupError if ranks differ in the text, RankLost."""
+        """Raises StartupError if ranks have different texts, or RankLost."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
         digests = self.of_all(digest)
         for rank, other in enumerate(digests):

@@ -1,8 +1,8 @@
 """Pipes between two ranks: for the stream from stage to stage of a pipeline, and for tokens from its end to its start.
 
 The sender does not wait for the receiver unless the pipe is full; the receiver waits for messages. On one machine the
-tensors lie in memory that both processes have mapped, and a socket announces them: a rank that waits sleeps, and wakes
-when the other one ends.
+tensors are in memory that both processes have mapped, and a socket announces them: a waiting rank sleeps, and wakes if
+the other one ends.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Pipe(Protocol):
         """Sends a message. The tensors may be overwritten afterwards. Raises PeerLost."""
 
     def receive(self, tensors: Sequence[Tensor], num_numbers: int = 0) -> tuple[int, ...]:
-        """Waits, writes to the tensors, which have the shapes and dtypes of those that were sent, and returns the
-        numbers. Raises PeerLost."""
+        """Waits for a message, writes its tensors to these, of the same shapes and dtypes, and returns its numbers.
+        Raises PeerLost."""
 
 
 # Makes an end of a pipe for messages with tensors of at most this many bytes each.
@@ -42,8 +42,8 @@ PipeEnd = Callable[[Sequence[int]], Pipe]
 
 @dataclass(frozen=True)
 class Pipes:
-    """The ends that a rank has: to the stages before and behind, and for sampled ids, which go from the leader to each
-    rank of the first stage, or of all stages but its own."""
+    """The ends that a rank has: to the neighbouring stages, and for sampled ids, which go from the leader to each rank
+    of the first stage, or of all stages but its own."""
 
     before: PipeEnd | None = None
     behind: PipeEnd | None = None
@@ -58,15 +58,15 @@ class SharedPipe:
     that it sends back."""
 
     def __init__(self, connection: socket.socket, descriptor: int, num_places: int, most_bytes: Sequence[int]) -> None:
-        """connection: one end of a pair of stream sockets. descriptor: of memory that both ends have, of no size yet.
-        most_bytes: of each tensor of a message."""
+        """connection: one end of a pair of stream sockets. descriptor: the memory that both ends have, not sized yet.
+        most_bytes: the limit of each tensor of a message."""
         self._connection = connection
         self._place_bytes, self._num_places = sum(map(_padded, most_bytes)), num_places
         num_bytes = max(1, num_places * self._place_bytes)
         os.ftruncate(descriptor, num_bytes)  # the other end sets the same size
         self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
         self._next = 0
-        self._num_free = num_places  # to the sender
+        self._num_free = num_places  # as the sender knows it
 
     def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:
         if not self._num_free:
@@ -113,7 +113,7 @@ class SharedPipe:
 
 
 def make_memory() -> int:
-    """Returns the descriptor of new memory, which has no name."""
+    """Returns the descriptor of new anonymous memory."""
     return os.memfd_create("pagewire-pipe", os.MFD_CLOEXEC)
 
 

@@ -1,4 +1,4 @@
-"""Ranks of one machine's CPUs: memory that they share, and a communicator through it."""
+"""Memory that the ranks on one machine's CPUs share, and a communicator through it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pagewire.kernels.channel import channel_bytes, channel_ended, channel_waite
 
 
 class SharedMemory:
-    """Channels (`pagewire.kernels.channel`) in memory without a name: only a process with the descriptor can map it,
-    and it is freed with its processes."""
+    """Channels (`pagewire.kernels.channel`) in anonymous memory: only a process with the descriptor can map it, and it
+    is freed when its processes end."""
 
     def __init__(self, sizes: Sequence[int], descriptor: int | None = None) -> None:
-        """sizes: ranks of each channel. descriptor: of what another process has made with the same sizes."""
+        """sizes: ranks of each channel. descriptor: the memory that another process has made with the same sizes."""
         self._sizes = tuple(sizes)
         *self._starts, num_bytes = accumulate(map(channel_bytes, sizes), initial=0)
         if descriptor is None:

@@ -9,7 +9,7 @@ from functools import cache
 
 @dataclass(frozen=True)
 class Stage:
-    """One part of a pipeline. The first has the embedding, the last the norm behind all layers and the head."""
+    """One part of a pipeline. The first has the embedding, the last has the final norm and the head."""
 
     index: int = 0
     count: int = 1
@@ -35,7 +35,7 @@ WHOLE = Stage()
 def divide(layer_costs: Sequence[float], head_cost: float, count: int) -> list[Stage]:
     """Returns stages of at least one layer each. The slowest, which determines the rate, is as fast as possible.
 
-    layer_costs: of each layer; head_cost: of what the last stage does beside its layers; in any unit.
+    layer_costs: cost of each layer, in any unit. head_cost: cost of the last stage in addition to its layers.
     """
     num_layers = len(layer_costs)
 

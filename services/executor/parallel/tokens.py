@@ -36,7 +36,7 @@ class LeadersTokens:
 
 
 def followers_sampling(params: SamplingParams) -> SamplingParams:
-    """Returns the parameters that a rank needs which samples no token: all ranks score prompts together."""
+    """Returns the parameters that a non-sampling rank needs: all ranks score prompts together."""
     needed = SamplingParams(temperature=0)
     if params.HasField("prompt_logprobs"):
         needed.prompt_logprobs = params.prompt_logprobs
@@ -44,7 +44,7 @@ def followers_sampling(params: SamplingParams) -> SamplingParams:
 
 
 def tokens_of(group: Group, max_samples: int, device: torch.device) -> Tokens:
-    """Returns what this rank does for tokens. max_samples: most positions that a step samples."""
+    """Returns this rank's part in sampling. max_samples: the largest number of positions that a step samples."""
     if group.tensor.size == 1 or not group.stage.is_last:
         return OWN_TOKENS
     if group.rank == LEADER:
@@ -53,10 +53,10 @@ def tokens_of(group: Group, max_samples: int, device: torch.device) -> Tokens:
 
 
 class FollowersTokens:
-    """Receives the tokens of the leader, and appends to the rows what the leader appends to its own."""
+    """Receives the leader's tokens, and appends to the rows the same tokens as the leader."""
 
     def __init__(self, world: Communicator, leader: int, max_samples: int, device: torch.device) -> None:
-        """leader: its rank. max_samples: most positions of a step."""
+        """leader: its rank. max_samples: the largest number of positions that a step samples."""
         self._world, self._leader = world, leader
         self._starts = torch.arange(max_samples + 1, dtype=torch.int32, device=device)
         self._num_gained = torch.zeros(max_samples, dtype=torch.int64, device=device)

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 _groups: list[dist.ProcessGroup] = []
-# The same, by its name in torch 2.13 and before that.
+# The same function by its names in torch 2.13 and in earlier versions.
 _all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _all_to_all_single: Callable[..., object] = dist.all_to_all_single
 
-# Ops, so that a recorded step has them like any other of torch's; they know their group by its index.
+# Registered as ops, so that a recorded step contains them like any other torch op; they find their group by its index.
 _library = torch.library.Library("pagewire_ranks", "DEF")
 
 
@@ -59,10 +59,10 @@ _ops = torch.ops.pagewire_ranks
 
 
 class TorchCommunicator:
-    """A `Communicator`. The order of sums depends on the library, but not on time, and all ranks receive the same
+    """A `Communicator`. The order of sums depends on the library but not on timing, and all ranks receive the same
     bits: both libraries add in rings, which compute each part of a sum once.
 
-    On CUDA calls only launch, on the current stream, and may be captured in a graph once one has run outside of it.
+    On CUDA, calls only launch, on the current stream; they may be captured in a graph after one has run uncaptured.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -13,13 +13,13 @@ from pagewire.services.executor.parallel.pipe import PeerLost
 
 
 class TorchPipe:
-    """A `Pipe` of two ranks with a process group of their own. On CUDA, calls only launch, on the current stream, and
-    no numbers are sent: the times that the host would send are not those of the device."""
+    """A `Pipe` of two ranks with a separate process group. On CUDA, calls only launch, on the current stream, and no
+    numbers are sent: the host's times would not be the device's."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int) -> None:
-        """peer: the rank of the other end, among all."""
+        """peer: the rank of the other end, among all ranks."""
         self._group, self._peer = group, peer
-        # gloo sends when the other end receives, and reads the memory then.
+        # gloo reads the memory only when the other end receives.
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
 
     def send(self, numbers: Sequence[int], tensors: Sequence[Tensor]) -> None:

@@ -1,11 +1,11 @@
 """The exchange of one stage of a pipeline: it receives the stream, passes it on, and receives the sampled tokens.
 
-All stages execute the same steps in the same order, each as soon as the stage before it is done with its part. The
-host's counts need no token values, so only the stream goes forward, and only sampled ids go back to the first stage. It
-receives them when a step has one of their requests, and not before: until then it computes other steps.
+All stages execute the same steps in the same order, each as soon as the previous stage has finished its part. The
+host's counts need no token values, so only the stream goes forward, and only sampled ids go back to the first stage,
+which receives them when a step has one of their requests, not earlier: until then it computes other steps.
 
-Where tokens are drafted, all stages receive the ids and keep the same rows, so each computes the same drafts
-(`speculation/`). The size of a step is then known only once the last tokens of its requests are.
+If tokens are drafted, all stages receive the ids and keep the same rows, so each computes the same drafts
+(`speculation/`). The size of a step is then known only when the last tokens of its requests are.
 """
 
 from __future__ import annotations
@@ -55,20 +55,19 @@ class PipelineStage(StageExchange):
         tokens: Sequence[Pipe] = (),
         drafts: bool = False,
     ) -> None:
-        """stream: of as many tokens as a step may have. before, behind: to the neighbours. tokens: from the leader to
-        each rank of the first stage, or of all but the last; on other ranks there are none. drafts: whether tokens
-        are."""
+        """stream: for the largest step. before, behind: pipes to the neighbours. tokens: pipes from the leader to each
+        rank of the first stage, or of all but the last; empty on other ranks. drafts: whether tokens are drafted."""
         assert stage is not WHOLE
         self._stage = stage
         self.is_last = stage.is_last
         self._stream = stream
         self._before, self._behind, self._tokens = before, behind, tokens
         self._drafts = drafts
-        self._awaited: deque[_Sampled] = deque()  # by a stage that takes tokens, in the order of steps
+        self._awaited: deque[_Sampled] = deque()  # of a stage that receives tokens, in the order of steps
         self._times: StageTimes | None = None
         self._begun = self._ended = time.perf_counter_ns()
         self._waited = 0
-        self._earlier: tuple[int, ...] = ()  # times of the stages before
+        self._earlier: tuple[int, ...] = ()  # times of the earlier stages
 
     def begin(self, step: Step, state: RequestState) -> None:
         self._begun = time.perf_counter_ns()
@@ -102,7 +101,7 @@ class PipelineStage(StageExchange):
             for pipe in self._tokens:
                 pipe.send((), (token_ids,))
         times = (*self._earlier, *self._own_times())
-        # What the host measures where the device works by itself says nothing.
+        # The host's times are meaningless on a device that works asynchronously.
         self._times = (
             None if self._stream.hidden.is_cuda else StageTimes(busy=times[1::2], waited=times[2::2], late=times[0])
         )
@@ -117,7 +116,7 @@ class PipelineStage(StageExchange):
 
     def _take_tokens(self, rows: np.ndarray, state: RequestState) -> None:
         """Writes the last tokens of the requests in these rows, and those that were sampled before them."""
-        # Tokens of steps that ended before this one was decided are here already; receiving them keeps the queue short.
+        # Tokens of steps that ended before this one was decided have arrived; receiving them keeps the queue short.
         most = self._stage.count + 1
         while len(self._awaited) > most or any(sampled.has(rows, state) for sampled in self._awaited):
             sampled = self._awaited.popleft()
@@ -129,7 +128,7 @@ class PipelineStage(StageExchange):
 def stage_in(
     group: Group, model: Model, limits: Limits, device: torch.device, max_draft_tokens: int = 0
 ) -> StageExchange:
-    """Returns the exchange of this rank; model: its part."""
+    """Returns the exchange of this rank. model: this rank's part of the model."""
     if group.stage is WHOLE:
         return NO_EXCHANGE
     stream, pipes = stream_of(model, limits.max_num_batched_tokens, device), group.pipes
@@ -152,7 +151,7 @@ class _Sampled:
     """The sampled rows of a step before its token ids arrive."""
 
     rows: np.ndarray  # int64 [R]
-    admissions: np.ndarray  # int64 [R], requests that each row had had
+    admissions: np.ndarray  # int64 [R], number of requests that each row had had
     starts: np.ndarray  # int32 [R + 1]: ids of request i are those in [starts[i], starts[i + 1])
     drafted: DraftedStep | None
 
@@ -171,8 +170,8 @@ class _Sampled:
         return bool(np.isin(self.rows[self._are_here(state)], rows).any())
 
     def write(self, token_ids: Tensor, state: RequestState) -> None:
-        """Writes token_ids int64 [num_ids] behind the known tokens of each row, as many as sampling keeps. Rows that
-        have gone to other requests since are left alone."""
+        """Writes token_ids int64 [num_ids] behind the known tokens of each row, as many as sampling keeps. Skips rows
+        that were given to other requests since."""
         rows = np.where(self._are_here(state), self.rows, PADDING_ROW).astype(np.int32)
         index = upload(token_ids.device, {"rows": rows, "starts": self.starts})
         num_gained = torch.zeros(len(rows), dtype=torch.int64, device=token_ids.device)

@@ -1,4 +1,4 @@
-"""The exchange between stages that try weights which are not in force yet."""
+"""The exchange between stages that try weights before they are in force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagewire.services.executor.step.step_context import Stream
 
 
 class TrialStage(StageExchange):
-    """The exchange of stages that try new weights by one step, while other steps go on with the old ones: each stage
+    """The exchange of stages that try new weights in one step, while other steps continue with the old ones: each stage
     broadcasts its stream to all ranks. No token is sampled for a second step."""
 
     def __init__(self, group: Group, stream: Stream) -> None:

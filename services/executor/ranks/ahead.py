@@ -1,7 +1,7 @@
-"""Sends a step to the other stages of a pipeline when it arrives, long before the last one, the leader, computes it.
+"""Sends a step to the other stages of a pipeline when it arrives, long before the leader, the last stage, computes it.
 
-What the leader's device thread will do is certain once it is in its queue, except for items behind a call between
-steps: these are sent in their turn. All others are sent in the order of the queue, so all ranks do the same.
+An item in the queue of the leader's device thread is certain to run, unless it is behind a call between steps: such
+items are sent when their turn comes. All others are sent in the order of the queue, so all ranks do the same.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Ahead:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._lock = threading.Lock()
-        self._session: Session | None = None  # the followers have received its steps last
-        self._behind: set[int] = set()  # ids of items that are to be sent in their turn
+        self._session: Session | None = None  # the latest one whose steps the followers have received
+        self._behind: set[int] = set()  # ids of items that are sent when their turn comes
 
     def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""A follower: a rank that computes its part of each step which the leader sends."""
+"""A follower: a rank that computes its part of each step that the leader sends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 async def follow(config: ExecutorConfig) -> None:
-    """Serves until the leader ends, or ends this rank. Raises StartupError if the rank cannot go on."""
+    """Serves until the leader ends, or ends this rank. Raises StartupError if the rank cannot continue."""
     follower = Follower(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, follower.on_signal, number)
@@ -66,7 +66,7 @@ async def follow(config: ExecutorConfig) -> None:
 
 
 class Follower:
-    """One life of a rank. All but `on_signal` is the device thread's."""
+    """A rank from its start to its end. All calls except `on_signal` come from the device thread."""
 
     def __init__(self, config: ExecutorConfig) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class Follower:
         self._outcomes = Outcomes()
 
     def on_signal(self, number: signal.Signals) -> None:
-        """A group ends from its leader on, which lets requests end; a second signal ends this process at once."""
+        """Leaves the end to the leader, which lets requests finish; a second signal ends this process at once."""
         if self._link is None:
             self._gives_up.set()
             return
@@ -86,7 +86,7 @@ class Follower:
         asyncio.get_running_loop().remove_signal_handler(number)
 
     def run(self) -> None:
-        """Raises StartupError, RankLost, and whatever a broken device raises."""
+        """Raises StartupError, RankLost, and any error of a broken device."""
         config = self._config
         link = connect(config.leader, self._gives_up, partial(followers_link, config))
         try:
@@ -116,7 +116,7 @@ class Follower:
         except (RankLost, EOFError, ConnectionError):
             raise
         except PeerLost as error:
-            time.sleep(REASON_S)  # the leader sees which rank it was, and ends this process
+            time.sleep(REASON_S)  # the leader finds out which rank was lost, and ends this process
             raise RankLost(f"the connection to another stage is lost: {error}") from error
         except Exception as error:
             link.send(RankReport(failed=f"{type(error).__name__}: {error}" if _is_defect(error) else str(error)))
@@ -167,7 +167,7 @@ class Follower:
             raise
 
     def _watch(self, link: Link, failure: Failure) -> None:
-        """Reports to the leader that this process lives, and ends it once the leader has ended."""
+        """Reports to the leader that this process is alive, and ends the process once the leader has ended."""
         try:
             while not link.has_gone(BEAT_S):
                 link.send(RankReport(alive=True))

@@ -1,4 +1,4 @@
-"""The formation of a group: what ranks must have in common, and the communicators between them."""
+"""The formation of a group: checks of what ranks must have in common, and the communicators between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pagewire.services.executor.ranks.piping import pipes_through_torch
 from pagewire.services.executor.ranks.tls_link import has_tls
 from pagewire.services.executor.start.startup import resolve_device
 
-# Flags that may differ between ranks. Of the model, weights are compared, once they are read.
+# Flags that may differ between ranks. The model may: its weights are compared once they are read.
 _OWN_FLAGS = frozenset(
     {
         "rank",
@@ -49,7 +49,7 @@ _OWN_FLAGS = frozenset(
         "numa_bind",
     }
 )
-# Channels in shared memory. _TENSOR: one for each stage, and one more for each, for weights that are read.
+# Channels in shared memory. _TENSOR: two for each stage, the second for weights that are read.
 _WORLD, _LOADING, _TENSOR = range(3)
 
 
@@ -73,7 +73,7 @@ def secret_of(config: ExecutorConfig) -> str:
 
 
 def shares_memory(config: ExecutorConfig) -> bool:
-    """Returns whether ranks communicate through memory; if not, they do through torch.distributed."""
+    """Returns whether ranks communicate through memory rather than torch.distributed."""
     return is_local(config.leader) and resolve_device(config.device).type == "cpu"
 
 
@@ -113,12 +113,12 @@ def waited(config: ExecutorConfig, memory: SharedMemory, rank: int) -> float:
 
 
 def make_store(config: ExecutorConfig) -> dist.TCPStore:
-    """The leader's, where the ranks of torch.distributed find each other."""
+    """The leader's end; torch.distributed's ranks find each other there."""
     return dist.TCPStore(host_of(config.leader), 0, None, is_master=True, wait_for_workers=False)
 
 
 def find_store(address: str) -> dist.TCPStore:
-    """A follower's. address: host:port"""
+    """A follower's end. address: host:port"""
     host, _, port = address.rpartition(":")
     return dist.TCPStore(host, int(port), None, is_master=False)
 
@@ -132,14 +132,14 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
     assert dist.group.WORLD is not None
     world, tensor = TorchCommunicator(dist.group.WORLD), config.tensor_parallel_size
     stages = [list(range(first, first + tensor)) for first in range(0, config.num_ranks, tensor)]
-    # Every rank makes all of them, in the same order.
+    # Every rank makes all process groups, in the same order.
     of_stages, loading_of_stages = [dist.new_group(stage) for stage in stages], [*map(dist.new_group, stages)]
     return Group(
         rank,
         config.num_ranks,
         world=world,
         tensor=TorchCommunicator(of_stages[rank // tensor]),
-        loading=TorchCommunicator(dist.new_group()),  # of a thread of its own
+        loading=TorchCommunicator(dist.new_group()),  # used by a separate thread
         loading_tensor=TorchCommunicator(loading_of_stages[rank // tensor]),
         num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
         failure=failure,

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 10.0
 _LOOK_EVERY_S = 0.2
-_END_S = 3.0  # for followers to end by themselves
+_END_S = 3.0  # for followers to end without a signal
 
 
 class Leader:
@@ -68,7 +68,7 @@ class Leader:
         self._followers = {rank: Member(rank, processes.get(rank)) for rank in range(1, config.num_ranks)}
         self._changed = threading.Condition()
         self._stopping = False
-        self._is_ready = False  # and all others are
+        self._is_ready = False  # like all other ranks
         self._was_killed = False  # a rank, from outside of the group
 
     def start(self) -> None:
@@ -115,8 +115,8 @@ class Leader:
                 self.failure.check()
 
     def all_refuse(self, why: str) -> None:
-        """Returns once all followers report that they cannot execute the step either which this rank could not. Raises
-        RankLost if one of them can."""
+        """Returns once all followers report that, like this rank, they cannot execute the step. Raises RankLost if one
+        can."""
         others = self._followers.values()
         with self._changed:
             self._changed.wait_for(
@@ -151,7 +151,7 @@ class Leader:
             status.executor.ranks.add(rank=rank, stage=stage, state=state, wait_seconds=waited, process=process)
 
     def _waited(self, rank: int) -> float | None:
-        """Returns for how many seconds a rank has waited for others, if that is known."""
+        """Returns the seconds that a rank has waited for others, if known."""
         return None if self._memory is None else waited(self._config, self._memory, rank)
 
     def stop(self) -> None:
@@ -170,7 +170,7 @@ class Leader:
                 follower.link.close()
 
     def end_as_it_was_ended(self) -> None:
-        """Ends this process by SIGKILL if a rank was killed from outside: the supervisor then blames no request."""
+        """Ends this process by SIGKILL if a rank was killed from outside, so that the supervisor blames no request."""
         if self._was_killed:
             logging.shutdown()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -240,7 +240,7 @@ class Leader:
         """Reads the reports of a follower until it ends."""
         link, timeout = follower.link, self._config.hang_timeout
         assert link is not None
-        # Sooner than the step that waits for it is found to hang: the stopped process is to blame, not the step.
+        # Earlier than the waiting step is found to hang: the cause is the stopped process, not the step.
         silence = Silence(max(timeout - 2 * BEAT_S, timeout / 2))
         try:
             while not self._stopping:
@@ -249,7 +249,7 @@ class Leader:
                     self._take(follower, link.receive(RankReport))
                     self._check_refusal(follower)
                 elif timeout and follower.is_ready and silence.lasts():
-                    self._was_killed = True  # as the supervisor kills a process that hangs
+                    self._was_killed = True  # like a hanging process that the supervisor kills
                     self._lost(
                         follower, f"hangs: no sign of life for {silence.timeout:g} s (--hang-timeout {timeout:g})"
                     )
@@ -278,7 +278,7 @@ class Leader:
         if follower.failed:
             return f"failed: {follower.failed}"
         code = follower.exit_code()
-        if code is None or code in (-signal.SIGKILL, -signal.SIGTERM):  # a rank that fails by itself reports it
+        if code is None or code in (-signal.SIGKILL, -signal.SIGTERM):  # a rank that fails reports it
             self._was_killed = True
         return "ended" if code is None else f"ended ({ending(code)})"
 

@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class LeadingRunner:
-    """The `Runner` of rank 0. Each call raises RankLost once a rank is lost, or if some ranks can execute a step and
-    others cannot. Any other error occurs on all ranks: they go on after a reset, as a single rank does."""
+    """The `Runner` of rank 0. Each call raises RankLost once a rank is lost, or if only some ranks can execute a step.
+    Any other error occurs on all ranks: they continue after a reset, as a single rank does."""
 
     def __init__(self, runner: Runner, leader: Leader, group: Group, sends: bool = True) -> None:
-        """sends: calls go to the followers; if not, the followers have received them already (`ahead.py`)."""
+        """sends: whether to send calls to the followers; if not, they have received the calls already (`ahead.py`)."""
         self._runner, self._leader, self._group = runner, leader, group
         self._sends = sends
         self._outputs: deque[StepOutput] = deque(maxlen=MOST_PENDING + 1)  # of the last steps
@@ -59,7 +59,7 @@ class LeadingRunner:
         if not has_begun:
             self._leader.all_refuse(why)
             return
-        self._group.check()  # maybe that is the cause
+        self._group.check()  # a lost rank may be the cause
         logger.error("a step failed", exc_info=error)
         self._leader.failure.set(f"rank 0 of the executor failed: {why}", in_a_step=True)
         self._group.check()
@@ -71,7 +71,7 @@ class LeadingRunner:
         self._outputs.clear()
 
     def on_other_weights(self) -> None:
-        self._runner.on_other_weights()  # the followers do by themselves
+        self._runner.on_other_weights()  # the followers do this on their own
 
     def record_missing(self) -> bool:
         return False  # all ranks record a step when it first occurs

@@ -19,7 +19,7 @@ from pagewire.errors import StartupError
 from pagewire.v1.rank_link_pb2 import RankChallenge, RankHello, RankWelcome
 
 _LENGTH = struct.Struct("<I")
-_MOST_BYTES = 1 << 27  # of a frame: more than a step has, which arrives over gRPC (`rpc.MAX_MESSAGE_BYTES`)
+_MOST_BYTES = 1 << 27  # limit of a frame, above that of a step over gRPC (`rpc.MAX_MESSAGE_BYTES`)
 _UNIX = "unix:"
 _CONNECT_EVERY_S = 0.1
 _CLOSED = "the other end has closed the connection"
@@ -95,7 +95,7 @@ class Link:
         return self._socket.recv_into(view)
 
     def has_something(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds; returns whether there is something to receive, or the other end has closed."""
+        """Waits up to `timeout` seconds; returns whether there is data to receive or the other end has closed."""
         return self._poll(select.POLLIN, timeout)
 
     def has_gone(self, timeout: float) -> bool:
@@ -117,7 +117,7 @@ class Link:
 
 
 def frame_of(message: _Message) -> bytes:
-    """Returns the bytes of a message, to be sent to several links."""
+    """Returns the bytes of a message, for sending to several links."""
     data = message.SerializeToString()
     return _LENGTH.pack(len(data)) + data
 
@@ -166,7 +166,7 @@ def is_local(address: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """Returns the host at which other ranks find this address."""
+    """Returns the host under which other ranks find this address."""
     return "127.0.0.1" if is_local(address) else _host_and_port(address)[0]
 
 
@@ -178,7 +178,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 class Refused(Exception):
-    """A process connected that must not join; the message says why."""
+    """A connected process that must not join; the message says why."""
 
 
 def let_in(link: Link, secret: str, flags: Mapping[str, str], num_ranks: int) -> RankHello:
@@ -208,7 +208,7 @@ def refuse(link: Link, reason: str) -> None:
 
 
 def introduce(link: Link, secret: str, rank: int, flags: Mapping[str, str]) -> tuple[RankWelcome, int | None]:
-    """Runs the follower's side of the handshake; returns also the descriptor of the shared memory, if there is any.
+    """Runs the follower's side of the handshake; also returns the descriptor of the shared memory, if there is any.
 
     Raises StartupError, EOFError, OSError.
     """
@@ -235,5 +235,5 @@ def introduce(link: Link, secret: str, rank: int, flags: Mapping[str, str]) -> t
 
 
 def _proof(secret: str, nonce: bytes, rank: int) -> bytes:
-    """Returns a proof of the secret. The rank is part of it, so a proof cannot be sent back by another rank."""
+    """Returns a proof of the secret. It contains the rank, so another rank cannot send it back."""
     return hmac.digest(secret.encode(), nonce + b"%d" % rank, hashlib.sha256)

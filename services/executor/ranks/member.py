@@ -11,7 +11,7 @@ from pagewire.services.executor.ranks.link import Link
 from pagewire.v1.admin_pb2 import RankState
 from pagewire.v1.rank_link_pb2 import RankReport
 
-REFUSAL_S = 5.0  # for the other ranks to report that they cannot execute a step either
+REFUSAL_S = 5.0  # for the other ranks to report that they cannot execute the step either
 _EXIT_CODE_S = 1.0  # for a process to end after its connection is lost
 
 
@@ -20,7 +20,7 @@ class Member:
     """A follower."""
 
     rank: int
-    process: subprocess.Popen[bytes] | None  # None: it was started from outside
+    process: subprocess.Popen[bytes] | None  # None: started from outside
     link: Link | None = None
     name: str = ""  # for the log
     is_ready: bool = False
@@ -50,7 +50,7 @@ class Member:
         return RankState.RANK_STATE_READY if self.is_ready else RankState.RANK_STATE_STARTING
 
     def exit_code(self) -> int | None:
-        """Returns the exit code after the connection is lost; None: the process lives, or was started from outside."""
+        """Returns the exit code after the connection is lost; None: the process is alive, or started from outside."""
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self.process.wait(_EXIT_CODE_S)

@@ -1,8 +1,8 @@
-"""Outcomes of steps with drafts, from which the host of each rank counts the tokens of rows.
+"""Outcomes of steps with drafts, by which the host of each rank counts the tokens of rows.
 
 The scheduler decides a step by its own counts; a rank's counts must not be above them, or there would be too few
-blocks. So a rank waits for all results that the leader had when it sent the step, and in any case for all but the last
-one, without which no step is decided.
+blocks. So a rank waits for all results that the leader had when it sent the step, and always for all but the last one,
+as no step is decided without these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_PENDING = 1  # steps without a known outcome
 
 
 def num_unknown(outputs: Sequence[StepOutput]) -> int:
-    """Returns how many of the leader's last steps followed the last step with drafts that has a result."""
+    """Returns the number of the leader's steps after the last step with drafts that has a result."""
     for count, output in enumerate(reversed(outputs)):
         if output.drafted is not None and output.drafted.num_gained is not None:
             return count

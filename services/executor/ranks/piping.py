@@ -16,16 +16,16 @@ from pagewire.services.executor.parallel.torch_pipe import TorchPipe
 from pagewire.services.executor.ranks.link import Link
 from pagewire.v1.rank_link_pb2 import RankWelcome
 
-# (from rank, to rank, what goes through it)
+# (from rank, to rank, content)
 _Plan = list[tuple[int, int, str]]
-# Of each pipe that a rank has an end of, by its place in the plan: descriptors of a socket and of memory.
+# Descriptors of a socket and of memory for each pipe that a rank has an end of, by the pipe's place in the plan.
 Ends = dict[int, tuple[int, int]]
 
 
 def plan(tensor: int, stages: int, drafts: bool = False) -> _Plan:
     """Returns the pipes of a pipeline. Ranks count from the last stage, which begins with the leader, to the first.
 
-    tensor: ranks of a stage. drafts: whether tokens are drafted, for which all stages need the known tokens.
+    tensor: ranks per stage. drafts: whether tokens are drafted; then all stages need the known tokens.
     """
     streams = [(rank, rank - tensor, "stream") for stage in range(stages - 1, 0, -1) for rank in _ranks(stage, tensor)]
     informed = range(1 if drafts else max(1, stages - 1), stages)
@@ -51,7 +51,7 @@ def make_ends(config: ExecutorConfig) -> dict[int, Ends]:
 
 
 def give_ends(link: Link, ends: Mapping[int, Ends], rank: int) -> None:
-    """Gives its ends to a follower that has joined, and closes them here. Raises OSError."""
+    """Sends a joined follower its ends, and closes them in this process. Raises OSError."""
     for _, (connection, memory) in sorted(ends.get(rank, {}).items()):
         link.send(RankWelcome(), connection)
         link.send(RankWelcome(), memory)
@@ -73,7 +73,7 @@ def _descriptor(link: Link) -> int:
 
 def pipes_of(ends: Mapping[int, Ends], rank: int, config: ExecutorConfig) -> Pipes:
     """Returns the pipes of a rank to processes of the same machine."""
-    places = config.pipeline_parallel_size + 3  # a step in each stage, one that waits, and room
+    places = config.pipeline_parallel_size + 3  # a step in each stage, a waiting one, and spare room
     made = {
         index: partial(_shared, connection, memory, places)
         for index, (connection, memory) in ends.get(rank, {}).items()
@@ -86,12 +86,12 @@ def _shared(connection: int, memory: int, num_places: int, most_bytes: Sequence[
 
 
 def pipes_through_torch(config: ExecutorConfig, rank: int) -> Pipes:
-    """Returns the pipes of a rank through torch.distributed. Each pipe has a process group of its own, so that the
+    """Returns the pipes of a rank through torch.distributed. Each pipe has a separate process group, so that the
     stream, which goes forward, never waits for tokens, which go back."""
     made: dict[int, PipeEnd] = {}
     planned = _plan_of(config)
     for index, (sender, receiver, _) in enumerate(planned):
-        group = dist.new_group([sender, receiver])  # all ranks make all of them
+        group = dist.new_group([sender, receiver])  # every rank must make every group
         if rank in (sender, receiver):
             made[index] = _through(group, receiver if rank == sender else sender)
     return _arranged(planned, rank, made)

@@ -8,8 +8,8 @@ from pagewire.v1 import common_pb2, executor_pb2
 
 
 def step_to_proto(step: Step) -> executor_pb2.StepRequest:
-    """Returns a valid step as other ranks need it: without what only sampling needs, and without images of prompts
-    that fail."""
+    """Returns a valid step in the form that other ranks need: without values for sampling only, and without images of
+    prompts that fail."""
     drafts = step.num_draft_tokens
     return executor_pb2.StepRequest(
         step_id=step.step_id,

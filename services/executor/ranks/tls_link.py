@@ -1,4 +1,4 @@
-"""The link between a leader and a follower over TLS. Both ends show certificates, as services do."""
+"""The link between a leader and a follower over TLS. Both ends show certificates, like services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TlsLink(Link):
     """A link that can send while a thread waits to receive, which an ssl.SSLSocket cannot."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str | None = None) -> None:
-        """host: the name that the other end has to prove; None: this is the server's end. Raises OSError."""
+        """host: the name that the other end must prove; None: this is the server's end. Raises OSError."""
         super().__init__(sock)
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._received, self._to_send, server_side=host is None, server_hostname=host)
@@ -35,7 +35,7 @@ class TlsLink(Link):
                 self._socket.sendall(self._to_send.read())
                 self._wait_for_bytes()
             finally:
-                self._socket.sendall(self._to_send.read())  # also why it has failed
+                self._socket.sendall(self._to_send.read())  # also sends the alert of a failure
 
     def _wait_for_bytes(self) -> None:
         data = self._socket.recv(_READ_BYTES)
@@ -47,7 +47,7 @@ class TlsLink(Link):
 
     def _send_bytes(self, data: bytes) -> None:
         with self._lock:
-            self._tls.write(data)  # all of it: memory is never full
+            self._tls.write(data)  # writes everything: memory is never full
             encrypted = self._to_send.read()
         self._socket.sendall(encrypted)
 
@@ -87,7 +87,7 @@ def leaders_link(config: ExecutorConfig, sock: socket.socket) -> Link:
 
 
 def followers_link(config: ExecutorConfig, sock: socket.socket) -> Link:
-    """Returns the follower's end. Raises StartupError that says what is wrong with TLS, OSError."""
+    """Returns the follower's end. Raises StartupError, which explains a failure of TLS, or OSError."""
     if not has_tls(config):
         return Link(sock)
     try:

@@ -9,9 +9,9 @@ from pagewire.services.executor.batch.kv_cache import KVGroup
 
 @dataclass(frozen=True)
 class DecodeCosts:
-    """The measured cost of a step by its tokens, which the scheduler weighs drafts against.
+    """The measured cost of a step by its tokens; the scheduler weighs drafts against it.
 
-    steps: (tokens, seconds), rising in tokens. draft_seconds: time of the proposer for each token of a draft.
+    steps: (tokens, seconds), by ascending tokens. draft_seconds: the proposer's time per drafted token.
     """
 
     steps: tuple[tuple[int, float], ...] = ()
@@ -39,8 +39,8 @@ class ExecutorInfo:
     weight_bytes: int
     kv_cache_bytes: int
     max_draft_tokens: int = 0
-    decode_costs: DecodeCosts = NO_COSTS  # measured where the number of drafts adapts to the load
-    draft_bounds: tuple[tuple[int, int], ...] = ()  # (decoding requests from which on, most drafts of each)
+    decode_costs: DecodeCosts = NO_COSTS  # measured if the number of drafts adapts to the load
+    draft_bounds: tuple[tuple[int, int], ...] = ()  # (least number of decoding requests, drafts of each at most)
     kind: str = "generate"  # or embed, classify
     labels: tuple[str, ...] = ()  # of a classifier
     vector_size: int = 0
@@ -52,5 +52,5 @@ class ExecutorInfo:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the largest group."""
+        """The number of blocks of the largest group."""
         return max((group.num_blocks for group in self.kv_groups), default=0)

@@ -24,14 +24,14 @@ class Images(Protocol):
         """Forgets what was computed with the previous weights."""
 
     def update(self, step: Step) -> Step:
-        """Returns the step with what rows need to know of the images of new requests, and with a failure for each
+        """Returns the step with the row values that follow from the images of new requests, and with a failure for each
         request with images that the model cannot read."""
 
     def of(self, batch: InputBatch, step: Step, state: RequestState) -> StepImages | None:
-        """Returns what the step computes of prompts with images; None: nothing."""
+        """Returns the part of the step that belongs to prompts with images; None if there is none."""
 
     def filled(self, request: NewRequest) -> NewRequest:
-        """Returns a dummy request with the largest images that its prompt has room for, up to the prompt's end."""
+        """Returns a dummy request whose prompt ends with the largest images that it has room for."""
 
 
 class _NoImages:

@@ -1,8 +1,8 @@
-"""Executes steps: `execute()` is the whole of it, and a list of verbs.
+"""Executes steps: `execute()` is the whole step as a list of verbs.
 
-Feature code does not belong here. What a step means for a row lives in `request_state`, for KV memory in `block_table`,
-for inputs in `input_batch`, for the next token in `sampler` and `sampling_state`: a new feature joins one of them, or
-stands beside them, and is at most one more verb here. Nothing below may wait for the device.
+Feature code does not belong here. The effect of a step on rows is in `request_state`, on KV memory in `block_table`, on
+inputs in `input_batch`, on the next token in `sampler` and `sampling_state`: a new feature joins one of these, or gets
+a module next to them, and is at most one more verb here. Nothing below may wait for the device.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class ModelRunner:
         images: Images = NO_IMAGES,
         prompt_scores: PromptScores = NO_PROMPT_SCORES,
     ) -> None:
-        """num_blocks: of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
+        """num_blocks: blocks of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
 
         attention_split_size: see the reference of `paged_attention`. graphs: how steps are launched; by default
-        eagerly, until `use_graphs`. pooling: how vectors are made. What follows fills the seams (`start.assembly`); by
-        default each is empty.
+        eagerly, until `use_graphs`. pooling: how vectors are made. The remaining parameters fill the seams
+        (`start.assembly`); by default each is empty.
         """
         self.limits = limits
         self._model = model
@@ -95,17 +95,17 @@ class ModelRunner:
             limits.max_num_seqs, limits.max_num_batched_tokens, self._block_tables, device, self.max_draft_tokens
         )
         self._graphs: Steps = graphs or CudaGraphs()
-        self._eager: Steps = CudaGraphs()  # has none
+        self._eager: Steps = CudaGraphs()  # has no graphs
 
     def reset(self) -> None:
-        """Forgets all requests; the contents of the KV cache are void."""
+        """Forgets all requests and the contents of the KV cache."""
         self._state.reset()
         self._images.reset()
         self._prompt_scores.reset()
         self.proposer.reset()
 
     def on_other_weights(self) -> None:
-        """Forgets all that was computed with the previous weights."""
+        """Forgets everything that was computed with the previous weights."""
         self.reset()
         self._images.on_other_weights()
         self.proposer.on_other_weights()
@@ -142,8 +142,8 @@ class ModelRunner:
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         """Launches one step. Raises InvalidStep, after which the state is undefined until `reset()`.
 
-        launching: called before the forward pass, when everything it reads is on its way to the device, with the step's
-        load (`InputBatch.load`).
+        launching: called with the step's load (`InputBatch.load`) before the forward pass, after all its inputs were
+        sent to the device.
         """
         self._stage.begin(step, self._state)
         self._state.settle()
@@ -180,7 +180,7 @@ class ModelRunner:
             self._block_tables.fill(rows, [request.blocks for request in step.new_requests])
 
     def _make_batch(self, step: Step) -> tuple[Step, InputBatch]:
-        """Returns the step with as many drafts as there are, and its batch."""
+        """Returns the step with its actual number of drafts, and its batch."""
         rows = self._state.rows(step.request_ids)
         self._block_tables.append(rows, step.num_new_blocks, step.new_block_ids)
         num_slots = self._block_tables.num_slots(rows, self.limits.max_model_len)
@@ -190,7 +190,7 @@ class ModelRunner:
         return drafted, batch if drafted is step else make_batch(drafted, rows, self._state, *limits)
 
     def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
-        """Hidden states [num_tokens, hidden_size] of the step that is staged."""
+        """Returns hidden states [num_tokens, hidden_size] of the staged step."""
         stream = self._stage.stream(shape.num_tokens)
         input_ids, context = self._inputs.gather(
             shape, self._state, self._block_tables, self.limits.block_size, self._split_size, images, stream
@@ -198,14 +198,14 @@ class ModelRunner:
         return self._model.forward(input_ids, context)
 
     def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, graphs: Steps) -> SampledTokens:
-        """Samples, and writes each token behind its sequence, where the next step finds it."""
+        """Samples, and writes each token behind its sequence for the next step."""
         num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
         extras = self._prepare_extras(batch)
         if extras is None:
             if self._device.type == "cuda" and self._tokens is not OWN_TOKENS:
-                graphs = self._eager  # NCCL: all ranks capture what they do together, or none; extras are not captured
+                graphs = self._eager  # NCCL: either all ranks capture a common part or none; extras are not captured
             tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
-            return SampledTokens(tokens[:num_sampled].clone(), None)  # where a replay writes the next step's
+            return SampledTokens(tokens[:num_sampled].clone(), None)  # a replay overwrites them with the next step's
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))[:num_sampled]
         rows = self._inputs.sample_rows(num_sampled)
         offsets = self._inputs.offsets(num_sampled) if has_drafts else None
@@ -228,7 +228,7 @@ class ModelRunner:
         )
 
     def _sample_plain(self, hidden: Tensor, shape: BatchShape, has_drafts: bool) -> Tensor:
-        """Token ids int64 [num_sampled], of requests that want no more than temperature, top-k, top-p and min-p."""
+        """Returns token ids int64 [num_sampled] of requests that only use temperature, top-k, top-p and min-p."""
         logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
         rows = self._inputs.sample_rows(shape.num_sampled)
         offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
@@ -244,7 +244,7 @@ class ModelRunner:
         return StepOutput(step.step_id, [], [], batch.num_tokens, None)
 
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
-        """Returns the results for the host, by the names of `HostTokens`, in memory of their own."""
+        """Returns copies of the results for the host, by the names of `HostTokens`."""
         results = {} if sampled is None else sampled.tensors()
         if sampled is not None and batch.num_samples is not None:
             indices = upload(self._device, {"sampled": batch.sampled})["sampled"]
@@ -257,7 +257,7 @@ class ModelRunner:
     def _output(
         self, step: Step, batch: InputBatch, results: dict[str, Tensor], prompt_parts: Sequence[PromptPart]
     ) -> StepOutput:
-        """Returns the output of a launched step; the counts of rows move on."""
+        """Returns the output of a launched step, and advances the counts of rows."""
         yielding = [*batch.sampled.tolist(), *batch.vectors.tolist()]
         errors = self._state.sampling.constraints.errors(batch.sampled_rows)
         output = StepOutput(
@@ -277,13 +277,13 @@ class ModelRunner:
         return output
 
     def use_graphs(self, graphs: Steps) -> None:
-        """Launches the following steps by these graphs."""
+        """Launches later steps through these graphs."""
         self._graphs = graphs
 
     @torch.inference_mode()
     def record_missing(self) -> bool:
-        """Runs an empty step of a shape that is not recorded yet. May be called between steps, also with requests in
-        rows. Returns False if there is no such shape. With several stages, others would have to take part."""
+        """Runs an empty step of a shape that is not recorded yet. May be called between steps, also while requests
+        have rows. Returns False if there is no such shape. Not for several stages: others would have to take part."""
         if self._stage is not NO_EXCHANGE or (shape := self._graphs.missing()) is None:
             return self.proposer.record_missing()
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
@@ -293,7 +293,7 @@ class ModelRunner:
         return True
 
     def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:
-        """A dummy run of a uniform step."""
+        """Executes a dummy run of a uniform step."""
         self.dummy_run(shape.num_reqs, shape.num_tokens, sampling=sampling, num_draft_tokens=shape.max_query_len - 1)
 
     def dummy_run(
@@ -307,8 +307,8 @@ class ModelRunner:
         with_images: bool = False,
     ) -> None:
         """Runs a `dummy_step` through `execute()` and forgets its requests. Every request samples a token, so that the
-        sampler's part is in the profile too. with_images: the first request's prompt is the largest images it has room
-        for, of a model that reads some."""
+        sampler's memory is in the profile too. with_images: if the model reads images, the first request's prompt
+        consists of the largest images that it has room for."""
         step = dummy_step(
             self.limits,
             len(self.kv_groups),

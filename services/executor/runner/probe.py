@@ -1,4 +1,4 @@
-"""A fixed prompt that shows whether the device and the model work, at start and after a step that failed."""
+"""A fixed prompt that checks whether the device and the model work, at start and after a failed step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _GREEDY = with_defaults(SamplingParams(temperature=0))
 
 
 class BrokenModel(DeviceError):
-    """The model yields no numbers (NaN), whatever the prompt: its weights are damaged or do not fit its dtype."""
+    """The model yields NaN for any prompt: its weights are damaged or do not fit its dtype."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, grpc.StatusCode.DATA_LOSS)
 
 
 def probe(runner: Runner, vocab_size: int) -> None:
-    """Runs a fixed prompt through all of the device's part of a step. Empties the rows; writes to block 0.
+    """Runs a fixed prompt through the device's whole part of a step. Empties the rows; writes to block 0.
 
     Raises:
         BrokenModel: the result is NaN.
-        Exception: whatever a broken device raises.
+        Exception: any error of a broken device.
     """
     step = dummy_step(
         runner.limits,

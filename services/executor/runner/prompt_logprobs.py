@@ -1,8 +1,8 @@
 """Log probabilities of prompts: of every token but the first, given those before it.
 
-A step that computes some of a prompt's tokens knows what is predicted behind each of them. Its lines go to the host
-with its results, where they wait for those of the other steps (`prompt_lines`): device memory is needed for one step's
-lines, and for the logits of a piece of them.
+A step that computes some of a prompt's tokens knows the prediction behind each of them. Its lines go to the host with
+its results, where they wait for those of the other steps (`prompt_lines`): device memory is needed only for one step's
+lines, and for the logits of a part of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pagewire.services.executor.sampling.logprobs import LogprobsMode, token_log
 from pagewire.services.executor.step.prompt_lines import PromptPart, ScoredPrompt
 from pagewire.services.executor.step.step import InvalidStep, NewRequest, Step
 
-# Of logits in fp32 that are there at once. Larger pieces are hardly faster.
+# Size of the fp32 logits of one piece. Larger pieces are hardly faster.
 _PIECE_BYTES = 64 * 1024**2
 
 
 class PromptLogprobs:
-    """The prompts that are scored, while they are computed."""
+    """The scored prompts that are being computed."""
 
     def __init__(self, model: Model, device: torch.device, mode: LogprobsMode) -> None:
-        """Of the modes it matters only whether they give logits: nothing is processed before a prompt's tokens."""
+        """mode: matters only in whether it returns logits: a prompt's tokens are not processed."""
         self._model = model
         self._device = device
         self._mode = mode
@@ -51,7 +51,7 @@ class PromptLogprobs:
 
     def _enter(self, request: NewRequest) -> None:
         if len(request.token_ids) > request.num_prompt_tokens:
-            return  # it goes on behind a token that came with them
+            return  # its next token follows one that came with them
         if request.num_computed_tokens:
             raise InvalidStep(
                 f"new request {request.request_id} wants log probabilities of its prompt, of which "
@@ -83,13 +83,13 @@ class PromptLogprobs:
         return parts, self._lines(hidden, tensors["places"], token_ids, max(part.prompt.num_top for part in parts))
 
     def _parts(self, batch: InputBatch, step: Step, state: RequestState) -> tuple[list[PromptPart], list[int]]:
-        """Also the indices of their requests in the batch."""
+        """Also returns the indices of their requests in the batch."""
         parts, indices = [], []
         for index, request_id in enumerate(step.request_ids):
             if (prompt := self._prompts.get(request_id)) is None:
                 continue
             start, query_len = int(state.num_computed_tokens[batch.rows[index]]), int(batch.query_lens[index])
-            # Behind the prompt's last token, and behind drafts, the output is predicted.
+            # Predictions behind the prompt's last token, and behind drafts, belong to the output.
             count, is_last = min(query_len, prompt.num_tokens - 1 - start), start + query_len >= prompt.num_tokens
             parts.append(PromptPart(prompt, start + 1, count, is_last))
             indices.append(index)
@@ -98,7 +98,7 @@ class PromptLogprobs:
         return parts, indices
 
     def _lines(self, hidden: Tensor, places: Tensor, token_ids: Tensor, num_top: int) -> dict[str, Tensor]:
-        """Of tokens int64 [n], predicted behind those at `places` in the step."""
+        """Returns the lines of tokens int64 [n], predicted behind those at `places` in the step."""
         pieces = [
             token_logprobs(self._model.compute_logits(hidden[some]), ids, num_top, self._mode)
             for some, ids in zip(places.split(self.max_lines), token_ids.split(self.max_lines), strict=True)
@@ -111,7 +111,7 @@ class PromptLogprobs:
 
 
 def _ranges(starts: Sequence[int] | np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """int64, `count` numbers from each start on, one range after the other."""
+    """Returns int64 ranges of `count` numbers from each start on, one after the other."""
     return np.concatenate(
         [np.arange(start, start + count, dtype=np.int64) for start, count in zip(starts, counts, strict=True)]
     )

@@ -14,11 +14,11 @@ from pagewire.services.executor.step.step import InvalidStep, Step
 
 
 class PromptScores(Protocol):
-    """The prompts that are scored, while they are computed."""
+    """The scored prompts that are being computed."""
 
     @property
     def max_lines(self) -> int:
-        """Most tokens that are scored at once."""
+        """The largest number of tokens that are scored at once."""
 
     def reset(self) -> None:
         """Forgets all requests."""
@@ -29,7 +29,7 @@ class PromptScores(Protocol):
     def compute(
         self, hidden: Tensor, batch: InputBatch, step: Step, state: RequestState
     ) -> tuple[Sequence[PromptPart], dict[str, Tensor]]:
-        """Returns what the step computes of prompts, in batch order, and the lines of all, by the names that
+        """Returns the step's parts of prompts, in batch order, and the lines of all, by the names that
         `prompt_lines.take_lines` expects. hidden [num_tokens, hidden_size]; the state is the one before the step."""
 
 

@@ -1,4 +1,4 @@
-"""Proposers draft tokens: a step then checks several of a request's next tokens at once and keeps the right ones."""
+"""Proposers draft tokens: a step then checks several of a request's next tokens at once and keeps the correct ones."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from pagewire.services.executor.step.step import Step
 class Proposer:
     """Drafts on the device, before the step that checks the drafts, without waiting for the device.
 
-    Drafts change how many tokens a step gains, never which: a draft counts if it is the token that would have been
-    sampled in its place. All ranks of an executor must draft the same.
+    Drafts change the number of tokens that a step gains, never the tokens: a draft is accepted if it is the token that
+    would have been sampled in its place. All ranks of an executor must draft the same.
     """
 
     max_draft_tokens: int  # most drafts of a request in one step
-    kv_caches: Sequence[Tensor] = ()  # of a model of its own, beside the target's
+    kv_caches: Sequence[Tensor] = ()  # of its own model, in addition to the target's
 
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:
-        """Writes token ids of the vocabulary behind the known tokens of each request that is to have drafts:
-        batch.num_samples - 1 of batch.sampled_rows, to state.token_ids[row, n:], n = state.columns.num_tokens[row].
+        """Writes drafts behind the known tokens of each request that has some: batch.num_samples - 1 token ids of the
+        vocabulary for batch.sampled_rows, to state.token_ids[row, n:], n = state.columns.num_tokens[row].
 
         Called in every step that computes something, also without drafts, once its blocks are counted in block_tables;
         the device's tables get them when the step gathers its inputs.
 
-        n must be read on the device: results of steps in flight decide it, and the host's count is an upper bound.
-        Returns how many were drafted, int64 [n] parallel to step.request_ids, where the host can know it without
-        waiting: the step is then so much smaller. None: as many as asked.
+        n must be read on the device: it depends on steps in flight, and the host's count is an upper bound.
+        Returns the numbers of drafts, int64 [n] parallel to step.request_ids, if the host knows them without waiting:
+        the step is then reduced to them. None: as many as asked.
         """
         raise NotImplementedError
 
@@ -49,15 +49,15 @@ class Proposer:
     def on_other_weights(self) -> None:
         """Forgets what was computed with the previous weights."""
 
-    # For a proposer with a model of its own: its steps are launched beside those of the target.
+    # For a proposer with its own model, whose steps are launched in addition to the target's.
 
     def record_missing(self) -> bool:
         """Records a missing step of its model, as `ModelRunner.record_missing` does."""
         return False
 
     def graph_shapes(self, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
-        """Returns the shapes of its steps beside target steps of these numbers of requests, and steps with prompts of
-        these numbers of tokens; falling in tokens."""
+        """Returns the shapes of its steps that accompany target steps of these numbers of requests, and steps with
+        prompts of these numbers of tokens; by descending tokens."""
         return []
 
     def capture(self, shapes: Sequence[BatchShape], progress: Progress, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""The interface to the device thread of what executes steps."""
+"""The interface between the device thread and the code that executes steps."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Runner(Protocol):
 
 
 class Begun:
-    """Notes whether a rank has begun its part of a step: before that, other ranks have received nothing of it. Pass it
-    as `launching` to `Runner.execute`."""
+    """Records whether a rank has begun its part of a step: before that, other ranks have received nothing of it. Pass
+    it as `launching` to `Runner.execute`."""
 
     def __init__(self, launching: Callable[[float], None] = lambda load: None) -> None:
         self.is_true = False

@@ -1,4 +1,4 @@
-"""The seam for pipelines: what a model runner exchanges with the stages before and behind its own."""
+"""The seam for pipelines: a model runner's exchange with the neighbouring stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagewire.services.executor.step.step_context import Stream
 
 
 class StageExchange:
-    """Nothing: the runner has the whole model. Pipelines override it."""
+    """No exchange: the runner has the whole model. Pipelines override it."""
 
     is_last = True
 
@@ -20,21 +20,21 @@ class StageExchange:
         """Begins a step; the state is the one before it."""
 
     def stream(self, num_tokens: int) -> Stream | None:
-        """Returns the memory in which the model finds and leaves what stages hand on; num_tokens with padding."""
+        """Returns the stream's memory between stages, which the model reads and writes; num_tokens with padding."""
         return None
 
     def receive(self, batch: InputBatch, state: RequestState) -> None:
-        """Waits for what the step needs of other stages."""
+        """Waits for the step's inputs from other stages."""
 
     def pass_on(self, batch: InputBatch, state: RequestState, drafted: DraftedStep | None) -> None:
-        """Sends the stream to the next stage. drafted: receives what was gained, if the step has drafts."""
+        """Sends the stream to the next stage. drafted: receives the gained tokens' numbers, if the step has drafts."""
 
     def end(self, token_ids: Tensor | None) -> None:
-        """Ends the step on the last stage. token_ids int64 [R]: what was sampled; None: nothing."""
+        """Ends the step on the last stage. token_ids int64 [R]: the sampled tokens; None: nothing was sampled."""
 
     @property
     def times(self) -> StageTimes | None:
-        """Times of the last step, on the last stage."""
+        """Returns the times of the last step, on the last stage."""
         return None
 
 

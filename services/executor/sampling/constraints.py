@@ -22,15 +22,15 @@ class Constraints(Protocol):
     def masks(
         self, rows: np.ndarray, num_tokens: np.ndarray | None, offsets: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns (batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the restricted ones among the
-        sampled positions, given by their rows [S]; None: no position is restricted. Waits for the tokens before them.
+        """Returns (batch indices int32 [n], masks int32 [n, ceil(vocab_size / 32)]) of the restricted positions among
+        the sampled ones, given by rows [S]; None: no position is restricted. Waits for the tokens before them.
 
-        num_tokens [S]: tokens of their sequences; None: not known. offsets int64 [S]: how many of them are drafts;
-        None: none.
+        num_tokens [S]: tokens of their sequences; None: not known. offsets int64 [S]: the number of drafts among
+        these; None: no drafts.
         """
 
     def errors(self, rows: np.ndarray) -> dict[int, str]:
-        """Returns, by index into rows, why an output cannot go on. Call it after `masks`."""
+        """Returns, by index into rows, why an output cannot continue. Call it after `masks`."""
 
     def follow(self, output: StepOutput, rows: np.ndarray) -> None:
         """Gives the tokens of a launched step to the matchers of the sampled rows [R], once these tokens are known."""

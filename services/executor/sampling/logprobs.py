@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, and what `--logprobs-mode` makes of them."""
+"""Log probabilities of tokens, and the modes of `--logprobs-mode`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class LogprobsMode(enum.StrEnum):
 
 @dataclass(frozen=True)
 class LogprobsSelection:
-    """Requests that want log probabilities of what is sampled."""
+    """Requests that want log probabilities of sampled tokens."""
 
     batch_indices: Tensor | None  # int64 [L]; None = all of them
-    num_top: int  # most alternatives that any of them wants
+    num_top: int  # the largest number of alternatives that any of them wants
 
 
 @dataclass(frozen=True)

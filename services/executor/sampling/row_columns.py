@@ -1,4 +1,4 @@
-"""Columns in device memory: what kernels read of each request."""
+"""Columns in device memory: the values of each request that kernels read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pagewire.services.executor.device.upload import upload
 
 
 class RowColumns:
-    """The columns by row that kernels read, each [max_num_seqs]: counts, what `StepContext` has by row, and sampling
-    parameters with a column in the table of `pagewire.config.sampling_params`.
+    """The columns by row that kernels read, each [max_num_seqs]: counts, the values by row of `StepContext`, and the
+    sampling parameters with a column in the table of `pagewire.config.sampling_params`.
 
-    floats is the matrix that kernels take whole, fp32 [len(FLOATS), max_num_seqs].
+    floats is a matrix that kernels take as a whole, fp32 [len(FLOATS), max_num_seqs].
     """
 
     INTS = (  # int64
@@ -39,7 +39,7 @@ class RowColumns:
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._device = device
-        # Columns of one type are one matrix: requests enter with two writes, however many columns there are.
+        # Columns of one type are one matrix: requests enter with two writes for any number of columns.
         self._ints = torch.zeros(len(self.INTS), max_num_seqs, dtype=torch.int64, device=device)
         self.floats = torch.zeros(len(self.FLOATS), max_num_seqs, dtype=torch.float32, device=device)
         for names, matrix in ((self.INTS, self._ints), (self.FLOATS, self.floats)):

@@ -1,9 +1,9 @@
 """The sampler: from logits to the next token of every sampled request, without waiting for the device.
 
 Order of operations: logit_bias and min_tokens, bad_words, penalties, grammars and allowed_token_ids, temperature, min-p
-and top-k, top-p. Log probabilities are of the logits before all that, unless `--logprobs-mode` says otherwise. From
-temperature on, `sample_tokens` does everything, for any mix of requests. What comes before are extras, done only in
-steps where a request asks for them.
+and top-k, top-p. Log probabilities are of the logits before all these, unless set otherwise by `--logprobs-mode`. From
+temperature on, `sample_tokens` does everything, for any mix of requests. The earlier operations are extras, done only
+in steps where a request asks for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagewire.services.executor.sampling.logprobs import (
 )
 from pagewire.services.executor.sampling.row_columns import RowColumns
 
-# Finite: where all tokens that are allowed are forbidden, one of them is sampled.
+# Finite: if all allowed tokens are also forbidden, one of them is sampled.
 _FORBIDDEN = -1e30
 
 
@@ -33,7 +33,7 @@ class LogitBias:
     batch_indices: Tensor  # int64 [N]
     token_ids: Tensor  # int64 [N]
     values: Tensor  # fp32 [N]
-    min_lens: Tensor | None = None  # int64 [N]: only while a sequence is shorter; None = the host has decided
+    min_lens: Tensor | None = None  # int64 [N]: applies only while a sequence is shorter; None = decided by the host
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BadWords:
     """Sequences of tokens that must not be completed; N of them, of up to P + 1 tokens."""
 
     batch_indices: Tensor  # int64 [N]
-    prefixes: Tensor  # int64 [N, P], all but the last token, to the right; -1 before them
+    prefixes: Tensor  # int64 [N, P], all but the last token, right-aligned; -1 before them
     last_token_ids: Tensor  # int64 [N]
 
 
@@ -120,7 +120,7 @@ def sample(
     sampled = sample_tokens(adjusted, rows, columns, token_ids, offsets)
     if extras.logprobs is None:
         return SampledTokens(sampled, None)
-    named = sampled.clamp(min=0)  # NOT_A_NUMBER is no index
+    named = sampled.clamp(min=0)  # NOT_A_NUMBER is not a valid index
     logprobs = sampled_logprobs(logits, adjusted, named, rows, columns, extras.logprobs, logprobs_mode)
     return SampledTokens(sampled, logprobs)
 

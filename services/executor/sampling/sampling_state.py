@@ -1,4 +1,4 @@
-"""Sampling parameters by row: what kernels read of them, and which rows want more than every step does."""
+"""Sampling parameters by row: the values that kernels read, and the rows that need extras."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 _NO_LOGPROBS = -1
 _ANY_LEN = np.iinfo(np.int64).max
-# Columns that `ops.sample_tokens` does not read: another op is needed where one is not at its default.
+# Columns that `ops.sample_tokens` does not read: another op is needed if one of them is not at its default.
 _PENALTIES = [(one.name, one.default) for one in PARAMETERS if one.column is not None and one.is_eager]
 _COLUMNS = [(parameter.name, parameter.column) for parameter in PARAMETERS if parameter.column is not None]
 
@@ -30,7 +30,7 @@ def column_values(params: SamplingParams, vocab_size: int) -> dict[str, float]:
 
 
 class SamplingState:
-    """The host's part of sampling, by row [max_num_seqs]: what requests want beyond `sample_tokens`."""
+    """The host's part of sampling, by row [max_num_seqs]: requests' needs beyond `sample_tokens`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SamplingState:
         self._bad_words: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.constraints = constraints
         self._of_rows: tuple[dict[int, Any], ...] = (self._bias, self._end_token_ids, self._allowed, self._bad_words)
-        self._with_extras: set[int] = set()  # rows that want any of it; mostly there is none to look for
+        self._with_extras: set[int] = set()  # rows with any of these; usually there are none
 
     def fill(self, row: int, params: SamplingParams, num_prompt_tokens: int, matcher: Matcher | None = None) -> None:
         """Raises InvalidStep for token ids outside the vocabulary."""
@@ -70,7 +70,7 @@ class SamplingState:
         end_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
         if matcher is not None:
             self.constraints.fill(row, matcher, num_prompt_tokens)
-        # A grammar sees to min_tokens itself.
+        # A grammar enforces min_tokens itself.
         if not params.HasField("grammar") and params.min_tokens > 0 and end_token_ids:
             self._end_token_ids[row] = self._token_ids(sorted(end_token_ids))
             self._min_len[row] = num_prompt_tokens + params.min_tokens
@@ -87,13 +87,13 @@ class SamplingState:
         return token_ids
 
     def _mask(self, token_ids: np.ndarray) -> np.ndarray:
-        """int32 [ceil(vocab_size / 32)], the bits of these set; see `ops.mask_tokens`."""
+        """Returns int32 [ceil(vocab_size / 32)] with the bits of these ids set; see `ops.mask_tokens`."""
         bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=bool)
         bits[token_ids] = True
         return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
     def _sequences(self, words: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """All but their last tokens, int64 [n, P] with -1 before them, and these, int64 [n]."""
+        """Returns all but the last tokens, int64 [n, P] with -1 before them, and the last tokens, int64 [n]."""
         token_ids = [self._token_ids(word) for word in words]
         prefixes = np.full((len(words), max(map(len, words)) - 1), -1, dtype=np.int64)
         for prefix, word in zip(prefixes, token_ids, strict=True):
@@ -101,7 +101,7 @@ class SamplingState:
         return prefixes, np.array([word[-1] for word in token_ids])
 
     def clear(self, row: int) -> None:
-        """Forgets what not every row has; `fill` overwrites the columns."""
+        """Forgets the row's optional values; `fill` overwrites the columns."""
         self._with_extras.discard(row)
         self.constraints.clear(row)
         self._min_len[row] = 0
@@ -126,8 +126,8 @@ class SamplingState:
     ) -> SamplingExtras | None:
         """Returns the extras for the rows [S] of the positions that are sampled in this step; None: there are none.
 
-        num_tokens [S]: of the sequence before each, or, if not is_exact, at least so many: what depends on it is then
-        decided on the device. offsets int64 [S]: how many of them are drafts.
+        num_tokens [S]: tokens of the sequence before each; if not is_exact, a lower bound, and whatever depends on it
+        is decided on the device. offsets int64 [S]: the number of drafts among these.
         """
         if not self._with_extras:
             return None
@@ -181,7 +181,7 @@ class SamplingState:
     ) -> None:
         masked = self.constraints.masks(rows, num_tokens, offsets)
         parts = [] if masked is None else [masked]
-        # No row has both: a matcher sees to allowed_token_ids itself.
+        # No row has both: a matcher enforces allowed_token_ids itself.
         allowed = [(index, self._allowed[row]) for index, row in enumerate(rows.tolist()) if row in self._allowed]
         if allowed:
             indices, masks = zip(*allowed, strict=True)

@@ -12,7 +12,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 
 class Tokens(Protocol):
-    """The part of a rank in sampling the next token of every sampled position."""
+    """A rank's part in sampling the next token of every sampled position."""
 
     def sample(
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
@@ -20,7 +20,7 @@ class Tokens(Protocol):
         """Does what `sampler.sample_tokens` does. May be recorded, or captured."""
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters that this rank needs of a request which rank 0 samples with `params`."""
+        """Returns the parameters that this rank needs for a request that rank 0 samples with `params`."""
 
     def announce(self, sampled: Tensor, num_sampled: int) -> None:
         """Sends tokens that `sampler.sample` computed to the ranks that call `sample` in this step.
@@ -30,7 +30,7 @@ class Tokens(Protocol):
 
 
 class _OwnTokens:
-    """There is no other rank."""
+    """Samples for a single rank."""
 
     def sample(
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None

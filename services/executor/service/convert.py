@@ -35,13 +35,12 @@ _KINDS = {
 _TENSOR_DTYPES = ("float32", "int64")
 _MAX_DIMENSIONS = 8
 _MAX_INT32 = 2**31 - 1
-# Of a request that yields a vector.
+# Sampling parameters of a request that yields a vector.
 _NO_SAMPLING = common_pb2.SamplingParams(temperature=0)
 
 
 def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_INT32) -> Step:
-    """Raises InvalidStep for columns that do not fit together. A prompt with ids that are not below vocab_size fails
-    alone."""
+    """Returns the step. Raises InvalidStep for inconsistent columns. A prompt with invalid token ids fails alone."""
     num_reqs = len(message.request_ids)
     num_groups = len(message.num_new_blocks) // num_reqs if num_reqs else 0
     if len(message.num_scheduled_tokens) != num_reqs or len(message.num_new_blocks) != num_reqs * num_groups:
@@ -68,7 +67,7 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
 
 
 def _traces(message: executor_pb2.StepRequest) -> Sequence[Trace]:
-    """Of its new requests. Raises InvalidStep."""
+    """Returns the trace contexts of its new requests. Raises InvalidStep."""
     num_new = len(message.new_requests)
     parents, states = message.traceparents or [""] * num_new, message.tracestates or [""] * num_new
     if len(parents) != num_new or len(states) != num_new:
@@ -100,7 +99,7 @@ def _new_request(message: executor_pb2.NewRequest, trace: Trace, vocab_size: int
 
 
 def _images(messages: Sequence[common_pb2.PromptImage]) -> tuple[list[Image], Failure | None]:
-    """The images, and why their request fails if a tensor is none: that is its sender's fault, not the step's."""
+    """Returns the images, or the failure of their request for an invalid tensor, which is the client's error."""
     images = []
     for index, message in enumerate(messages):
         try:
@@ -122,12 +121,12 @@ def _tensor(name: str, message: common_pb2.Tensor) -> np.ndarray:
         raise InvalidImage(
             f"{name!r:.50} has {len(message.data)} bytes; {message.dtype} of the shape {list(shape)} takes {num_bytes}"
         )
-    # A copy: what is uploaded may be written to, the message's bytes may not.
+    # A copy: uploaded arrays may be written to, the message's bytes may not.
     return np.frombuffer(message.data, dtype=dtype).reshape(shape).copy()
 
 
 def _sampling(message: common_pb2.SamplingParams, request_id: int) -> common_pb2.SamplingParams:
-    """With defaults. Raises InvalidStep for a random request without a seed and for what would not fit a step."""
+    """Returns them with defaults. Raises InvalidStep for random sampling without a seed and for excessive values."""
     params = with_defaults(message)
     if params.temperature > 0 and not params.HasField("seed"):
         raise InvalidStep(f"new request {request_id} samples with temperature {params.temperature:g} but has no seed")
@@ -197,7 +196,7 @@ def _lines(lines: PromptLines) -> common_pb2.Logprobs:
 
 
 def _vectors(vectors: np.ndarray, first_index: int) -> dict[int, common_pb2.Vector]:
-    """Of fp32 [V, size], by index into request_ids, where they come last."""
+    """Returns the vectors fp32 [V, size] by index into request_ids, where they come last."""
     return {first_index + index: common_pb2.Vector(values=vector.tolist()) for index, vector in enumerate(vectors)}
 
 

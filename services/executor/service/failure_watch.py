@@ -1,6 +1,6 @@
 """Detection of models that yield NaN for every request.
 
-A request that yields NaN while others do not ends alone. Where all requests of a step yield NaN, the weights may be
+A request that yields NaN while others do not ends alone. If all requests of a step yield NaN, the weights may be
 damaged: then a probe (`runner.probe`) decides.
 """
 
@@ -15,25 +15,25 @@ from pagewire.services.executor.step.failures import Cause, Failure
 
 logger = logging.getLogger(__name__)
 
-# Requests in succession, each alone in its step, that yield NaN: a client may send such requests on purpose.
+# Limit of successive requests, each alone in its step, that yield NaN: a client may send such requests on purpose.
 _MOST_ALONE = 3
-_NUM_KNOWN = 1024  # a request may fail again in the next step, before the scheduler has ended it
+_NUM_KNOWN = 1024  # a request may fail again in the next step, before the scheduler ends it
 
 
 class OnlyNan(RuntimeError):
-    """A step has yielded nothing but NaN."""
+    """A step has yielded only NaN."""
 
 
 class FailureWatch:
-    """Counts the requests of one stream that fail."""
+    """Counts the failing requests of one stream."""
 
     def __init__(self) -> None:
         self._num_alone = 0
         self._known: deque[int] = deque(maxlen=_NUM_KNOWN)  # requests that have failed
 
     def suspects_model(self, num_results: int, failures: Mapping[int, Failure]) -> bool:
-        """Returns whether the model is to be probed after a step with num_results tokens and vectors, of which these
-        failed. If not, the failures are counted and logged."""
+        """Returns whether to probe the model after a step with num_results tokens and vectors and these failures. If
+        not, the failures are counted and logged."""
         if not failures:
             self._num_alone = 0
             return False

@@ -9,10 +9,9 @@ from pagewire.services.executor.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# Seconds without a request before a recording begins: a client that sends the next request sooner does not wait for
-# one.
+# Seconds without a request before a recording begins: a client that sends its next request sooner need not wait.
 QUIET_S = 0.1
-# A new request waits for the recording that is under way. Longer steps are recorded when they first occur: for them it
+# A new request waits for a running recording. Longer steps are recorded when they first occur: for them the delay
 # matters little.
 LONGEST_S = 0.2
 
@@ -28,7 +27,7 @@ class IdleRecording:
         self.is_done = False
 
     def record_next(self) -> None:
-        # Time of this thread: the time on the wall says little on busy cores.
+        # CPU time of this thread: wall time is unreliable on busy cores.
         started = time.thread_time()
         try:
             self.is_done = not self._runner.record_missing()

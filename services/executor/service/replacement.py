@@ -1,7 +1,7 @@
-"""Replacement of the model's weights: new ones are read beside those in force, and copied over them between two steps.
+"""Replacement of the model's weights: new ones are read while the old ones serve, and copied over them between steps.
 
-Everything may fail except the last part, a copy within memory: so whatever is wrong with a checkpoint, the old weights
-remain in use.
+Everything may fail except the last part, a copy within memory: so the old weights remain in use if anything is wrong
+with a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-_NICENESS = 10  # of the threads that read: steps go on at their pace
+_NICENESS = 10  # of the reading threads: steps continue at full speed
 _CHECKED_FOR_NAN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Weights that can be put in force."""
+    """Weights that are ready to be put in force."""
 
     weights: Weights
     pairs: Pairs
     others: Others | None = None  # with the same weights loaded
 
     def install(self, runner: Runner) -> None:
-        """Puts them in force. Call it on the device thread, between two steps: rows and KV cache are void then."""
+        """Puts them in force. Call it on the device thread, between two steps: it makes rows and KV cache void."""
         if self.others is not None:
             self.others.install()
         with torch.inference_mode():
@@ -73,23 +73,23 @@ class Others(Protocol):
     def drop(self) -> None: ...
 
 
-# Reads the weights that are wanted, for the model of a runner. Raises as `load_weights`.
+# Reads the wanted weights for the model of a runner. Raises the same errors as `load_weights`.
 Load = Callable[[Runner, Weights], LoadedWeights]
 
 
 def load_weights(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group = ALONE_GROUP) -> LoadedWeights:
-    """Reads weights beside the runner's own. On a thread of its own, and on all ranks of the group at the same time.
+    """Reads weights in addition to the runner's. Runs on a separate thread, on all ranks of the group at the same time.
 
     Raises:
-        RpcError: FAILED_PRECONDITION, they are not those of the digest that is wanted.
-        StartupError, Differs, BrokenModel, OSError: they cannot replace the runner's own, or another rank's.
+        RpcError: FAILED_PRECONDITION, they do not have the wanted digest.
+        StartupError, Differs, BrokenModel, OSError: they cannot replace the weights of the runner or of another rank.
         RankLost
     """
     try:
         served, pairs, digest, error = *_read(config, runner, wanted, group), None
     except Exception as raised:
         error = raised
-    group.without_error(error)  # of any rank: what follows they do together
+    group.without_error(error)  # of any rank: the rest is done by all ranks together
     try:
         _check_numbers(runner, served, group)
     except Exception as raised:
@@ -118,7 +118,7 @@ def _read(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group)
     if served.digest != digest:
         raise StartupError(f"{path} changed while it was read; replace the weights once it is complete")
     found = twins(runner.model, served.model) + twins(runner.pooling, served.pooling, "pooling")
-    pairs = [pair for pair in found if not pair[1].is_meta]  # others are of other stages
+    pairs = [pair for pair in found if not pair[1].is_meta]  # the others belong to other stages
     if any(source.dtype in _CHECKED_FOR_NAN and bool(source.isnan().any()) for _, source in pairs):
         raise BrokenModel("some weights are NaN: the checkpoint is damaged, or its training failed")
     return served, pairs, digest
@@ -133,10 +133,10 @@ def _check_numbers(runner: Runner, served: ServedModel, group: Group) -> None:
 
 
 class Replacements:
-    """The weights in force, and those that may take their place. All calls come from the event loop."""
+    """The weights in force, and their possible replacement. All calls come from the event loop."""
 
     def __init__(self, worker: Worker, load: Load, first: Weights) -> None:
-        """first: those that the worker's runner has."""
+        """first: the weights of the worker's runner."""
         self._worker = worker
         self._load = load
         self._in_force = first
@@ -146,7 +146,7 @@ class Replacements:
         stats.WEIGHTS_VERSION.labels(first.version).set(1)
 
     async def in_force(self) -> Weights:
-        """Returns the weights in force, after an installation that is under way."""
+        """Returns the weights in force, after any running installation."""
         async with self._install_lock:
             return self._in_force
 
@@ -175,7 +175,7 @@ class Replacements:
         return loaded.weights
 
     async def install(self, wanted: Weights) -> float:
-        """Puts what was loaded in force; returns how long no step could run, in seconds. Raises RpcError."""
+        """Puts the loaded weights in force; returns the seconds in which no step could run. Raises RpcError."""
         loaded, self._loaded = self._loaded, None
         if loaded is None or loaded.weights != wanted:
             raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"weights {wanted.version} were not loaded")

@@ -16,23 +16,23 @@ class Grammars(Protocol):
         """Compiles a grammar that requests will have. Raises RpcError INVALID_ARGUMENT if it is wrong."""
 
     async def attach(self, step: Step) -> Step:
-        """Returns the step in which each new request with restricted tokens has a matcher, or a failure."""
+        """Returns the step with a matcher, or a failure, for each new request with restricted tokens."""
 
     def close(self) -> None:
         """Ends threads and processes."""
 
 
 class WeightVersions(Protocol):
-    """The weights in force, and those that may replace them. Used on the event loop. All calls may raise RpcError."""
+    """The weights in force, and their possible replacement. Used on the event loop. All calls may raise RpcError."""
 
     async def in_force(self) -> Weights:
-        """Returns the weights in force, after a replacement that is under way."""
+        """Returns the weights in force, after any running replacement."""
 
     async def load(self, wanted: Weights) -> Weights:
         """Makes weights ready to be installed, and returns their full description."""
 
     async def install(self, wanted: Weights) -> float:
-        """Puts the loaded weights in force; returns for how many seconds no step could run."""
+        """Puts the loaded weights in force; returns the seconds in which no step could run."""
 
     def drop(self) -> None:
         """Forgets the loaded weights."""

@@ -21,14 +21,14 @@ from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire.rpc import RpcError, cancel
 from pagewire.wire.status.executor_failures import ExecutorFailure
 
-# None: the session was closed and all its results are there.
+# None: the session was closed and all its results have arrived.
 _Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
 
-# Seconds for which a scheduler with a broken stream keeps out lower terms: it reconnects at once if it can.
+# Seconds for which a scheduler with a broken stream excludes lower terms: it reconnects at once if it can.
 TERM_HELD_S = 10.0
 
 
-# By the code of a DeviceError or StepFailed.
+# By the status code of a DeviceError or StepFailed.
 _FAILURES = {
     grpc.StatusCode.UNKNOWN: ExecutorFailure.STEP_FAILED,
     grpc.StatusCode.INTERNAL: ExecutorFailure.DEVICE_FAILED,
@@ -38,7 +38,7 @@ _FAILURES = {
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Thin: messages in, messages out; the worker executes."""
+    """Converts messages; the worker executes."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         make_grammars: Callable[[ExecutorInfo], Grammars],
         make_weights: Callable[[ExecutorInfo], WeightVersions],
     ) -> None:
-        """make_grammars, make_weights: called once each, when the model is loaded."""
+        """make_grammars, make_weights: each is called once, when the model is loaded."""
         self._worker = worker
         self._make_grammars = make_grammars
         self._grammars: Grammars | None = None
@@ -57,7 +57,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._left_at = 0.0  # when its stream ended, time.monotonic()
 
     async def _loaded(self) -> ExecutorInfo:
-        """Waits, minutes perhaps, until steps can be executed. Raises RpcError UNAVAILABLE when they no longer can."""
+        """Waits, possibly minutes, until steps can be executed. Raises RpcError UNAVAILABLE when they no longer can."""
         if self._worker.is_ending:
             raise RpcError(grpc.StatusCode.UNAVAILABLE, "the executor is stopping; retry with its successor")
         try:
@@ -108,7 +108,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         return self._grammars
 
     def close(self) -> None:
-        """Ends what the calls have started. No call may follow."""
+        """Ends everything that the calls have started. No call may follow."""
         if self._grammars is not None:
             self._grammars.close()
         if self._weights is not None:
@@ -162,7 +162,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             await cancel([reader])
 
     def _take(self, opening: executor_pb2.StepRequest) -> None:
-        """Gives the executor to the scheduler that opens a stream. Raises RpcError if it belongs to a later one."""
+        """Assigns the executor to the scheduler that opens a stream. Raises RpcError if it belongs to a later one."""
         if opening.step_id != 0:
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -191,7 +191,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> None:
         """Feeds the worker until the scheduler half-closes its side.
 
-        large_steps: ids of those that take much memory, all of which the C library would keep, of each size its own.
+        large_steps: ids of steps that take much memory; the C library would keep all of it, separately for each size.
         """
         try:
             async for request in requests:
@@ -202,7 +202,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                     large_steps.add(step.step_id)
                 self._worker.submit(session, step)
         except Exception as error:
-            # Whatever it is, it ends the stream: raised by Execute.
+            # Any error ends the stream: Execute raises it.
             results.put_nowait(error)
         else:
             self._worker.close(session)

@@ -1,4 +1,4 @@
-"""The time that a step may take, learned from earlier steps: it distinguishes a device that hangs from a slow one."""
+"""The time that a step may take, learned from earlier steps: it distinguishes a hanging device from a slow one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import deque
 
 from pagewire.process.watchdog import Pulse
 
-# Of what was learned: other processes may take the cores for a while, and some steps sample at more cost.
+# Margin on the learned time: other processes may take the cores for a while, and sampling is costlier in some steps.
 _MARGIN = 3.0
 # For the first step of its size, which may compile kernels.
 _FIRST_S = 60.0
 # For the images of a step: a CPU may take half a minute for a large one.
 IMAGES_S = 120.0
-# For what copies all of the model's weights.
+# For work that copies all of the model's weights.
 INSTALL_S = 120.0
-# For an empty step that is recorded.
+# For recording an empty step.
 RECORDING_S = 60.0
-_DECAY = 0.98  # of the slowest step of a size, with each that follows
+_DECAY = 0.98  # of the slowest time of a size, with each later step
 
 
 class StepTimes:
@@ -27,10 +27,10 @@ class StepTimes:
         self._slowest: dict[int, tuple[float, float]] = {}  # magnitude -> load, seconds
 
     def expect(self, load: float) -> float | None:
-        """Seconds that such a step may take; None: nothing is known yet.
+        """Returns the seconds that such a step may take; None: nothing is known yet.
 
-        A smaller step takes no longer than a larger one, and a larger one no longer in proportion: so each size that
-        was seen bounds all others, and the tightest bound counts.
+        A smaller step takes no longer than a larger one, and time grows at most in proportion to size: so each known
+        size bounds all others, and the tightest bound counts.
         """
         if not self._slowest:
             return None
@@ -38,7 +38,7 @@ class StepTimes:
         return _MARGIN * seconds + (0.0 if _magnitude(load) in self._slowest else _FIRST_S)
 
     def observe(self, load: float, seconds: float) -> None:
-        """A step is done."""
+        """Records a finished step."""
         of_load, slowest = self._slowest.get(_magnitude(load), (load, 0.0))
         self._slowest[_magnitude(load)] = (load, max(seconds, _DECAY * slowest * load / of_load))
 
@@ -50,46 +50,46 @@ def _magnitude(load: float) -> int:
 class StepWatch:
     """Sets the time in which a watchdog expects the next sign of life of the device. Called on any thread.
 
-    On CUDA a step is launched while the one before runs; steps are done in the order of their launches.
+    On CUDA a step is launched while the previous one runs; steps finish in the order of their launches.
     """
 
     def __init__(self, pulse: Pulse) -> None:
         self._pulse = pulse
         self._times = StepTimes()
         self._lock = threading.Lock()
-        self._preparing: float | None = None  # seconds that it may take beyond the pulse's own bound; None = idle
+        self._preparing: float | None = None  # allowed seconds beyond the pulse's own bound; None = idle
         self._launching: tuple[float, float | None] | None = None  # load, expected seconds
         self._launched: deque[tuple[float, float | None]] = deque()
 
     def begin(self, allowance: float = 0.0) -> None:
-        """The device thread has something to do. allowance: seconds for what comes before a step is launched: images,
-        of any size, or other weights."""
+        """Marks that the device thread has work. allowance: seconds for work before a step is launched: images of any
+        size, or other weights."""
         with self._lock:
             self._preparing = allowance
             self._beat()
 
     def launching(self, load: float) -> None:
-        """A step of this load begins."""
+        """Marks the begin of a step with this load."""
         with self._lock:
             self._preparing = 0.0
             self._launching = (load, self._times.expect(load))
             self._beat()
 
     def launched(self) -> None:
-        """The step is the device's; `done` follows. Nothing was computed if it had no load."""
+        """Marks that the device has the step; `done` follows. Nothing is computed if it had no load."""
         with self._lock:
             self._launched.append(self._launching or (0.0, 0.0))
             self._launching = None
             self._beat()
 
     def end(self) -> None:
-        """The device thread has nothing to do."""
+        """Marks that the device thread has no work."""
         with self._lock:
             self._preparing, self._launching = None, None
             self._beat()
 
     def done(self, seconds: float) -> None:
-        """The first of the steps that were launched is done."""
+        """Marks that the first of the launched steps is done."""
         with self._lock:
             load, _ = self._launched.popleft()
             if load:

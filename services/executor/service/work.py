@@ -27,7 +27,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Failed:
-    """A step with missing or impossible results, because of a request, the model or the device."""
+    """A step with missing or impossible results, caused by a request, the model or the device."""
 
     session: Session
     error: Exception
@@ -51,18 +51,18 @@ Item = Opened | Submitted | Closed | Called | Failed
 
 
 class WorkObserver(Protocol):
-    """Follows what the device thread has to do, and in which order."""
+    """Observes the work of the device thread and its order."""
 
     is_strict: bool  # the device thread does nothing but what the observer has seen
 
     def arrived(self, item: Item, put: Callable[[Item], None]) -> None:
-        """Puts the item behind all others. Called on any thread."""
+        """Appends the item to the queue. Called on any thread."""
 
     def begins(self, item: Item) -> None:
-        """The device thread takes the item up."""
+        """Called when the device thread begins the item."""
 
     def ended(self, item: Item) -> None:
-        """The device thread is done with the item."""
+        """Called when the device thread has finished the item."""
 
 
 class _NoObserver:

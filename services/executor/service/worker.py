@@ -55,9 +55,9 @@ class Worker:
         quiet: float = QUIET_S,
         observer: WorkObserver = NO_OBSERVER,
     ) -> None:
-        """start_runner is called on the device thread; its errors go to `loaded`. pulse: of the steps, from the first
-        that is done on. quiet: seconds without a request after which steps are recorded. observer: follows what
-        there is to do."""
+        """start_runner is called on the device thread; its errors go to `loaded`. pulse: signs of life, from the first
+        finished step on. quiet: seconds without a request after which steps are recorded. observer: observes the
+        queue of work."""
         self._observer = observer
         self._watch = StepWatch(pulse or Pulse("no watchdog", 1.0))
         self._start_runner = start_runner
@@ -65,11 +65,11 @@ class Worker:
         self.quiet = quiet
         self._submitted: SimpleQueue[Item | None] = SimpleQueue()
         self._launched: SimpleQueue[Launched | Closed | None] = SimpleQueue()
-        self._session: Session | None = None  # of the device thread
+        self._session: Session | None = None  # used by the device thread
         self._num_requests = 0  # with a row
         self._runner: Runner | None = None
         self._spans = stats.RequestSpans()
-        self.is_ending = False  # the process is about to
+        self.is_ending = False  # whether the process is about to end
         self.loaded: Future[ExecutorInfo] = Future()
         self.failed: Future[None] = Future()
         # Daemons: a device that hangs must not keep the process from ending.
@@ -89,7 +89,7 @@ class Worker:
                 thread.join(timeout)
 
     def open(self, deliver: Deliver) -> Session:
-        """A new session; steps of older ones that were not executed yet never will be."""
+        """Opens a new session; the remaining steps of older ones are never executed."""
         session = Session(deliver)
         self._put(Opened(session))
         return session
@@ -98,12 +98,11 @@ class Worker:
         self._put(Submitted(session, step))
 
     def close(self, session: Session) -> None:
-        """No more steps: those submitted are executed, then the session's rows are freed."""
+        """Ends the steps: the submitted ones are executed, then the session's rows are freed."""
         self._put(Closed(session))
 
     def end_stream(self, error: DeviceError) -> None:
-        """Sends the scheduler the error with which its stream ends; no other stream can be opened. Called on any
-        thread."""
+        """Ends the scheduler's stream with this error; no other stream can be opened. Called on any thread."""
         self.is_ending = True
         session = self._session
         if session is not None:
@@ -115,8 +114,8 @@ class Worker:
         return not self._num_requests and self._submitted.empty()
 
     def between_steps(self, function: Callable[[Runner], None], reason: str) -> Future[None]:
-        """Calls a function on the device thread that leaves rows and KV cache void; the session ends before. An error
-        in it counts as one of the device."""
+        """Calls a function on the device thread that makes rows and KV cache void; the session ends before. An error in
+        it counts as a device error."""
         called = Called(function, reason)
         self._put(called)
         return called.done
@@ -189,7 +188,7 @@ class Worker:
             item.function(runner)
         except BaseException as error:
             item.done.set_exception(DeviceError(f"{type(error).__name__}: {error}"))
-            self._session = session  # it receives the error
+            self._session = session  # receives the error
             raise
         if session is not None:
             self._hand_over(Closed(session))
@@ -209,11 +208,11 @@ class Worker:
             self._recover(runner, item.session, error)
 
     def _recover(self, runner: Runner, session: Session, error: Exception) -> None:
-        """Ends a session because of an error that a request may have caused, and goes on. Raises the error if the
-        device or the model is the cause."""
+        """Ends a session after an error that a request may have caused, and continues. Raises the error if the device
+        or the model is the cause."""
         logger.error("a step failed", exc_info=error)
         if self._observer.is_strict:
-            raise error  # steps that follow are under way
+            raise error  # later steps are already running
         try:
             probe(runner, self.loaded.result().vocab_size)
         except DeviceError:
@@ -264,12 +263,12 @@ class Worker:
             self.fail(error)
 
     def _report_failure(self, session: Session, error: Exception) -> None:
-        """Makes the device thread find out what failed: a request, the model or the device."""
+        """Lets the device thread find out what failed: a request, the model or the device."""
         session.is_over = True
         self._submitted.put(Failed(session, error))
 
     def _return(self, item: Launched | Closed) -> None:
-        """Waits for what was launched and delivers it."""
+        """Waits for launched steps and delivers their results."""
         if isinstance(item, Closed):
             item.session.deliver(item.error)
             return
@@ -309,7 +308,7 @@ class Worker:
 
 
 def _allowance(item: Item, runner: Runner) -> float:
-    """Returns the seconds that the item may take, apart from a step."""
+    """Returns the seconds that the item may take in addition to a step."""
     if isinstance(item, Called):
         return INSTALL_S
     return IMAGES_S if runner.smallest_image > 0 else 0.0

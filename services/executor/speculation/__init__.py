@@ -1,1 +1,1 @@
-"""Proposers of the tokens that a step checks: one class for each method, behind one `Proposer`."""
+"""Proposers of drafts: one class for each method, behind one `Proposer` interface."""

@@ -20,8 +20,7 @@ from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
 def can_have_drafts(model: Model, pooling: Pooling, group: Group) -> bool:
-    """Returns whether method auto is ngram. With stages, on CPUs, n-grams draft too, but only if the method is
-    named."""
+    """Returns whether method auto means ngram. With several stages, on CPUs, ngram works too, but must be named."""
     return pooling.generates and group.stage is WHOLE and not kv_cache.has_state(model)
 
 
@@ -29,7 +28,7 @@ def make_proposer(
     speculation: Speculation | None, pooling: Pooling, group: Group, target: Target, drafter: Model | None
 ) -> Proposer | None:
     """Returns the proposer, or None if nothing is drafted. drafter: see `drafters.load_drafter`. Raises StartupError
-    for a method that does not work here."""
+    for a method that does not work with this setup."""
     if speculation is None:
         return None
     if not pooling.generates:

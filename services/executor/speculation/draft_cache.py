@@ -1,8 +1,7 @@
-"""The KV cache of a model that drafts: memory of its own, in the blocks of the target's cache, and how far it is
-filled.
+"""The KV cache of a drafting model: separate memory with the blocks of the target's cache, and how far it is filled.
 
 Each block of the target has a counterpart with the same id, in which the other model keeps the same tokens. So the
-scheduler, which allocates, shares and frees blocks, does not know of it.
+scheduler, which allocates, shares and frees blocks, need not know about it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from pagewire.services.executor.step.limits import Limits
 
 
 def places(drafter: Model, target: Model) -> list[int]:
-    """Returns, for each caching layer of the drafter, the group of the target with the same blocks: one that keeps as
-    many tokens, or all. Raises StartupError if there is none."""
+    """Returns, for each caching layer of the drafter, the group of the target with the same blocks: a group that keeps
+    the same number of tokens, or all. Raises StartupError if there is none."""
     specs = list(kv_cache.groups(target))
     return [_place(layer.kv_spec(), specs, drafter, target) for layer in drafter.caching_layers]
 
@@ -41,7 +40,7 @@ def _place(spec: CacheSpec, specs: list[CacheSpec], drafter: Model, target: Mode
 
 
 def _sizes(target: Model, num_blocks: int, limits: Limits) -> list[int]:
-    """Returns the blocks of each group, and one more, which takes writes that belong to no request."""
+    """Returns the blocks of each group plus one, which takes writes that belong to no request."""
     return [group.num_blocks + 1 for group in kv_cache.kv_groups(target, num_blocks, limits)]
 
 
@@ -55,7 +54,7 @@ def num_bytes(drafter: Model, target: Model, num_blocks: int, limits: Limits) ->
 
 
 def allocate(drafter: Model, target: Model, num_blocks: int, limits: Limits, device: torch.device) -> list[Tensor]:
-    """Binds every layer of the drafter to a cache of its own, [num_blocks of the group + 1, *page_shape]."""
+    """Binds every layer of the drafter to its own cache, [num_blocks of the group + 1, *page_shape]."""
     sizes = _sizes(target, num_blocks, limits)
     caches = []
     for group, layer in zip(places(drafter, target), drafter.caching_layers, strict=True):
@@ -68,19 +67,19 @@ def allocate(drafter: Model, target: Model, num_blocks: int, limits: Limits, dev
 
 
 class Filled:
-    """Lower bounds of how many tokens of each row, and of each block, the drafter has computed."""
+    """Lower bounds of the tokens that the drafter has computed, by row and by block."""
 
     def __init__(self, max_num_seqs: int, num_blocks: int, group: int, block_size: int) -> None:
-        """num_blocks: of the group that is looked at, where block tables are in memory that the host reads."""
+        """num_blocks: blocks of the observed group, if the host can read the block tables."""
         self.rows = np.zeros(max_num_seqs, dtype=np.int64)
         self._admissions = np.zeros(max_num_seqs, dtype=np.int64)
-        self._kept = np.zeros(max_num_seqs, dtype=np.int64)  # of rows: those that blocks know of
+        self._kept = np.zeros(max_num_seqs, dtype=np.int64)  # by row: tokens that are recorded in blocks
         self._blocks = np.zeros(num_blocks, dtype=np.int64)
         self._group = group
         self._block_size = block_size
 
     def admit(self, rows: np.ndarray, state: RequestState, block_tables: BlockTables) -> None:
-        """Rows that have gone to other requests begin with what their blocks hold."""
+        """Starts rows of new requests with the tokens that their blocks hold."""
         admissions = state.admissions(rows)
         for index in np.flatnonzero(admissions != self._admissions[rows]).tolist():
             row = rows[index]
@@ -98,12 +97,12 @@ class Filled:
             self._kept[row] = self.rows[row]
 
     def take(self, new_block_ids: np.ndarray) -> None:
-        """These blocks, of the group, have been given to requests that will fill them."""
+        """Records that these blocks of the group were given to requests that will fill them."""
         self._blocks[new_block_ids] = 0
 
     def fill(self, row: int, end: int, num_known: int, block_tables: BlockTables) -> None:
-        """The row's first `end` tokens are computed now, of which num_known are no drafts; its block table reaches as
-        far."""
+        """Records that the row's first `end` tokens are computed, num_known of which are no drafts; its block table
+        covers them."""
         self.rows[row] = end
         start, end = int(self._kept[row]), min(end, num_known)
         if end > start and host_memory.is_shared(block_tables.tensor.device):

@@ -1,8 +1,8 @@
 """Drafts of another, smaller model with the same vocabulary.
 
-It computes what it drafts from: the tokens of prompts in the steps in which the target computes them, those of outputs
-when it drafts behind them. While nothing is drafted it falls behind, by no more than CATCH_UP tokens of each request:
-many tokens at once cost little more than one.
+It computes the tokens that it drafts from: those of prompts in the same steps as the target, those of outputs when it
+drafts behind them. While nothing is drafted it falls behind, by at most CATCH_UP tokens of each request: several tokens
+at once cost little more than one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pagewire.services.executor.speculation.model_proposer import ModelProposer
 from pagewire.services.executor.step.step import Step
 
 CATCH_UP = 32
-# Tokens of a request in a captured step: those of a short query. It may lack what steps in flight have drafted, or what
-# was not drafted for.
+# Tokens of a request in a captured step: those of a short query. The model may lack tokens that steps in flight have
+# drafted, or tokens of steps without drafts.
 MOST_CAPTURED = 16
 
 
 class DraftModel(ModelProposer):
-    """A model with a KV cache of its own."""
+    """A drafting model with its own KV cache."""
 
-    lag = 0  # of a row's last tokens, so many are no position of their own; then it waits for the target's step
+    lag = 0  # number of a row's last tokens without a position; if there are any, it waits for the target's step
 
     def __init__(self, target: Target, drafter: Model, max_draft_tokens: int, max_len: int) -> None:
-        """max_len: the longest request that is drafted for, its drafts included."""
+        """max_len: limit of requests that are drafted for, drafts included."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._drafter, self._max_len = target, drafter, max_len
         self._is_alone = target.tokens is OWN_TOKENS  # else all ranks must compute the same tokens
@@ -56,7 +56,7 @@ class DraftModel(ModelProposer):
         least, most = self._num_tokens(rows, state)
         asked = np.zeros_like(rows) if step.num_draft_tokens is None else step.num_draft_tokens
         counts = np.where((most + asked <= self._max_len) & (least > self.lag), asked, 0)
-        # Of its drafts and what was drafted behind a wrong one nothing is left.
+        # Nothing is left of its drafts, nor of the drafts behind a wrong one.
         filled.rows[rows] = np.minimum(filled.rows[rows], np.maximum(least - 1 - self.lag, 0))
         ends = self._num_computed(rows, state) + (0 if self.lag else batch.query_lens - asked)
         ends = np.where(counts > 0, most, np.minimum(most, ends + self.lag)) - self.lag
@@ -83,7 +83,7 @@ class DraftModel(ModelProposer):
         num_tokens: np.ndarray,
         block_tables: BlockTables,
     ) -> None:
-        """What is missing of each request, in as many steps as it takes; behind its last token its first draft."""
+        """Computes the missing tokens of each request, in as many steps as needed, and its first draft."""
         assert self._steps is not None
         behind = np.zeros(self._target.limits.max_num_seqs, dtype=np.int64)
         behind[batch.rows] = num_tokens - self._filled.rows[batch.rows]
@@ -101,7 +101,7 @@ class DraftModel(ModelProposer):
                 self._filled.fill(row, end, end, block_tables)
 
     def _num_tokens(self, rows: np.ndarray, state: RequestState) -> tuple[np.ndarray, np.ndarray]:
-        """How many each row has at least and at most: what the host can know without waiting."""
+        """Returns the least and the most tokens that each row can have: what the host knows without waiting."""
         if host_memory.is_shared(self._target.device):
             exact = state.columns.num_tokens.numpy()[rows]
             return exact, exact
@@ -116,7 +116,7 @@ class DraftModel(ModelProposer):
         return state.num_computed_tokens[rows] + ahead
 
     def _new_blocks(self, step: Step, block_tables: BlockTables) -> np.ndarray:
-        """Of the group that is looked at."""
+        """Returns the block ids of the observed group."""
         groups = np.tile(np.arange(block_tables.num_groups), len(step.num_new_blocks))
         return step.new_block_ids[np.repeat(groups, step.num_new_blocks.ravel()) == self._group]
 

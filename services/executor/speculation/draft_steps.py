@@ -1,10 +1,10 @@
-"""Steps of a model that drafts: over the rows of the one it drafts for, with counts of tokens of their own.
+"""Steps of a drafting model, over the rows of its target, with separate counts of tokens.
 
-A round is a plain step of one token each. Tokens are drawn with the seeds of the rows, at the positions where the other
-model will draw its own, so with the same noise: where both find the same distribution they draw the same token,
-greedily or not. Each token goes behind the row's known ones, where it is the input of the next round, and a draft in
-the step that follows. All rounds are staged together: between two of them the device needs nothing of the host. Of
-several ranks the leader samples for all, as it does for the other model.
+A round is a plain step of one token per request. Tokens are drawn with the seeds of the rows, at the positions where
+the target will draw its own, so with the same noise: if both models have the same distribution they draw the same
+token, greedily or not. Each token is written behind the row's known ones, where it is the input of the next round, and
+a draft in the next step. All rounds are staged together: between two rounds the device needs nothing from the host.
+With several ranks the leader samples for all, as it does for the target.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Target:
-    """The runner of the model that is drafted for."""
+    """The parts of the target's runner that drafting needs."""
 
     model: Model
     limits: Limits
     num_blocks: int
     device: torch.device
-    split_size: int = 0  # as of `ModelRunner`
-    steps: Callable[[], Steps] = CudaGraphs  # how those of a model that drafts are launched
+    split_size: int = 0  # ModelRunner's
+    steps: Callable[[], Steps] = CudaGraphs  # how steps of a drafting model are launched
     tokens: Tokens = OWN_TOKENS  # how several ranks sample
 
 
 class DraftSteps:
-    """Steps of one model that drafts. Nothing here waits for the device."""
+    """Steps of one drafting model. Nothing here waits for the device."""
 
-    reads_ahead = 0  # tokens: of each position the input is the token so far behind it
+    reads_ahead = 0  # the input of each position is the token this many positions after it
 
     def __init__(self, model: Model, target: Target, state: RequestState, block_tables: BlockTables) -> None:
-        """state, block_tables: of the target's runner."""
+        """state, block_tables: the target runner's."""
         limits, device = target.limits, target.device
         self._model = model
         self._block_size = limits.block_size
@@ -88,8 +88,8 @@ class DraftSteps:
             graphs.capture(shape, record, partial(nobodys_step, shape))
 
     def start(self, num_missing: np.ndarray | None = None) -> None:
-        """Takes over how many tokens the rows have. num_missing int64 [max_num_seqs]: how many of them, the last ones,
-        are not computed; by default one."""
+        """Takes over the rows' numbers of tokens. num_missing int64 [max_num_seqs]: the number of last tokens that are
+        not computed; by default one."""
         mine, num_tokens = self._rows.columns, self._state.columns.num_tokens
         mine.num_tokens.copy_(num_tokens)
         if num_missing is None:
@@ -97,12 +97,12 @@ class DraftSteps:
         else:
             missing = upload(num_tokens.device, {"missing": num_missing})["missing"]
             torch.sub(num_tokens, missing, out=mine.num_computed_tokens)
-            mine.num_computed_tokens.clamp_(min=0)  # where drafts are refused of which the host does not know yet
+            mine.num_computed_tokens.clamp_(min=0)  # if drafts were refused and the host does not know it yet
 
     def draft(self, step: Step, batch: InputBatch, counts: np.ndarray, *, is_begun: bool = False) -> None:
-        """Rounds of one token each, for as many drafts as counts int64 [n] says of each request of the batch.
+        """Runs rounds of one token each until the batch's requests have counts int64 [n] drafts.
 
-        is_begun: each has its first draft already.
+        is_begun: each request has its first draft already.
         """
         sizes = [int((counts > drafted).sum()) for drafted in range(int(is_begun), int(counts.max(initial=0)))]
         if not sizes:
@@ -119,7 +119,7 @@ class DraftSteps:
             self._run(shape)
 
     def run(self, step: Step, rows: np.ndarray, query_lens: np.ndarray, sampled: np.ndarray) -> None:
-        """A round. rows, query_lens int64 [n]; sampled int64 [m], indices into rows: those that get a token.
+        """Runs a round. rows, query_lens int64 [n]; sampled int64 [m]: indices of the rows that get a token.
 
         step: has the new blocks of these rows, which are counted in the block tables already.
         """
@@ -129,7 +129,7 @@ class DraftSteps:
         self._run(shape, samples=len(sampled) > 0)
 
     def _run(self, shape: BatchShape, samples: bool = True) -> None:
-        """The step that is staged."""
+        """Runs the staged step."""
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape))
         if samples:
             self._graphs.run("sample", shape, lambda: self._sample(hidden, shape))

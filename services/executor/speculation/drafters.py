@@ -1,4 +1,4 @@
-"""The models that draft, loaded."""
+"""Loads the models that draft."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_drafter(
     device: torch.device,
     group: Group,
 ) -> Model | None:
-    """The model that drafts for the target, if one does. Raises StartupError, or ModelLoadError."""
+    """Returns the model that drafts for the target, or None. Raises StartupError or ModelLoadError."""
     if speculation is None or speculation.method in LOOKUP_METHODS:
         return None
     if group.stage is not WHOLE:
@@ -105,7 +105,7 @@ def _path_of(speculation: Speculation, config: ExecutorConfig) -> Path:
 
 
 def check_drafters(speculation: Speculation | None, config: ExecutorConfig, group: Group) -> None:
-    """Raises StartupError if ranks have different weights of the drafter, RankLost."""
+    """Raises StartupError if ranks have different weights of the drafter, or RankLost."""
     if group.size > 1 and speculation is not None and speculation.method not in (*LOOKUP_METHODS, "self"):
         digest = "" if config.load_format == DUMMY else content_digest(_path_of(speculation, config))
         group.check_same("weights of the model that drafts", digest)

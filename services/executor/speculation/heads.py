@@ -1,8 +1,8 @@
-"""Drafts of a head: a layer that reads what the target has computed on the way, beside the tokens.
+"""Drafts of a head: a layer that reads the target's intermediate results in addition to the tokens.
 
-It is a model that drafts, one token behind: at the position of a token it reads that token's feature, which the target
-has left there, and the token after it. Of a token that the target has not computed the feature is the head's own
-output; the step that checks the drafts overwrites it, as it does with keys and values.
+A head is a drafting model that is one token behind: at the position of a token it reads the feature of that token,
+which the target has stored, and the next token. If the target has not computed a token, its feature is the head's own
+output; the step that checks the drafts overwrites it, like keys and values.
 """
 
 from __future__ import annotations

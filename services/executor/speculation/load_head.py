@@ -63,11 +63,11 @@ def load_head(path: Path, target: Model, max_model_len: int, device: torch.devic
 
 
 def _weights(path: Path) -> SafetensorsSource | TorchFileSource:
-    """Most heads of the first kinds were only saved as torch does."""
+    """Returns the source of the weights: most early heads were only saved in torch's format."""
     file = path / "pytorch_model.bin"
     return TorchFileSource(file) if file.is_file() and not any(path.glob("*.safetensors")) else SafetensorsSource(path)
 
 
 def _name(stored: str) -> str:
-    """That of the first EAGLE-3 checkpoints; later ones call the layer as other models do."""
+    """Returns the tensor's name in the first EAGLE-3 checkpoints; later ones use the usual name."""
     return f"midlayer.{stored.removeprefix('layers.0.')}" if stored.startswith("layers.0.") else stored

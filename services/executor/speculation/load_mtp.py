@@ -30,8 +30,8 @@ _REMEDY = "use another method, such as ngram"
 def load_mtp(
     path: Path, config: ExecutorConfig, target: Model, device: torch.device, tensor: Communicator = ALONE
 ) -> MtpHead:
-    """Loads the layer. path: the target's checkpoint, or one with the layer alone. tensor: the ranks with the other
-    parts of the target's layers, and of this one. Raises ModelLoadError."""
+    """Loads the layer. path: the target's checkpoint, or a checkpoint of the layer alone. tensor: the ranks that split
+    the target's layers and this one. Raises ModelLoadError."""
     architecture = target.config.architecture
     form = FORMS.get(architecture)
     if form is None or not isinstance(target, DecoderModel):
@@ -74,7 +74,7 @@ def _has_layer(weights: WeightSource | None, name: str) -> bool:
 
 
 def _made(form: MtpForm, target: DecoderModel, weights: WeightSource | None, placement: Placement) -> MtpHead:
-    """Returns whether the projection is dense, which it may be in a quantized checkpoint."""
+    """Returns whether the projection is dense, which is possible in a quantized checkpoint."""
     projection = f"{form.layer.format(target.config.num_layers)}.{form.projection}."
     stored = set() if weights is None else {name for name in weights.shapes if name.startswith(projection)}
     return MtpHead(form, target, placement, is_dense=stored == {f"{projection}weight"})

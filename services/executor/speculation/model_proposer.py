@@ -1,4 +1,4 @@
-"""The base of proposers with a model of their own."""
+"""The base class of proposers with their own model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewire.services.executor.speculation.draft_steps import DraftSteps
 class ModelProposer(Proposer):
     """Drafts by steps of a model."""
 
-    _steps: DraftSteps | None = None  # made with the first step, which brings the rows
+    _steps: DraftSteps | None = None  # made in the first step, which has the rows
 
     def record_missing(self) -> bool:
         return self._steps is not None and self._steps.record_missing()

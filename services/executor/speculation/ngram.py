@@ -1,7 +1,7 @@
-"""N-grams, or prompt lookup: what followed the last few tokens where the same text had them before.
+"""N-grams, or prompt lookup: drafts the tokens that followed an earlier occurrence of the last few tokens.
 
-https://github.com/apoorvumang/prompt-lookup-decoding. It takes no model, and pays where outputs repeat what is in the
-prompt or in themselves: edits of code, summaries with quotes, tables.
+https://github.com/apoorvumang/prompt-lookup-decoding. It needs no model, and pays off if outputs repeat the prompt or
+themselves: edits of code, summaries with quotes, tables.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pagewire.services.executor.step.step import Step
 
 
 class NgramProposer(Proposer):
-    """A proposer that looks up n-grams. On CUDA, where nothing is found, an arbitrary token is drafted."""
+    """A proposer that looks up n-grams. On CUDA it drafts an arbitrary token if nothing is found."""
 
     def __init__(self, max_draft_tokens: int, longest: int, shortest: int) -> None:
-        """longest, shortest: of the last tokens that are looked for, see `ops.look_up_drafts`."""
+        """longest, shortest: numbers of last tokens to look for, see `ops.look_up_drafts`."""
         self.max_draft_tokens = max_draft_tokens
         self._longest, self._shortest = longest, shortest
 

@@ -1,4 +1,4 @@
-"""A copy of a model with weights of fewer bits. All else is the model's own, the KV cache included."""
+"""A copy of a model with weights of fewer bits. Everything else is shared, including the KV cache."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 GROUP_SIZE = 32  # inputs that share a scale and a minimum
-HEAD_BITS = 8  # of the output projection, at least: what it loses is lost for every draft
+HEAD_BITS = 8  # minimum of the output projection: its loss affects every draft
 _CHUNK = 1 << 24  # weights that are rounded at a time
 
 
 def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> OwnModel:
-    """Returns a copy of a loaded model, before or after that has a KV cache. It shares norms, biases, routers, lookup
-    tables, weights of at most `bits` bits, and caching layers as a whole with the model.
+    """Returns a copy of a loaded model, before or after the model has a KV cache. The copy shares norms, biases,
+    routers, lookup tables, weights of at most `bits` bits, and whole caching layers with the model.
 
-    ranks: those that have the other parts of its layers. Raises StartupError if nothing of it would be smaller.
+    ranks: the ranks that split its layers. Raises StartupError if no weight would be smaller.
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor, _ in twins(model, model)}
     shared |= {id(layer): layer for layer in (*model.caching_layers, ranks)}
@@ -49,7 +49,7 @@ def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> O
 
 
 def refresh(twin: OwnModel, model: OwnModel, bits: int) -> None:
-    """Rounds again, in place: the model has other weights."""
+    """Rounds the model's new weights, in place."""
     for module, copied in _pairs(model, twin):
         for part, target in zip(module.parts, copied.parts, strict=True):
             if target is not part:

@@ -1,9 +1,9 @@
 """Drafts of a copy of the model in fewer bits (`self:q4`), which needs no other checkpoint.
 
-The copy attends over the model's own KV cache: what is known of a request lies there as the model itself has computed
-it, prompts and prefixes included. What the copy writes there are keys and values of the last known token and of its
-drafts, which are those of the step that follows: it overwrites them before anybody reads them. So there is no cache, no
-prompt and no state of a request beside the model's.
+The copy attends over the model's KV cache, which holds everything that the model has computed of a request, prompts and
+prefixes included. The copy itself writes keys and values of the last known token and of its drafts. The next step has
+the same tokens and overwrites these keys and values before they are read. So the copy needs no cache, no prompt and no
+state of a request in addition to the model's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SelfDraft(ModelProposer):
     """A proposer that runs a quantized copy of the model, which shares the model's KV cache."""
 
     def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
-        """copy: the target's `quantized_copy` in so many bits."""
+        """copy: the target's `quantized_copy` in this number of bits."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._copy, self._bits = target, copy, bits
 

@@ -1,11 +1,11 @@
-"""Suffix decoding: what followed the last tokens most often, in the request's own text and in outputs of others.
+"""Suffix decoding: drafts the most frequent continuation of the last tokens, in the request's text and other outputs.
 
-As in https://arxiv.org/abs/2411.04975, where the texts are in suffix trees. Here they are rows and arrays that are
-searched (`ops.draft_by_suffix`), which finds the same places: what is kept are the tokens and no more. The longer the
-match, the more is drafted; where continuations differ, the most frequent one is, as long as its share is large enough.
+As in https://arxiv.org/abs/2411.04975, where the texts are in suffix trees. Here rows and arrays are searched
+(`ops.draft_by_suffix`), which finds the same places: only the tokens are kept. The longer the match, the more is
+drafted; if continuations differ, the most frequent one is drafted while its share is large enough.
 
-Outputs are shared within a domain only (`NewRequest.draft_domain`: tenant and cache salt), since the time that a token
-takes would reveal to others what was generated.
+Outputs are shared within a domain only (`NewRequest.draft_domain`: tenant and cache salt), since the timing of tokens
+would reveal to others what was generated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.step.step import NewRequest, Step
 
-_MOST_TOKENS = 1 << 16  # of outputs that a domain has
+_MOST_TOKENS = 1 << 16  # of a domain's kept outputs
 _MOST_DOMAINS = 64
 _END = -1  # behind each output; no token
 _NO_TOKENS = torch.empty(0, dtype=torch.int32)
@@ -35,8 +35,8 @@ class SuffixProposer(Proposer):
     def __init__(
         self, max_draft_tokens: int, *, max_depth: int, max_requests: int, factor: float, min_probability: float
     ) -> None:
-        """max_depth: most tokens in common that count. max_requests: of which outputs are kept, in each domain.
-        factor: drafts for each token in common. min_probability: of a draft, by how often it was so."""
+        """max_depth: longest match that counts, in tokens. max_requests: number of outputs that each domain keeps.
+        factor: drafts per matching token. min_probability: least share of a draft among the continuations."""
         self.max_draft_tokens = max_draft_tokens
         self._max_depth, self._max_requests = max_depth, max_requests
         self._factor, self._min_probability = factor, min_probability
@@ -44,7 +44,7 @@ class SuffixProposer(Proposer):
 
     def reset(self) -> None:
         self._requests: dict[int, _Output] = {}  # by id
-        self._recent: OrderedDict[int, RecentOutputs] = OrderedDict()  # by domain, the last one used last
+        self._recent: OrderedDict[int, RecentOutputs] = OrderedDict()  # by domain, the latest used last
 
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
@@ -69,7 +69,7 @@ class SuffixProposer(Proposer):
         return drafted
 
     def _draft(self, rows: np.ndarray, num_wanted: np.ndarray, domain: int, state: RequestState) -> np.ndarray:
-        """int64 [r], how many tokens were drafted of each row of a domain."""
+        """Drafts for the rows of a domain; returns the numbers of drafted tokens, int64 [r]."""
         recent = self._recent.get(domain)
         num_found = torch.empty(len(rows), dtype=torch.int64)
         ops.draft_by_suffix(
@@ -105,7 +105,7 @@ class _Output:
     """The output of a request."""
 
     domain: int
-    first: int  # tokens of its row that are known here, or prompt
+    first: int  # number of its row's tokens that are known here or belong to the prompt
     tokens: list[int] = field(default_factory=list)
 
     @classmethod
@@ -119,12 +119,12 @@ class _Output:
 
 
 class RecentOutputs:
-    """The last outputs of a domain, one behind the other."""
+    """The latest outputs of a domain, one behind the other."""
 
     def __init__(self, max_requests: int, max_tokens: int = _MOST_TOKENS) -> None:
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._memory = np.empty(1024, dtype=np.int32)
-        self._lengths: deque[int] = deque()  # of the outputs, what ends them included
+        self._lengths: deque[int] = deque()  # of the outputs, including _END
         self._start = self._end = 0
 
     @property

@@ -1,1 +1,1 @@
-"""Everything up to the first step."""
+"""The start of an executor, up to the first step."""

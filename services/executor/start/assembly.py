@@ -1,4 +1,4 @@
-"""A model runner with every feature: where the seams of `runner` meet what fills them."""
+"""Assembles a model runner with every feature: fills the seams of `runner`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def assemble(
     make: Callable[..., ModelRunner] = ModelRunner,
     **others: Any,
 ) -> ModelRunner:
-    """Makes a runner for requests with grammars, images and scored prompts; `others` go to it as they are.
+    """Makes a runner for requests with grammars, images and scored prompts; `others` are passed to it unchanged.
 
-    proposer: drafts tokens; None: no step has drafts. image_cache_bytes: see `ImageInputs`. make: the class.
+    proposer: drafts tokens; None: no step has drafts. image_cache_bytes: see `ImageInputs`. make: the runner's class.
     """
     constraints = GrammarConstraints(limits.max_num_seqs, model.config.vocab_size)
     drafts = NO_DRAFTS

@@ -1,4 +1,4 @@
-"""The cost of steps by their tokens, measured at start: the scheduler weighs drafts against it."""
+"""Measures the cost of steps by their tokens at start: the scheduler weighs drafts against it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.runner.executor_info import DecodeCosts
 from pagewire.services.executor.runner.model_runner import ModelRunner
 
-# Tokens of the steps. Larger ones cost so much more for each that straight lines will do.
+# Tokens of the measured steps. The cost of larger steps grows linearly.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# After this time, no further size is measured, and none again: large models are slow, and their first times are
-# accurate enough. Of others the fastest of some times counts, as something else may run on the machine.
+# After the first time, no further size is measured; after the second, no size is measured again: the first times of a
+# large, slow model are accurate enough. For other models the fastest of several times counts, as something else may run
+# on the machine.
 _ENOUGH_S, _ENOUGH_AGAIN_S = 0.3, 0.9
 _MOST_TIMES = 5
 
@@ -39,13 +40,13 @@ def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time
     steps = [(shape.num_tokens, seconds) for shape, seconds in times.items() if shape != with_drafts]
     if with_drafts not in times:
         return DecodeCosts(tuple(steps))
-    # What goes beyond a step of as many tokens is the proposer's.
+    # The time beyond a step of the same number of tokens is the proposer's.
     rest = times[with_drafts] - _interpolated(steps, with_drafts.num_tokens)
     return DecodeCosts(tuple(steps), max(0.0, rest) / runner.max_draft_tokens)
 
 
 def _warm_seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:
-    """Not of the first step of a shape, which may be recorded."""
+    """Returns the time of a step after the first one of its shape, which may be recorded."""
     runner.uniform_run(shape)
     return _seconds(runner, shape, clock)
 

@@ -1,4 +1,4 @@
-"""Steps that fail on purpose, for tests of what becomes of a request that makes steps fail, and of its neighbors.
+"""Steps that fail on purpose, to test the effect on the request that makes them fail and on its neighbours.
 
 Nothing here runs unless `--fault-injection` maps token ids to faults. A request has a fault if its prompt has one of
 these ids.
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 class Kind(enum.StrEnum):
     RAISE = "raise"  # an exception in the middle of a step
     NAN = "nan"  # in the hidden state that the next token is sampled from
-    ILLEGAL = "illegal"  # the sampled id is none of the vocabulary
-    DEVICE = "device"  # an exception, and in every step that follows
+    ILLEGAL = "illegal"  # the sampled id is outside the vocabulary
+    DEVICE = "device"  # an exception, in this step and in all later ones
     HANG = "hang"  # the step does not end
-    EXIT = "exit"  # the process ends without a word
+    EXIT = "exit"  # the process ends without a report
 
 
 @dataclass(frozen=True)
 class Fault:
     kind: Kind
-    num_output_tokens: int = 0  # that the request has before the fault occurs
+    num_output_tokens: int = 0  # output tokens of the request before the fault occurs
 
 
 def parse_faults(text: str) -> dict[int, Fault]:
@@ -59,13 +59,13 @@ def parse_faults(text: str) -> dict[int, Fault]:
 
 
 class FaultyRunner(ModelRunner):
-    """Fails as the prompts say."""
+    """A runner that fails as the prompts demand."""
 
     def __init__(self, faults: Mapping[int, Fault], *arguments: Any, **options: Any) -> None:
-        """arguments, options: as of ModelRunner."""
+        """arguments, options: ModelRunner's."""
         super().__init__(*arguments, **options)
         self._faults = faults
-        self._poisoned: dict[int, tuple[Fault, int]] = {}  # request id -> its fault, tokens from which on
+        self._poisoned: dict[int, tuple[Fault, int]] = {}  # request id -> fault, tokens before it
         self._is_broken = False
         logger.critical(
             "FAULT INJECTION IS ON (--fault-injection): prompts with these token ids make steps fail: %s; use it for "
@@ -124,7 +124,7 @@ class FaultyRunner(ModelRunner):
                 hidden[ends[index] - batch.query_lens[index] : ends[index]] = torch.nan
         sampled = super()._sample(hidden, batch, shape, graphs)
         num_samples = np.ones(len(kinds), dtype=np.int64) if batch.num_samples is None else batch.num_samples
-        firsts = num_samples.cumsum() - num_samples  # of each request's positions
+        firsts = num_samples.cumsum() - num_samples  # first position of each request
         for index in firsts[[kind is Kind.ILLEGAL for kind in kinds]].tolist():
             sampled.token_ids[index] = self._model.config.vocab_size + 1
         return sampled

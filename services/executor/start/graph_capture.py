@@ -14,13 +14,13 @@ from pagewire.services.executor.runner.model_runner import ModelRunner
 
 
 def fill(runner: ModelRunner, shape: BatchShape) -> None:
-    """A dummy run that fits into one of the `graph_shapes`, and is of its kind."""
+    """Executes a dummy run that fits into one of the `graph_shapes` and is of its kind."""
     if shape.is_uniform:
         runner.uniform_run(shape)
     elif shape.has_drafts_only:
         query_len = min(1 + runner.max_draft_tokens, shape.num_tokens)
         runner.uniform_run(BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len))
-    else:  # one long query, and a short one where the shape has some
+    else:  # one long query, and a short one if the shape has short ones
         num_reqs = 1 if shape.min_query_len > SHORT_QUERY else 2
         runner.dummy_run(num_reqs, min(shape.num_tokens, runner.limits.max_model_len))
 
@@ -32,15 +32,15 @@ def capture_graphs(
     record: Record | None = None,
     prompts: Sequence[int] = (),
 ) -> None:
-    """Captures steps of these numbers of requests, steps with drafts, and those of a model that drafts; prompts: steps
-    with prompts, of these numbers of tokens."""
+    """Captures steps of these numbers of requests, steps with drafts, and steps of a drafting model. prompts: numbers
+    of tokens of steps with prompts."""
     record = record or cuda_recorder()
     capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
     runner.proposer.capture(runner.proposer.graph_shapes(sizes, prompts), progress, record)
 
 
 def num_graphs(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> int:
-    """Shapes that `capture_graphs` captures."""
+    """Returns the shapes that `capture_graphs` captures."""
     shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts)
     return len(shapes) + len(runner.proposer.graph_shapes(sizes, prompts))
 
@@ -52,8 +52,8 @@ def capture_shapes(
     record: Record | None = None,
     graphs: CudaGraphs | None = None,
 ) -> None:
-    """Captures steps of these shapes. shapes: some of `graph_shapes`, falling: the largest allocates the memory that
-    the others fit into. graphs: receives them."""
+    """Captures steps of these shapes into `graphs`. shapes: some of `graph_shapes`, descending: the largest allocates
+    the memory that the others fit into."""
     record, graphs = record or cuda_recorder(), graphs or CudaGraphs()
     runner.use_graphs(graphs)
     for index, shape in enumerate(shapes):

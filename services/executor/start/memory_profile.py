@@ -1,8 +1,8 @@
 """The CUDA memory that serving takes apart from the KV cache: measured by running the largest steps, then kept.
 
-A measurement costs seconds (compilation, a step of all tokens, captures of two sizes) and depends on the model's files,
-the flags, the device and the software alone. It is kept under a key of all these in `profiles/` of the user's cache
-directory; the next start with the same key reads it. Delete the folder to measure again.
+A measurement takes seconds (compilation, a step of all tokens, captures of two sizes) and depends only on the model's
+files, the flags, the device and the software. The profile is kept under a key of all these in `profiles/` of the user's
+cache directory; the next start with the same key reads it. Delete the folder to measure again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pagewire.v1.common_pb2 import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# Everything that a sampled token may cost memory for.
+# Every feature of a sampled token that takes memory.
 COSTLY_SAMPLING = with_defaults(
     SamplingParams(
         seed=0,
@@ -48,9 +48,9 @@ COSTLY_SAMPLING = with_defaults(
         logprobs=MAX_LOGPROBS,
     )
 )
-# Beside what a prompt's step costs anyway.
+# In addition to the usual cost of a prompt's step.
 COSTLY_PROMPT = with_defaults(SamplingParams(seed=0, prompt_logprobs=MAX_LOGPROBS))
-# Code and workspaces of libraries take less; more is another process that took memory meanwhile.
+# Code and workspaces of libraries take less; if it is more, another process took memory meanwhile.
 _MAX_LIBRARY_BYTES = 2 * 1024**3
 
 
@@ -62,13 +62,13 @@ class Meter(Protocol):
     def reset_peak(self) -> None: ...
 
     def peak(self) -> int:
-        """Bytes that torch had allocated at most since `reset_peak()`."""
+        """Returns torch's peak of allocated bytes since `reset_peak()`."""
 
     def release(self) -> None:
         """Returns unused memory to the device."""
 
     def key(self) -> dict[str, Any]:
-        """Device and software as far as memory depends on them."""
+        """Returns the properties of device and software that memory depends on."""
 
 
 class CudaMeter:
@@ -99,7 +99,7 @@ class CudaMeter:
 
 
 def profile_run(runner: ModelRunner) -> None:
-    """The largest steps there can be: all rows and tokens, every feature of the sampler, a request of full length,
+    """Runs the largest possible steps: all rows and tokens, every feature of the sampler, a request of full length,
     images without text between them."""
     limits = runner.limits
     for num_tokens in (limits.max_num_batched_tokens, limits.max_num_seqs):
@@ -130,9 +130,9 @@ def measure(
     shapes, taken = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), []
     record, graphs = recorder() if shapes else None, CudaGraphs()
     for shape in shapes[:2]:
-        fill(runner, shape)  # what this reserves is not the graphs'
+        fill(runner, shape)  # memory reserved here does not count as the graphs'
     for shape in shapes[:2]:
-        # Capturing releases what torch keeps of earlier steps: before it, that would look like the graphs' memory.
+        # Capturing releases the memory that torch keeps of earlier steps, which would distort the graphs' share.
         meter.release()
         free = meter.now().free
         capture_shapes(runner, [shape], lambda fraction, text: None, record, graphs)
@@ -148,10 +148,10 @@ def cached_or_measured(
     directory: Path | None = None,
     all_have: Callable[[bool], bool] = bool,
 ) -> tuple[MemoryProfile, bool]:
-    """The profile of `key`, and whether it was there already. What cannot be read or written is logged once.
+    """Returns the profile of `key`, and whether it existed already. Read and write errors are logged once.
 
-    all_have: whether every rank of a group has its own there, given whether this one has: they measure together, by
-    steps that all of them take, or not at all.
+    all_have: tells whether every rank of a group has its profile, given whether this rank has: ranks measure
+    together, in steps that all of them take, or not at all.
     """
     canonical = json.dumps(key, sort_keys=True, default=str)
     name = f"{hashlib.sha256(canonical.encode()).hexdigest()[:32]}.json"
@@ -198,7 +198,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def software_key() -> dict[str, Any]:
-    """Our version, and when our code or tables changed last: a checkout changes without its version."""
+    """Returns our version and the last change of our code and tables: a checkout changes without its version."""
     folders = (Path(__file__).parents[1], Path(kernel_ops.__file__).parents[1])
     files = (path for folder in folders for kind in ("*.py", "*.json") for path in folder.rglob(kind))
     changed = max(path.stat().st_mtime_ns for path in files)

@@ -1,4 +1,4 @@
-"""The phases of starting: how long each took, and an error that says what to lower where one runs out of memory."""
+"""The phases of starting: their times, and an error that names the flags to lower if one runs out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loaded model before it has a runner: the parts of the runner, and how many blocks its cache can have."""
+"""A loaded model before it has a runner: the parts of the runner, and the number of blocks of its cache."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Setup:
     record_steps: bool = False  # on a CPU
     pooling: Pooling = LAST_STATE
     group: Group = ALONE_GROUP
-    graph_prompts: tuple[int, ...] = ()  # as graph_sizes, in tokens: of steps with prompts
+    graph_prompts: tuple[int, ...] = ()  # tokens of steps with prompts, like graph_sizes
 
     @cached_property
     def speculation(self) -> Speculation | None:
@@ -75,17 +75,17 @@ class Setup:
         return load_drafter(self.speculation, self.config, self.model, self.limits, self.device, self.group)
 
     def load_drafter(self) -> None:
-        """Raises StartupError, also where ranks do not have the same weights, ModelLoadError or RankLost."""
+        """Raises StartupError (also if ranks have different weights), ModelLoadError or RankLost."""
         if self.drafter is not None:
             check_drafters(self.speculation, self.config, self.group)
 
     @property
     def drafter_bytes(self) -> int:
-        """Bytes of weights that the model that drafts does not share with the other."""
+        """Bytes of the drafting model's weights that it does not share with the target."""
         return 0 if self.drafter is None else own_bytes(self.drafter, self.model)
 
     def cache_bytes(self, num_blocks: int) -> int:
-        """Returns the bytes of the KV cache, and of the cache of a model that drafts."""
+        """Returns the bytes of the KV cache, including that of a drafting model."""
         of_model = kv_cache.cache_bytes(self.model, num_blocks, self.limits)
         if self.drafter is None or self.speculation is None or self.speculation.method == "self":
             return of_model
@@ -129,7 +129,7 @@ class Setup:
 
 
 def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int = 0) -> Steps:
-    # Compiles the C++ kernels, which a GPU has no use for.
+    # Compiles the C++ kernels, which a GPU does not need.
     from pagewire.services.executor.graphs.recorded_steps import REQUESTS, RecordedSteps
 
     requests = REQUESTS if pooling.generates else ()
@@ -162,7 +162,7 @@ def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progres
 
 
 def cuda_cache_bytes(setup: Setup, model_path: Path, meter: Meter, phases: Phases, progress: Progress) -> int:
-    """Memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once and kept."""
+    """Returns the memory for the KV cache within `--gpu-memory-utilization`, by a profile that is measured once."""
     meter.release()
     before, utilization = meter.now(), setup.config.gpu_memory_utilization
 
@@ -209,5 +209,5 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "logprobs_mode": config.logprobs_mode,
         "speculation": setup.speculation and asdict(setup.speculation),
         "kind": setup.pooling.kind,  # whether the largest steps have logits
-        "rank": (setup.group.rank, setup.group.size, setup.group.stage.count),  # what it has of the layers, and does
+        "rank": (setup.group.rank, setup.group.size, setup.group.stage.count),  # its layers and its role
     }

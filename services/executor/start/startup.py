@@ -1,4 +1,4 @@
-"""The start of a model runner: load, size the KV cache, warm up, capture graphs. On the device thread."""
+"""The start of a model runner: load, size the KV cache, warm up, capture graphs. Runs on the device thread."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from pagewire.services.executor.step.step import InvalidStep
 
 logger = logging.getLogger(__name__)
 
-# Those that the attention kernels are compiled and tuned for; the CPU's take any.
+# Block sizes that the CUDA attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
-_MIN_CUDA_MAJOR = 8  # of the compute capability
-# By default, where a prompt must be in one step: memory for activations grows with it.
+_MIN_CUDA_MAJOR = 8  # major version of the compute capability
+# The default limit if a prompt must be in one step: memory for activations grows with it.
 _MAX_WHOLE_PROMPT = 8192
 
 
@@ -59,9 +59,8 @@ def start_runner(
 ) -> tuple[ModelRunner, ExecutorInfo]:
     """Loads the model and makes it ready. Call it on the thread that will execute steps.
 
-    model_path is where the files of `config.model` are. group: the ranks that serve the model together, each of which
-    calls this, as they take their steps together. Raises StartupError (also for what does not fit into memory),
-    ModelLoadError or RankLost.
+    model_path: the directory of the files of `config.model`. group: the ranks that serve the model together; each of
+    them calls this function. Raises StartupError (also if memory does not suffice), ModelLoadError or RankLost.
     """
     config = replace(config, cpu_share=config.cpu_share / group.num_local)
     device, phases = resolve_device(config.device), Phases()
@@ -72,7 +71,7 @@ def start_runner(
     sizes = capture_sizes(
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
-    # The number of OpenMP threads belongs to the thread that sets it.
+    # The number of OpenMP threads is a setting of the calling thread.
     torch.set_num_threads(config.num_threads or _num_threads(config))
     with phases("weights"):
         path = Path(model_path)
@@ -100,7 +99,7 @@ def start_runner(
     )
     if setup.speculation is not None:
         with phases("drafter"):
-            setup.load_drafter()  # before it is asked how much memory is left
+            setup.load_drafter()  # before the free memory is measured
     size = group.least(num_blocks(setup, Path(model_path), phases, progress))
     progress(1.0, "KV cache")
     with phases("kv_cache"):
@@ -114,7 +113,7 @@ def start_runner(
         except (InvalidStep, BrokenModel) as error:
             raise ModelLoadError(f"{model_path}: {error}") from error
     if device.type == "cpu":
-        release_unused_memory()  # what loading and packing have left
+        release_unused_memory()  # left over from loading and packing
     if setup.graph_sizes or setup.graph_prompts:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} + {len(setup.graph_prompts)} sizes"]):
             capture_graphs(runner, setup.graph_sizes, progress, prompts=setup.graph_prompts)
@@ -131,12 +130,12 @@ def start_runner(
 
 
 def _num_threads(config: ExecutorConfig) -> int:
-    """Cores that are bound are all its own; of others it takes its share."""
+    """Returns all cores if they are bound to this process, otherwise its share of them."""
     return max(1, usable_cores() if config.cpu_bind is not None else int(usable_cores() * config.cpu_share))
 
 
 def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
-    """Refuses, before weights are read, what would only fail in the first step."""
+    """Refuses settings before weights are read that would otherwise fail in the first step."""
     if config.block_size not in _CUDA_BLOCK_SIZES:
         sizes = ", ".join(map(str, _CUDA_BLOCK_SIZES))
         raise StartupError(f"--block-size {config.block_size}: the CUDA kernels take {sizes}; use one of them")
@@ -149,7 +148,7 @@ def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
 
 
 def _cpu_kernels() -> str:
-    """Raises StartupError if the environment asks for kernels that there are not."""
+    """Raises StartupError if the environment asks for kernels that do not exist."""
     try:
         return cpu_backend()
     except ValueError as error:
@@ -157,7 +156,7 @@ def _cpu_kernels() -> str:
 
 
 def _check_model(model: Model, device: torch.device) -> None:
-    """Refuses what no kernel computes, before a step finds out."""
+    """Refuses models that no kernel computes, before the first step fails."""
     config = model.config
     for spec in kv_cache.groups(model):
         if isinstance(spec, KVSpec) and (spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM):
@@ -178,7 +177,7 @@ def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, in
 
 
 def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torch.device) -> Limits:
-    """Where prompts are computed whole, a step takes the longest that is asked for, by default up to
+    """Returns limits with which a step takes the longest prompt, if prompts are computed whole; by default up to
     _MAX_WHOLE_PROMPT tokens; longer prompts are refused."""
     max_num_seqs, max_tokens = _batch_limits(config, device)
     max_len = config.max_model_len or min(
@@ -199,7 +198,7 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
 
 
 def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
-    """Returns whether CUDA graphs are used; logs why not."""
+    """Returns whether CUDA graphs are used; logs the reason if not."""
     if config.enforce_eager:
         reason = "--enforce-eager turns them off"
     elif device.type != "cuda":
@@ -214,8 +213,8 @@ def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> 
 
 
 def _records_steps(config: ExecutorConfig, model: Model, device: torch.device) -> bool:
-    """Returns whether steps are recorded, which stands for CUDA graphs on a CPU and needs the C++ kernels. Whether the
-    code of a model can be recorded shows when it is."""
+    """Returns whether steps are recorded: the CPU's counterpart of CUDA graphs, which needs the C++ kernels. Whether a
+    model's code can be recorded is found out when it is recorded."""
     return device.type == "cpu" and cpu_backend() == "cpp" and not config.enforce_eager
 
 

@@ -13,8 +13,8 @@ from pagewire.services.executor.step.limits import Limits
 
 
 def warm_up(runner: ModelRunner, device: torch.device) -> None:
-    """Compiles and faults in what the first requests would otherwise wait for: prefill, mixed and decode steps, and an
-    image. Raises InvalidStep if the vision tower has another number of embeddings for it than the config says."""
+    """Compiles kernels and touches memory that the first requests would otherwise wait for, by prefill, mixed and
+    decode steps, and an image. Raises InvalidStep if the vision tower and the config differ in an image's size."""
     if 0 < runner.smallest_image < min(runner.limits.max_model_len, runner.limits.max_num_batched_tokens + 1):
         runner.dummy_run(1, runner.smallest_image, with_images=True)
     if device.type == "cpu":
@@ -38,7 +38,7 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
 
 
 def _warm_up_prompt_logprobs(runner: ModelRunner) -> None:
-    """The head's products, for as many tokens of prompts as are scored at once."""
+    """Runs the head's products for the largest number of prompt tokens that are scored at once."""
     limits = runner.limits
     for size in _powers_of_two(min(runner.max_prompt_lines, limits.max_num_batched_tokens)):
         num_reqs = min(limits.max_num_seqs, -(-size // max(1, limits.max_model_len - 2)))
@@ -48,9 +48,9 @@ def _warm_up_prompt_logprobs(runner: ModelRunner) -> None:
 def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
     """Returns (requests, tokens) of dummy runs, in which one request is long, that compile every kernel of serving.
 
-    Attention is compiled by how many requests a step has, in powers of four from 128 on
-    (`request_tiles.requests_padded`), and tuned for that and for the longest query (`kernels/tuning`). Products with
-    quantized weights are tuned for powers of two of tokens, and that of the head for those of requests.
+    Attention is compiled for numbers of requests in powers of four from 128 on (`request_tiles.requests_padded`), and
+    tuned for these and for the longest query (`kernels/tuning`). Products with quantized weights are tuned for powers
+    of two of tokens, the head's product for powers of two of requests.
     """
     max_tokens = limits.max_num_batched_tokens
     max_reqs = min(limits.max_num_seqs, max_tokens)
@@ -58,11 +58,11 @@ def warm_up_steps(limits: Limits) -> list[tuple[int, int]]:
     lengths = (1, 2, 4, 8, 16, 64, 1024)
     steps = {(size, min(size - 1 + length, max_tokens)) for size in (*sizes, max_reqs) for length in lengths}
     steps |= {(size, size) for size in _powers_of_two(max_reqs)}
-    for size in _powers_of_two(max_tokens):  # in as few requests as can have so many tokens
+    for size in _powers_of_two(max_tokens):  # in as few requests as can have this many tokens
         steps.add((min(max_reqs, -(-size // (limits.max_model_len - 1))), size))
     return sorted(steps)
 
 
 def _powers_of_two(largest: int) -> list[int]:
-    """Those below, and the largest itself."""
+    """Returns the powers of two below the largest, and the largest itself."""
     return [*takewhile(lambda size: size < largest, (2**power for power in count())), largest]

@@ -1,4 +1,4 @@
-"""Steps of dummy requests: to measure, to warm up, to capture."""
+"""Steps of dummy requests, for measuring, warming up and capturing."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def dummy_step(
     num_draft_tokens: int,
     yields_vectors: bool,
 ) -> Step:
-    """A step in which all requests enter, of num_reqs requests and num_tokens tokens at most.
+    """Returns a step of at most num_reqs requests and num_tokens tokens, all of which enter in it.
 
-    The first ones are as long as they can be, the others have one token. The very first has up to context_len tokens
-    more, as if computed before. The last num_draft_tokens of each are drafts, not counted among the others' one. All
-    write to block 0, which therefore must not be in use.
+    The first requests are as long as possible, the others have one token each. The very first has up to context_len
+    more tokens, as if computed before. Each also has num_draft_tokens drafts at its end. All write to block 0, which
+    therefore must not be in use.
     """
     shortest = 1 + num_draft_tokens
     num_tokens = min(num_tokens, limits.max_num_batched_tokens)

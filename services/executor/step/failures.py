@@ -1,4 +1,4 @@
-"""Requests that fail in a step while the others go on with it: why each does, for its client and for metrics."""
+"""Requests that fail in a step while its other requests continue: the causes, for clients and for metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagewire.kernels.ops import NOT_A_NUMBER
 
 
 class Cause(enum.StrEnum):
-    """The cause of a failure, as metrics name it."""
+    """The cause of a failure, by its name in metrics."""
 
     IMAGE = "image"
     PROMPT = "prompt"
@@ -40,11 +40,11 @@ def find_failures(
 ) -> dict[int, Failure]:
     """Returns failures by request: sampled ids outside the vocabulary, and vectors that are not finite.
 
-    request_ids [R + V]: those sampled, then those that yield a vector. num_tokens [R], of each; token_ids int64
-    [sum(num_tokens)]; vectors fp32 [V, size].
+    request_ids [R + V]: sampled requests, then requests that yield a vector. num_tokens [R]: gained tokens of each;
+    token_ids int64 [sum(num_tokens)]; vectors fp32 [V, size].
     """
     failures: dict[int, Failure] = {}
-    # What is below zero is above all when read as unsigned: one pass, and one more if there is something to find.
+    # Read as unsigned, negative ids exceed all others: one pass, and a second one only if there are wrong ids.
     if len(token_ids) and int(token_ids.view(np.uint64).max()) >= vocab_size:
         owners = np.repeat(np.arange(len(num_tokens)), num_tokens)
         for index in np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size)).tolist():

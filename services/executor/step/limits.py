@@ -19,7 +19,7 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
-    state_tokens: int = STATE_TOKENS  # that a block of states is for; a multiple of block_size
+    state_tokens: int = STATE_TOKENS  # tokens per block of states; a multiple of block_size
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:

@@ -1,4 +1,4 @@
-"""The seam for restricted output: what says which tokens may follow in the output of one request."""
+"""The seam for restricted output: decides which tokens may follow in the output of one request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Matcher(Protocol):
 
     @property
     def error(self) -> str:
-        """The reason why the output cannot go on, for the client; "" if it can."""
+        """The reason why the output cannot continue, for the client; "" if it can."""
 
     @property
     def num_free(self) -> int:
@@ -24,22 +24,22 @@ class Matcher(Protocol):
         """True once any token may follow for the rest of the output."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Moves on over these tokens of the output."""
+        """Advances over these tokens of the output."""
 
     def fill_mask(self, mask: np.ndarray) -> None:
         """Sets bit t % 32 of mask[t // 32], int32 [ceil(vocab_size / 32)], for each token t that may follow.
 
-        Sets all bits where nothing is known, because the output has ended or there is an error.
+        Sets all bits if nothing is known, because the output has ended or there is an error.
         """
 
     def allows(self, token_id: int) -> bool:
-        """Returns whether the output can go on with this token. The mask agrees in all likelihood, not for certain."""
+        """Returns whether the output can continue with this token. The mask usually agrees, but not always."""
 
     def forced(self) -> Sequence[int]:
-        """Returns the tokens that have to follow, as far as they are quickly known; most often none."""
+        """Returns the tokens that must follow, as far as they are found quickly; usually none."""
 
     def place(self) -> Any:
         """Returns where the output is now, for `go_back`."""
 
     def go_back(self, place: Any) -> None:
-        """Returns to a place: the tokens since then do not belong to the output."""
+        """Returns to a place: the tokens after it do not belong to the output."""

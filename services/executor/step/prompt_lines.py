@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# Of a step's results: what `PromptLines` are made of.
+# The results of a step that `PromptLines` are made of.
 _NAMES = ("prompt_token_ids", "prompt_logprobs", "prompt_ranks")
 
 
@@ -21,7 +21,7 @@ class PromptLines:
 
     @classmethod
     def joined(cls, parts: Sequence[PromptLines], num_entries: int) -> PromptLines:
-        """The first num_entries entries of all."""
+        """Returns the first num_entries entries of every line."""
         if not parts:  # the prompt is a single token
             nothing = np.empty((0, num_entries))
             return cls(nothing.astype(np.int64), nothing.astype(np.float32), np.empty(0, dtype=np.int64))
@@ -39,8 +39,8 @@ class ScoredPrompt:
     request_id: int
     num_tokens: int
     num_top: int
-    # By the place of the first token. Filled by every thread that waits for results, which may come to a later step
-    # before another has come to an earlier one.
+    # By the place of the first token. Filled by every thread that waits for results; one may handle a later step before
+    # another handles an earlier one.
     lines: dict[int, PromptLines] = field(default_factory=dict)
 
 
@@ -50,12 +50,12 @@ class PromptPart:
 
     prompt: ScoredPrompt
     first: int
-    count: int  # may be 0, where only the last token is left to compute
-    is_last: bool  # the prompt is computed, and the request is sampled
+    count: int  # 0 if only the last token is left to compute
+    is_last: bool  # the prompt is computed, so the request is sampled
 
 
 def take_lines(results: dict[str, np.ndarray], parts: Sequence[PromptPart]) -> dict[int, PromptLines]:
-    """Moves the lines of a step's results to their prompts; returns those of prompts that are whole now, by request."""
+    """Moves the lines of a step's results to their prompts; returns the lines of completed prompts, by request."""
     if not parts:
         return {}
     columns = [results.pop(name) for name in _NAMES if name in results]

@@ -15,12 +15,12 @@ from pagewire.services.executor.step.prompt_lines import PromptLines, PromptPart
 from pagewire.telemetry.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import SamplingParams
 
-# Most alternatives that a request may ask log probabilities of.
+# The largest number of alternatives with log probabilities that a request may ask for.
 MAX_LOGPROBS = 20
 
 
 class InvalidStep(ValueError):
-    """A step that contradicts earlier steps; the scheduler has to start a new stream."""
+    """A step that contradicts earlier steps; the scheduler must start a new stream."""
 
 
 class InvalidImage(ValueError):
@@ -37,7 +37,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of a prompt: what the vision tower takes, and where its embeddings go."""
+    """An image of a prompt: the vision tower's input, and the place of its embeddings."""
 
     hash: bytes  # of all tensors
     offset: int  # of its first placeholder token
@@ -54,13 +54,13 @@ class NewRequest:
     blocks: Sequence[Blocks]  # by group [G]
     sampling: SamplingParams  # with defaults
     trace: Trace = NO_TRACE
-    yields_vector: bool = False  # what its tokens are pooled to, instead of more tokens
+    yields_vector: bool = False  # yields a vector pooled from its tokens, instead of more tokens
     second_text_start: int = 0  # of a pair of texts, in token_ids; 0 = there is only one
     images: Sequence[Image] = ()  # in the order of the prompt
-    failure: Failure | None = None  # why what is computed of it is worth nothing
+    failure: Failure | None = None  # why its results are worthless
     matcher: Matcher | None = None  # at its last token, if its tokens are restricted
     position_delta: int = 0  # see `StepContext.position_deltas`
-    draft_domain: int = 0  # what it generates may be drafted for others of the same
+    draft_domain: int = 0  # its output may be drafted for other requests of the same domain
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class Step:
     finished_request_ids: Sequence[int] = ()
     new_requests: Sequence[NewRequest] = ()
     num_draft_tokens: np.ndarray | None = None  # int64 [n], of num_scheduled_tokens; None = none
-    has_fixed_drafts: bool = False  # it has as many even if a proposer finds fewer: only the shape counts
+    has_fixed_drafts: bool = False  # keeps their number even if a proposer finds fewer: only the shape counts
 
     def drafting(self, num_drafted: np.ndarray | None) -> Step:
-        """Returns the step with num_drafted int64 [n] drafts, at most as many as it has; None: the same step."""
+        """Returns the step with num_drafted int64 [n] drafts, no more than it has; None: the same step."""
         if num_drafted is None or self.num_draft_tokens is None or self.has_fixed_drafts:
             return self
         if not (num_missing := self.num_draft_tokens - num_drafted).any():
@@ -91,33 +91,33 @@ class Step:
 class HostTokens:
     """The results of a step, on the host.
 
-    The L lines of log probabilities are those of the tokens of all requests that want them, one after the other.
+    The L lines of log probabilities belong to the tokens of all requests that want them, one request after the other.
     """
 
     num_tokens: np.ndarray  # int64 [R], tokens that each sampled request gained
-    token_ids: np.ndarray  # int64 [sum(num_tokens)]; NOT_A_NUMBER and others that are none: see failures
+    token_ids: np.ndarray  # int64 [sum(num_tokens)]; for NOT_A_NUMBER and other invalid ids see failures
     logprob_token_ids: np.ndarray | None = None  # int64 [L, 1 + num_top]
     logprobs: np.ndarray | None = None  # fp32 [L, 1 + num_top]
     ranks: np.ndarray | None = None  # int64 [L]
     vectors: np.ndarray | None = None  # fp32 [V, size]
     prompt_logprobs: Mapping[int, PromptLines] = field(default_factory=dict)  # by id, of requests just sampled first
     num_drafted: np.ndarray | None = None  # int64 [R], tokens that were drafted for each; None = none
-    failures: Mapping[int, Failure] = field(default_factory=dict)  # by id: what it yielded is worth nothing
+    failures: Mapping[int, Failure] = field(default_factory=dict)  # by id: the request's results are worthless
 
 
 @dataclass
 class DraftedStep:
-    """A step with drafts: how many tokens each request gains is known with its result."""
+    """A step with drafts: its result tells the number of tokens that each request gains."""
 
     rows: np.ndarray  # int64 [R], of the requests that were sampled
-    admissions: np.ndarray  # int64 [R], how many requests the row had had by then: is it still the same?
+    admissions: np.ndarray  # int64 [R], number of requests that the row had had, to detect a new one
     num_samples: np.ndarray  # int64 [R], drafts + 1
     num_gained: np.ndarray | None = None  # int64 [R], 1 to num_samples; set on the thread that waits for the result
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """A step that was launched. Its tokens may still be on their way: `wait()` for them, on any thread.
+    """A launched step. Its tokens may still be in transit: `wait()` for them, on any thread.
 
     `logprobs_of` = (index into request_ids, alternatives wanted) of the requests that want log probabilities.
     """

@@ -1,1 +1,1 @@
-"""Attention: paged, latent and of encoders."""
+"""Attention: paged, latent, and of encoders."""

@@ -1,4 +1,4 @@
-"""Attention in both directions over the tokens of the step, which keeps nothing."""
+"""Attention in both directions over the tokens of the step, without a cache."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pagewire.services.executor.step.step_context import StepContext
 
 
 class EncoderAttention:
-    """Attention with as many heads of queries as of keys and of values. `window`: how far a token sees on either side,
-    0 = all."""
+    """Attention with equal numbers of query, key and value heads. `window`: the number of tokens that a token sees on
+    either side, 0 = all."""
 
     __slots__ = ("head_dim", "num_heads", "window")
 
@@ -24,7 +24,7 @@ class EncoderAttention:
         return qkv.view(len(qkv), 3 * self.num_heads, self.head_dim)
 
     def __call__(self, heads: Tensor, context: StepContext) -> Tensor:
-        """heads: of queries, then of keys, then of values -> [num_tokens, num_heads * head_dim]"""
+        """heads: query, then key, then value heads -> [num_tokens, num_heads * head_dim]"""
         query, key, value = heads.split(self.num_heads, dim=1)
         starts, scale = context.query_start_loc, self.head_dim**-0.5
         return ops.encoder_attention(query, key, value, starts, context.max_query_len, scale, self.window).flatten(1)

@@ -1,4 +1,4 @@
-"""The heads of an attention layer that a rank has."""
+"""A rank's heads of an attention layer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pagewire.services.executor.layers.shares import refusal
 
 @dataclass(frozen=True)
 class Heads:
-    """Neighbouring heads of queries, and those of keys and values that they read.
+    """Neighbouring query heads, and the KV heads that they read.
 
-    Where there are fewer KV heads than ranks, several ranks have the same one.
+    If there are fewer KV heads than ranks, several ranks have the same one.
     """
 
     queries: range
@@ -41,8 +41,8 @@ class Heads:
         return scaled(self.keys, self.head_dim)
 
     def rows(self, order: Tensor | None = None) -> Tensor | None:
-        """Returns the rank's rows of a projection that gives all queries, all keys and all values. order: of its rows
-        (`row_order`)."""
+        """Returns the rank's rows of a projection that gives all queries, all keys and all values. order: the order of
+        its rows (`row_order`)."""
         if self.is_whole:
             return order
         first_key = self.num_heads * self.head_dim
@@ -53,12 +53,12 @@ class Heads:
 
 
 def scaled(heads: range, size: int) -> range:
-    """Rows of these heads, of `size` each."""
+    """Returns the rows of these heads, `size` for each."""
     return range(heads.start * size, heads.stop * size)
 
 
 def heads_of(config: DecoderConfig, placement: Placement) -> Heads:
-    """Raises ModelLoadError for heads that cannot be shared, naming how many ranks can share them."""
+    """Raises ModelLoadError for heads that cannot be shared; it names the possible numbers of ranks."""
     return shared_heads(config.num_heads, config.num_kv_heads, config.head_dim, placement)
 
 

@@ -1,9 +1,9 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), over one cached vector per token.
 
-A token's latent vector is projected to every head's key and value (`kv_b_proj`, [key; value] of each head). Here it
-never is: a query is projected into latent space with the keys' part, and what it attends to is projected to the head's
-value afterwards. That changes the order of the products, not the result, and the cache holds a few hundred numbers per
-token where all heads' keys and values would be tens of thousands.
+The model projects a token's latent vector to every head's key and value (`kv_b_proj`, [key; value] of each head). This
+code does not: it projects the query into latent space with the keys' part, and the result of attention to the head's
+value afterwards. This changes the order of the products, not the result, and the cache holds a few hundred numbers per
+token instead of tens of thousands for the keys and values of all heads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.layers.weights import Dense, NotLoaded, Shard, stored_parts
 from pagewire.services.executor.step.step_context import StepContext
 
-_NORM_EPS = 1e-6  # of the norms inside, whatever rms_norm_eps says
+_NORM_EPS = 1e-6  # of the inner norms, regardless of rms_norm_eps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class LatentConfig:
 
     @property
     def width(self) -> int:
-        """Returns the size of what is cached of a token."""
+        """Returns the number of cached elements per token."""
         return self.latent_dim + self.rotary_dim
 
 
@@ -102,15 +102,15 @@ class PagedLatentAttention(PagedAttention):
 
 
 class LatentProjection:
-    """`kv_b_proj`, as one weight for each head's key and one for its value; dense, whatever the checkpoint has.
+    """`kv_b_proj` as one weight for each head's key and one for its value; dense for every checkpoint.
 
-    Where that has it split, it has `k_b_proj` [num_heads, latent_dim, key_dim] and `v_b_proj` [num_heads, value_dim,
-    latent_dim].
+    If the checkpoint has it split, it has `k_b_proj` [num_heads, latent_dim, key_dim] and `v_b_proj` [num_heads,
+    value_dim, latent_dim].
     """
 
     __slots__ = ("config", "dtype", "heads", "shards", "weight")
 
-    multiplies = False  # as a linear layer, with a weight that could be laid out for its products
+    multiplies = False  # not as a linear layer, whose weight could be laid out for its products
 
     def __init__(self, name: str, config: LatentConfig, heads: Heads, placement: Placement) -> None:
         head_size = config.key_dim + config.value_dim

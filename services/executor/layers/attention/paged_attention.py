@@ -1,4 +1,4 @@
-"""Attention over paged KV: a layer's need of KV cache, and its call into the kernels."""
+"""Attention over paged KV: a layer's demand for KV cache, and its calls of the kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FP8 = torch.float8_e4m3fn
 
 
 class Sinks:
-    """A learned score per head, of a key that every query sees and that has no value (GPT-OSS's `sinks`)."""
+    """A learned score per head for a key without a value that every query sees (GPT-OSS's `sinks`)."""
 
     __slots__ = ("heads", "name", "num_heads", "scores")
 
     def __init__(self, name: str, num_heads: int, placement: Placement, heads: range | None = None) -> None:
-        """heads: which of them the rank has; None: all."""
+        """heads: the rank's heads; None: all."""
         self.name = placement.name(name)
         self.heads = range(num_heads) if heads is None else heads
         self.num_heads = num_heads
@@ -37,7 +37,7 @@ class Sinks:
 
 
 class PagedAttention:
-    """Causal attention of one layer over its own KV cache; `bind` tells it which that is, when it is allocated."""
+    """Causal attention of one layer over its own KV cache, which `bind` sets once it is allocated."""
 
     __slots__ = (
         "_spec",
@@ -52,21 +52,21 @@ class PagedAttention:
         "window",
     )
 
-    can_be_fp8 = True  # its cache
+    can_be_fp8 = True  # the cache
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
-    group: int  # of layers that share block tables, which say where a request's keys and values are
+    group: int  # index of the group of layers that share block tables, which locate a request's keys and values
 
     def __init__(
         self, layer_idx: int, spec: KVSpec, scale: float, soft_cap: float = 0.0, sinks: Sinks | None = None
     ) -> None:
-        """layer_idx: of the decoder layer, as checkpoints number them. spec: of a cache without scales."""
+        """layer_idx: the decoder layer's number in checkpoints. spec: of a cache without scales."""
         self.layer_idx = layer_idx
         self.scale = scale
         self.window = spec.window
         self.soft_cap = soft_cap
         self.sinks = None if sinks is None else sinks.scores
         self.kv_scales: Tensor | None = None  # fp32 [2, num_kv_heads], of keys and of values; fp8 caches only
-        # Which heads of keys and values of a checkpoint it has, and how many that has.
+        # The KV heads of a checkpoint that it has, and the checkpoint's number of KV heads.
         self.stored_heads = (range(spec.num_kv_heads), spec.num_kv_heads)
         self._spec = spec
 
@@ -78,7 +78,7 @@ class PagedAttention:
         return self._spec if self.kv_scales is None else replace(self._spec, dtype=FP8)
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
-        """None: its projections have the weights."""
+        """Returns none: its projections have the weights."""
         return iter(())
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: StepContext) -> Tensor:
@@ -87,11 +87,11 @@ class PagedAttention:
         return self.attend(query, context)
 
     def slots(self, context: StepContext) -> Tensor:
-        """int64 [num_tokens]: where this layer's cache takes each token's key and value; -1 = nowhere."""
+        """Returns int64 [num_tokens], the slot in this layer's cache for each token's key and value; -1 = none."""
         return context.slot_mappings[self.group]
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
-        """Attends as `__call__` does, with keys and values already in the cache."""
+        """Attends like `__call__`, with keys and values already in the cache."""
         table = context.block_tables[self.group]
         lengths = (context.query_start_loc, context.seq_lens, context.max_query_len, context.min_query_len)
         plan = context.plan(

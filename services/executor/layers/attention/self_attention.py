@@ -20,7 +20,7 @@ from pagewire.services.executor.step.step_context import StepContext
 
 
 class HeadAttention:
-    """The steps between the projections: heads are normalized and rotated where the model wants that, then attend."""
+    """The steps between the projections: heads are normalized and rotated if the model does so, then attend."""
 
     __slots__ = ("attention", "head_dim", "norms", "num_heads", "rotary", "sinks")
 
@@ -38,8 +38,8 @@ class HeadAttention:
     ) -> None:
         """rotary: shared by layers; None: heads are not rotated.
 
-        scale: of scores, 1 / sqrt(head_dim) if None. soft_cap: of scores; 0 = off. norms: of each head of query and
-        key, for rotated heads only.
+        scale: factor of scores, 1 / sqrt(head_dim) if None. soft_cap: cap of scores; 0 = off. norms: norms of query
+        and key heads, for rotated heads only.
         """
         scale = spec.head_dim**-0.5 if scale is None else scale
         self.attention = PagedAttention(layer_idx, spec, scale, soft_cap, sinks)
@@ -52,7 +52,7 @@ class HeadAttention:
     def __call__(self, qkv: Tensor, context: StepContext) -> Tensor:
         """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim]"""
         num_tokens = qkv.shape[0]
-        heads = qkv.view(num_tokens, -1, self.head_dim)  # of q, k and v side by side
+        heads = qkv.view(num_tokens, -1, self.head_dim)  # q, k and v side by side
         query = heads.narrow(1, 0, self.num_heads)
         attention = self.attention
         if self.rotary is None:
@@ -121,9 +121,9 @@ def llama_attention(
     rotates_neighbours: bool = False,
     output: str = "o_proj",
 ) -> SelfAttention:
-    """Returns attention as in Llama: three projections by its names, which most others have adopted.
+    """Returns attention as in Llama: three projections by its names, which most other models have adopted.
 
-    scale, soft_cap, sinks: as `HeadAttention`. norm: of query and key heads, if the config wants one.
+    scale, soft_cap, sinks: see `HeadAttention`. norm: norm of query and key heads, if the config has one.
     rotates_neighbours: elements (0, 1), (2, 3), ... of a head are rotated in place of those half a head apart. output:
     the name of the last projection.
     """
@@ -165,7 +165,7 @@ def head_attention(
     norms: tuple[RMSNorm, RMSNorm] | None = None,
     sinks: Sinks | None = None,
 ) -> HeadAttention:
-    """Returns attention with the window that the config states; heads: the rank's. The others as `HeadAttention`."""
+    """Returns attention with the config's window. heads: the rank's. For the others see `HeadAttention`."""
     spec = KVSpec(len(heads.keys), config.head_dim, config.dtype, config.sliding_windows[layer_idx])
     attention = HeadAttention(
         layer_idx, len(heads.queries), spec, rotary, scale=scale, soft_cap=soft_cap, norms=norms, sinks=sinks

@@ -33,9 +33,9 @@ from pagewire.services.executor.layers.weights import (
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 _MAX_EXPERTS = 4096
-_TILE = 16  # what sizes of an expert must be multiples of; with quantized weights on CUDA it is more
+_TILE = 16  # an expert's sizes must be multiples of this; of more for quantized weights on CUDA
 
-# Of gate and up projections side by side
+# Activations of gate and up projections side by side
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": ops.silu_and_mul,
     "gelu_pytorch_tanh": ops.gelu_tanh_and_mul,
@@ -55,7 +55,7 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """The experts of one layer. Names are those of the checkpoint, within the module that has them all."""
+    """The experts of one layer. Names are the checkpoint's, within the module that has all experts."""
 
     num_experts: int
     hidden_size: int
@@ -68,7 +68,7 @@ class ExpertsConfig:
 
     def __post_init__(self) -> None:
         routing = self.routing
-        if self.num_experts > _MAX_EXPERTS:  # each has names, for one
+        if self.num_experts > _MAX_EXPERTS:  # each has names, for example
             raise ModelLoadError(f"config: {self.num_experts} experts in a layer are not supported, {_MAX_EXPERTS} are")
         group_size, ungrouped = divmod(self.num_experts, routing.num_groups)
         if ungrouped or group_size < (routing.group_best if routing.num_groups > 1 else 1):
@@ -92,16 +92,16 @@ class ExpertsConfig:
 
 @runtime_checkable
 class ExpertsWeight(Protocol):
-    """A weight of all experts' outputs, expert by expert."""
+    """A weight of the outputs of all experts, expert by expert."""
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
         """Computes `ops.experts_linear`."""
 
 
 class ExpertsLinear:
-    """A projection of every expert: as `Linear`, with the same shards for each, expert by expert.
+    """A projection of every expert: like `Linear`, with the same shards for each expert, expert by expert.
 
-    The scales that a checkpoint has for inputs are not used: a scale per expert would be another input per expert.
+    A checkpoint's scales of inputs are not used: with a scale per expert, each expert would need its own input.
     """
 
     __slots__ = ("_adds_bias", "bias", "num_experts", "shards", "weight")
@@ -118,8 +118,8 @@ class ExpertsLinear:
         outputs: range | None = None,
         inputs: range | None = None,
     ) -> None:
-        """outputs, inputs: of each expert's projections, what the rank has; None: all. Of the experts it has its own
-        where the placement says so, else all."""
+        """outputs, inputs: the rank's part of each expert's projections; None: all. The rank has its own experts if the
+        placement says so, else all."""
         experts = range(config.num_experts)
         if placement.whole_experts:
             experts = own_experts(config.num_experts, placement.tensor)
@@ -136,11 +136,11 @@ class ExpertsLinear:
             Dense(placement.empty(*sizes)) if all(shard.format is None for shard in self.shards) else NotLoaded(*sizes)
         )
         self.bias = placement.empty(sizes[0]) if config.bias else None
-        # The ranks' products are summed, so that one of them adds it.
+        # The ranks' products are summed, so only one rank adds the bias.
         self._adds_bias = inputs is None or placement.tensor.rank == 0
 
     def __call__(self, x: Tensor, order: Tensor, starts: Tensor, *, gated: bool = False) -> Tensor:
-        """As `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs of an expert, gated half]"""
+        """Computes `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs (gated: half)]"""
         weight = self.weight
         assert isinstance(weight, ExpertsWeight)
         return weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts, gated)
@@ -157,7 +157,7 @@ class ExpertsLinear:
         self.weight = parts[0]
 
     def _refusal(self, parts: Sequence[PackedWeight]) -> str | None:
-        """Why experts with these weights cannot be multiplied together."""
+        """Returns why experts with these weights cannot be multiplied together."""
         if any(isinstance(part, PackedGrouped) and part.permutation is not None for part in parts):
             return "experts with inputs that act-order permutes are not supported"
         if len(parts) > 1:
@@ -193,7 +193,7 @@ class RoutedMLP:
     )
 
     def __init__(self, config: ExpertsConfig, placement: Placement) -> None:
-        """placement: of the module that router and experts are parts of, e.g. model.layers.0.mlp"""
+        """placement: the placement of the module that contains router and experts, e.g. model.layers.0.mlp"""
         size, routing, activation = config.intermediate_size, config.routing, config.activation
         self.router = Router(routing, config.num_experts, config.hidden_size, placement)
         ranks, whole = placement.tensor, placement.whole_experts
@@ -202,7 +202,7 @@ class RoutedMLP:
         gate_up = dict.fromkeys(config.gate_up, size)
         self.gate_up = ExpertsLinear(config, config.hidden_size, gate_up, placement, outputs=share)
         self.down = ExpertsLinear(config, size, {config.down: config.hidden_size}, placement, inputs=share)
-        self.ranks = ranks  # that sum
+        self.ranks = ranks  # that sum the outputs
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.num_experts = config.num_experts
         self.correction_bias = (
@@ -257,7 +257,7 @@ class RoutedMLP:
 
 
 def _share(config: ExpertsConfig, placement: Placement) -> range:
-    """Of each expert's inner size. Raises ModelLoadError if ranks cannot share it."""
+    """Returns the share of each expert's inner size. Raises ModelLoadError if ranks cannot share it."""
     expert, size, hidden_size = placement.within("experts.0"), config.intermediate_size, config.hidden_size
     units = [output_unit(expert.format(name), size, hidden_size) for name in config.gate_up]
     units.append(input_unit(expert.format(config.down), hidden_size, size))

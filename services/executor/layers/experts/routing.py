@@ -1,4 +1,4 @@
-"""Routing: the experts that the tokens of a layer go to."""
+"""Routing: the choice of experts for the tokens of a layer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Routing:
     top_k: int
     router: str = "gate"  # the checkpoint's name of that layer
     bias: bool = False  # of that layer
-    in_fp32: bool = False  # that layer, whatever the model's dtype is
+    in_fp32: bool = False  # compute that layer in fp32, regardless of the model's dtype
     scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
     normalize: bool = False  # weights of a token's experts sum to 1
     scale: float = 1.0  # of the weights
     num_groups: int = 1  # of neighbouring experts, of which `topk_groups` are eligible
     topk_groups: int = 1
-    group_best: int = 1  # a group is as good as the sum of so many of its best: 1 (DeepSeek-V2) or 2 (V3)
-    correction_bias: str | None = None  # the checkpoint's name of what is added to scores when experts are chosen
+    group_best: int = 1  # a group's score is the sum of this many of its best: 1 (DeepSeek-V2) or 2 (V3)
+    correction_bias: str | None = None  # the checkpoint's name of the addend of scores when experts are chosen
 
 
 class CorrectionBias:
-    """A correction that is added to the scores of experts to choose among them, so that all are used about equally;
+    """A correction that is added to the scores of experts for the choice only, so that all are used about equally;
     fp32."""
 
     __slots__ = ("name", "tensor")
@@ -46,7 +46,7 @@ class CorrectionBias:
 
 
 class Router(Linear):
-    """The linear layer that says which experts a token prefers."""
+    """The linear layer that scores the experts for a token."""
 
     __slots__ = ("dtype",)
 

@@ -1,7 +1,7 @@
-"""Experts that ranks divide among themselves, each with whole ones (`--enable-expert-parallel`).
+"""Experts that are divided among ranks as wholes (`--enable-expert-parallel`).
 
-Attention leaves every token on every rank, so each routes all of them and knows by itself which its experts get.
-What its experts make of them has to reach the others, in one of two ways:
+Attention leaves every token on every rank, so each rank routes all tokens and knows which ones its experts get.
+The outputs of its experts reach the other ranks in one of two ways:
 
     sums       each rank sums up what its own experts make of every token, and the sums are added: `all_reduce`
     exchanges  ranks divide the tokens, too. What an expert makes of a token goes to the token's rank (`all_to_all`),
@@ -20,18 +20,18 @@ from pagewire.services.executor.parallel.communicator import Communicator
 
 
 def least_exchanged(top_k: int, num_ranks: int, device: torch.device) -> int | None:
-    """Returns the number of tokens from which ranks exchange; None: they always sum.
+    """Returns the least number of tokens for which ranks exchange; None: they always sum.
 
-    A token has top_k rows to exchange, each rank top_k / num_ranks of them, and one row to sum. With few tokens calls
-    count, and sums are one, exchanges two: among four ranks sums of 128 tokens took 0.8 to 1.05 times as long, of 512
-    tokens 1.9 to 2.4 times. On CUDA the host would have to wait in
-    every layer to know how many rows go where.
+    A token has top_k rows to exchange, top_k / num_ranks of them per rank, and one row to sum. With few tokens the
+    number of calls counts: one for sums, two for exchanges. Among four ranks, sums of 128 tokens took 0.8 to 1.05
+    times as long, of 512 tokens 1.9 to 2.4 times. On CUDA the host would have to wait in every layer for the numbers
+    of rows to exchange.
     """
     return 512 if top_k < num_ranks and device.type == "cpu" else None
 
 
 class WholeExperts:
-    """The experts of a layer that this rank has, and the way in which the outputs of all ranks are combined."""
+    """This rank's experts of a layer, and the combination of the outputs of all ranks."""
 
     __slots__ = ("_is_own", "_own", "_owners", "_ranks", "least_exchanged")
 
@@ -45,7 +45,7 @@ class WholeExperts:
         self._is_own = (owners == ranks.rank).to(device, torch.float32)
 
     def own_starts(self, starts: Tensor) -> Tensor:
-        """Returns the result of `ops.sort_by_expert` for products with the rank's experts: other pairs are not read,
+        """Returns the result of `ops.sort_by_expert` for products with the rank's experts: other pairs are neither read
         nor written."""
         return starts[self._own.start : self._own.stop + 1]
 
@@ -58,12 +58,12 @@ class WholeExperts:
         return self.least_exchanged is not None and num_tokens >= self.least_exchanged
 
     def exchanged(self, pairs: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """pairs [num_tokens * top_k, hidden_size]: those with the rank's experts, overwritten; ids, weights: of
-        `ops.route_experts` -> [num_tokens, hidden_size]"""
+        """pairs [num_tokens * top_k, hidden_size]: those with the rank's experts, overwritten; ids, weights: results
+        of `ops.route_experts` -> [num_tokens, hidden_size]"""
         (num_tokens, top_k), size = ids.shape, self._ranks.size
         share = -(-num_tokens // size)
         of_tokens = torch.arange(num_tokens, dtype=torch.int32, device=ids.device) // share
-        # Pairs by the rank of their token, then by that of their expert.
+        # Pairs by the rank of their token, then by the rank of their expert.
         ways = of_tokens[:, None] * size + self._owners.index_select(0, ids.view(-1)).view_as(ids)
         self._ranks.all_to_all(pairs, *ops.sort_by_expert(ways, size * size))
         first, stop = (min(num_tokens, share * rank) for rank in (self._ranks.rank, self._ranks.rank + 1))
@@ -74,7 +74,7 @@ class WholeExperts:
 
 
 def own_experts(num_experts: int, ranks: Communicator) -> range:
-    """The rank's, neighbours; where they cannot be divided evenly, some ranks have one more than others.
+    """Returns the rank's neighbouring experts; if they cannot be divided evenly, some ranks have one more than others.
 
     Raises ModelLoadError if there are more ranks than experts.
     """

@@ -33,7 +33,7 @@ BITS = (4,)
 _BITS = BITS[0]
 _ZERO_POINT = 8  # of weights without stored zero points
 _PER_WORD = 32 // _BITS
-_COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # "gemm": which of its eight columns a word holds where
+_COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)  # "gemm": the column at each place of a word of eight
 
 
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> AwqQuantization:
@@ -53,7 +53,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Aw
 
 
 class AwqQuantization:
-    """All linear layers alike, but for those left dense."""
+    """The same quantization of all linear layers, except those left dense."""
 
     method = "awq"
 
@@ -81,7 +81,7 @@ class _AwqFormat:
 
 
 class GemmFormat(_AwqFormat):
-    """Words of eight outputs each, in the order that AutoAWQ's kernel wants them in."""
+    """Words of eight outputs each, in the order of AutoAWQ's kernel."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         check_multiple("the number of outputs", out_features, _PER_WORD)

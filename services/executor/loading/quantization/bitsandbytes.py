@@ -48,7 +48,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Bi
 
 
 class BitsAndBytesQuantization:
-    """All linear layers alike, but for those left dense."""
+    """The same quantization of all linear layers, except those left dense."""
 
     method = "bitsandbytes"
 
@@ -139,7 +139,7 @@ class FourBitFormat:
         return state
 
     def _scales(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], num_blocks: int) -> Tensor:
-        """float32 [num_blocks]. Stored as they are, or as codes of 8 bits in blocks of their own."""
+        """Returns float32 [num_blocks]; stored as such, or as codes of 8 bits in separate blocks."""
         absmax = tensors["weight.absmax"]
         if len(absmax) != num_blocks:
             raise ModelLoadError(f"weight.absmax: expected {num_blocks} scales, found {len(absmax)}")

@@ -1,5 +1,4 @@
-"""The format compressed-tensors, which llm-compressor writes: which modules are quantized, and how, is all in the
-config.
+"""The format compressed-tensors, which llm-compressor writes: the config states which modules are quantized, and how.
 
 Source: compressed-tensors 0.20, `quantization/quant_config.py`, `quantization/quant_scheme.py`, `utils/match.py`.
 Activation-ordered groups (`weight_g_idx`) as in vLLM's `compressed_tensors_wNa16.py`.

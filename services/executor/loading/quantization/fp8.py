@@ -14,7 +14,7 @@ from pagewire.services.executor.layers.weight_format import WeightFormat
 from pagewire.services.executor.loading.quantization.eight_bit import Fp8Format
 from pagewire.services.executor.loading.quantization.settings import one_of, stored_quantized, strings_of
 
-_BLOCK_SCALE = "weight_scale_inv"  # "inverse" to its authors; it multiplies like any other
+_BLOCK_SCALE = "weight_scale_inv"  # despite its name, it multiplies like any other scale
 
 
 def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Fp8Quantization:
@@ -34,7 +34,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Fp
 
 
 class Fp8Quantization:
-    """All linear layers alike, but for those left dense."""
+    """The same quantization of all linear layers, except those left dense."""
 
     def __init__(
         self, method: str, blocks: bool, static: bool, dense: tuple[str, ...], names: Collection[str] | None
@@ -46,7 +46,7 @@ class Fp8Quantization:
         self._names = names
 
     def format(self, module: str) -> WeightFormat | None:
-        # transformers names a scale of the whole tensor as that of blocks, and activations' not as others do.
+        # transformers uses the blocks' name for a whole tensor's scale, and a different name for activations' scales.
         scale = self._first(
             module, *((_BLOCK_SCALE, "weight_scale") if self._blocks else ("weight_scale", _BLOCK_SCALE))
         )
@@ -57,5 +57,5 @@ class Fp8Quantization:
         )
 
     def _first(self, module: str, *suffixes: str) -> str:
-        """That of the suffixes which the checkpoint has, by default the first."""
+        """Returns the suffix that the checkpoint has, by default the first."""
         return next((suffix for suffix in suffixes if f"{module}.{suffix}" in (self._names or ())), suffixes[0])

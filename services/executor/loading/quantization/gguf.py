@@ -1,4 +1,4 @@
-"""GGUF files: a tensor has its own type, and there is no other word about quantization."""
+"""GGUF files: each tensor has its own type, which alone determines its quantization."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GgufFormat:
     type: Type
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
-        # The shape is that of the weights; what is read is the bytes of its blocks.
+        # The shape is that of the weights; the bytes of its blocks are read.
         inputs = Along(1, *GGML_QUANT_SIZES[self.type])
         return {"weight": TensorSpec((out_features, in_features), (torch.uint8,), outputs=Along(0), inputs=inputs)}
 
@@ -73,7 +73,7 @@ class GgufFormat:
 
 
 def _constant(groups: Tensor | None, supers: Tensor | None, value: float) -> tuple[Any, Tensor | None]:
-    """What gives every group `value` as its scale or offset, if it has one."""
+    """Returns the scales or offsets that give every group this `value`, if it has one."""
     if groups is None:
         return None, None
     if supers is None:
@@ -92,7 +92,7 @@ class GgufQuantization:
         others = Counter(type_.name for type_ in types.values() if type_ not in FORMS and type_ not in _DENSE)
         if others:
             counts = ", ".join(f"{count} of type {name}" for name, count in sorted(others.items()))
-            logger.warning("tensors that are dequantized, for want of kernels: %s", counts)
+            logger.warning("tensors that are dequantized, as there is no kernel for them: %s", counts)
 
     def format(self, module: str) -> WeightFormat | None:
         type_ = self._types.get(f"{module}.weight")

@@ -22,7 +22,7 @@ __all__ = ["FORMS", "Form", "decode"]
 
 _CHUNK_CODES = 1 << 18  # decoded at a time: temporaries stay in the core's cache
 
-# What the codes of IQ4_NL and IQ4_XS stand for.
+# The values of the codes of IQ4_NL and IQ4_XS.
 _IQ4_VALUES = torch.tensor((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)).float()
 
 
@@ -43,7 +43,7 @@ class Form:
 def decode(blocks: Tensor, type_: Type) -> GroupedWeight:
     """Unpacks blocks: uint8 [N, bytes per row], rows of blocks of a type in FORMS.
 
-    The weight dequantizes to the numbers of ggml's own decoder, bit by bit. Values are not checked: a scale may be inf.
+    The weight dequantizes to the values of ggml's own decoder, bit by bit. Values are not checked: a scale may be inf.
     """
     form = FORMS[type_]
     block_codes, block_bytes = GGML_QUANT_SIZES[type_]

@@ -92,7 +92,7 @@ def _rules_of(config: Mapping[str, Any]) -> list[tuple[re.Pattern[str], GptqForm
 
 
 class GptqQuantization:
-    """All linear layers alike, but for `dynamic` rules and those left dense."""
+    """The same quantization of all linear layers, except `dynamic` rules and those left dense."""
 
     method = "gptq"
 

@@ -23,16 +23,16 @@ from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.dummy import STD
 from pagewire.services.executor.loading.weights.jobs import Job
 
-# Weights that are between checkpoint and packed form at a time: each takes a byte as it is read, one as it is stacked,
-# and packing takes some more. A larger module is alone.
+# Limit of weights that are being packed at a time: each takes a byte when read, one when stacked, and packing takes
+# some more. A larger module is packed alone.
 _MAX_WEIGHTS_IN_FLIGHT = 1 << 28
 
 Read = Callable[[Shard], QuantizedWeight | Tensor]
 
 
 def tensor_specs(shard: Shard) -> dict[str, TensorSpec]:
-    """Returns what a quantized shard is made of. Raises ModelLoadError naming the module if its shape cannot be stored
-    so."""
+    """Returns the tensors of a quantized shard. Raises ModelLoadError naming the module if its shape cannot be stored
+    in this format."""
     assert shard.format is not None
     try:
         specs = dict(shard.format.tensors(shard.out_features, shard.in_features))
@@ -69,7 +69,7 @@ def check_shard(weights: WeightSource, shard: Shard) -> list[str]:
 
 
 def read_shard(weights: WeightSource, shard: Shard, device: torch.device) -> QuantizedWeight:
-    """Unpacked on `device`, in memory of its own. Raises ModelLoadError naming the module for values that cannot be."""
+    """Returns the shard unpacked on `device`, in new memory. Raises ModelLoadError naming an invalid module."""
     assert shard.format is not None
     specs = tensor_specs(shard)
     part, order = part_to_read(shard, specs)
@@ -112,7 +112,7 @@ def stored_shards(path: Path, weights: WeightSource, dtype: torch.dtype, device:
 
 
 def part_to_read(shard: Shard, specs: Mapping[str, TensorSpec]) -> tuple[Part | None, Tensor | None]:
-    """Returns (what to read of a shard, None = all; which rows of that to take, in which order: int64, None = all in
+    """Returns (the part of a shard to read, None = all; the rows of that part to take, in order: int64, None = all in
     order).
 
     Tensors may hold outputs in words or blocks, of which the whole is read.
@@ -136,7 +136,7 @@ def part_to_read(shard: Shard, specs: Mapping[str, TensorSpec]) -> tuple[Part | 
 
 
 def in_order(weight: QuantizedWeight, order: Tensor, shard: Shard) -> QuantizedWeight:
-    """A shard's weight with its rows where the model expects them."""
+    """Returns a shard's weight with its rows in the model's order."""
     try:
         return take_rows(weight, order)
     except ValueError as error:
@@ -147,7 +147,7 @@ def in_order(weight: QuantizedWeight, order: Tensor, shard: Shard) -> QuantizedW
 
 
 def random_shards(seed: int, dtype: torch.dtype, device: torch.device) -> Read:
-    """Random shards, each a function of `seed` and its name alone: threads make them in any order."""
+    """Makes random shards, each a function of `seed` and its name alone: threads make them in any order."""
 
     def read(shard: Shard) -> QuantizedWeight | Tensor:
         generator = torch.Generator().manual_seed(seed ^ zlib.crc32(shard.name.encode()))
@@ -169,10 +169,10 @@ def install_jobs(
     num_bytes: Callable[[Shard], int],
     dense: Callable[[int, int], Tensor] | None = None,
 ) -> list[Job]:
-    """A job per module, largest first: read, pack and install its weight.
+    """Returns a job per module, largest first: read, pack and install its weight.
 
-    read gives a shard's weight on the device that will multiply with it, num_bytes its share of the progress.
-    dense: None, or gives memory [N, K] for weights, which are then dequantized.
+    read: returns a shard's weight on its device. num_bytes: returns its share of the progress.
+    dense: None, or returns memory [N, K] for weights, which are then dequantized.
     """
     budget = _Budget(_MAX_WEIGHTS_IN_FLIGHT)
 
@@ -188,7 +188,7 @@ def install_jobs(
 
 
 class _Budget:
-    """So much may be spent at a time; what costs more than all of it waits until nothing else is."""
+    """A budget of costs at a time; a cost above the whole budget waits until nothing else is spent."""
 
     def __init__(self, amount: int) -> None:
         self._amount = self._left = amount
@@ -217,7 +217,7 @@ def _size(module: WeightModule) -> int:
 
 
 def _packed(weights: Iterator[QuantizedWeight | Tensor]) -> list[PackedWeight]:
-    """Neighbours of one form become one weight."""
+    """Merges neighbours of the same form into one weight."""
     parts: list[PackedWeight] = []
     run: list[QuantizedWeight] = []
 
@@ -239,7 +239,7 @@ def _packed(weights: Iterator[QuantizedWeight | Tensor]) -> list[PackedWeight]:
 
 
 def _dequantized(module: WeightModule, read: Read, empty: Callable[[int, int], Tensor]) -> Dense:
-    """All shards side by side in one dense weight."""
+    """Writes all shards side by side to one dense weight."""
     sizes = [shard.num_outputs for shard in module.shards]
     whole = empty(sum(sizes), module.shards[0].num_inputs)
     for shard, rows in zip(module.shards, whole.split(sizes), strict=True):

@@ -20,7 +20,7 @@ from pagewire.services.executor.loading.quantization.settings import stored_quan
 from pagewire.services.executor.loading.weights.dummy import STD
 
 BLOCK = 32  # weights that share a scale
-# e2m1: what the codes stand for
+# e2m1: the values of the codes
 E2M1 = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0))
 _BIAS, _NAN = 127, 255  # of the scales, exponents in e8m0
 
@@ -31,7 +31,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Mx
 
 
 class Mxfp4Quantization:
-    """The modules that the checkpoint has blocks of. `dense`: patterns as `model.layers.*.self_attn`."""
+    """The modules whose blocks are in the checkpoint. `dense`: patterns such as `model.layers.*.self_attn`."""
 
     method = "mxfp4"
 

@@ -25,9 +25,9 @@ class CheckpointFormat:
     name: str  # quant_method in `quantization_config`
     quantization: Callable[[Mapping[str, Any], Collection[str] | None], Quantization]  # see `quantization_of`
     bits: tuple[int, ...]  # of a weight, that can be read
-    suffixes: tuple[str, ...]  # how the name of a tensor ends that only a quantized weight has
+    suffixes: tuple[str, ...]  # ends of names of tensors that only quantized weights have
     aliases: tuple[str, ...] = ()  # vLLM's further names for the same checkpoints
-    config_file: str | None = None  # where early tools wrote what now is `quantization_config` in config.json
+    config_file: str | None = None  # early tools' file with the present `quantization_config` of config.json
 
 
 FORMATS = {

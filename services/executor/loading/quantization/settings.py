@@ -60,8 +60,8 @@ def stored_quantized(
 ) -> bool:
     """Returns whether the checkpoint has `suffix` of this module.
 
-    Where it has nothing of it, and without a checkpoint: whether it is an ordinary linear layer (lm_head: or the output
-    head) unless a part of its name is in `dense`, which is how transformers and vLLM read `modules_to_not_convert`.
+    If it has no tensor of the module, and without a checkpoint: whether it is an ordinary linear layer (lm_head: or the
+    output head) and no part of its name is in `dense`; transformers and vLLM read `modules_to_not_convert` like this.
     """
     if names is not None and f"{module}.{suffix}" in names:
         return True
@@ -78,7 +78,7 @@ def groups_of(in_features: int, group_size: int) -> tuple[int, int]:
 
 
 def first_group(part: Part | None, group_size: int) -> int:
-    """Number of the group, in the whole weight, that a part's inputs begin with."""
+    """Returns the index, in the whole weight, of a part's first group."""
     return 0 if part is None else part.inputs.start // groups_of(part.in_features, group_size)[0]
 
 

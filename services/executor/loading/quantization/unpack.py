@@ -1,4 +1,4 @@
-"""Small integers out of the words that checkpoints pack them in."""
+"""Unpacks small integers from the words of checkpoints."""
 
 from __future__ import annotations
 

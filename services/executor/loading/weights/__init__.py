@@ -12,13 +12,13 @@ from pagewire.services.executor.layers.parts import Index, StoredPart
 
 
 class WeightSource(Protocol):
-    """Tensors of one checkpoint, in the order in which they lie on disk; methods may be called from several threads."""
+    """Tensors of one checkpoint, in their order on disk; methods may be called from several threads."""
 
     shapes: dict[str, tuple[int, ...]]  # tensor name -> shape, known without reading the data
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns the dtype that the tensor is read as before it is converted. Raises ModelLoadError for what cannot be
-        a weight."""
+        """Returns the dtype that the tensor is read as, before conversion. Raises ModelLoadError if it is no
+        weight."""
 
     def raw(self, name: str, index: Sequence[Index] = (), view: Sequence[int] | None = None) -> Tensor:
         """The tensor as stored; of a GGUF file its blocks, uint8 [rows, bytes per row], rows in the model's order.

@@ -1,4 +1,4 @@
-"""Tensors under the names that a model knows; what holds the weights of all experts is taken apart."""
+"""Tensors under a model's names; tensors with the weights of all experts are divided."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Part:
 
     @property
     def index(self) -> Sequence[Index]:
-        """Returns what is read of the stored tensor."""
+        """Returns the index to read of the stored tensor."""
         return () if self.expert is None else (range(self.expert, self.expert + 1),)
 
     def of(self, tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Weights in the layout of a device, kept on disk: the next start maps them instead of packing them again.
 
 `--weights-cache` names the directory. An entry is one file per checkpoint, device type, dtype and `--quantization none`
-or not; it holds under which files and which code it was made, and is made again when either has changed. On a CPU the
+or not; it records the files and the code that it was made from, and is made again when either changes. On a CPU the
 weights are views of the mapped file: processes that serve the same model share its memory.
 """
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _PARTS: dict[str, Any] = {cls.__name__: cls for cls in (Dense, PackedDense, PackedGrouped, PackedInt8, PackedFp8)}
 _STAGING_BYTES = 8 << 20
-_ABANDONED_S = 600  # a file that is being written changes more often
+_ABANDONED_S = 600  # a file in progress changes more often
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class WeightsCache:
         stage: Stage = WHOLE,
     ) -> WeightsCache:
         """The cache of packed weights. directory: "auto" is `weights/` of the user's cache directory. overrides: of the
-        checkpoint's config. tensor, whole_experts, stage: of the placement; each rank has an entry of its own."""
+        checkpoint's config. tensor, whole_experts, stage: of the placement; each rank has a separate entry."""
         folder = cache_directory() / "weights" if directory == "auto" else Path(directory).expanduser()
         on_cpu = device.type == "cpu" and cpu_backend() != "triton"
         choices: dict[str, Any] = {
@@ -93,7 +93,7 @@ class WeightsCache:
         return cls(folder / name, json.loads(json.dumps(key)), device)
 
     def load(self, model: OwnModel, num_threads: int, progress: Progress) -> bool:
-        """Loads the weights; returns whether the model has them now; if not, it is as it was, and the log says why."""
+        """Loads the weights; returns whether the model has them; if not, it is unchanged, and the log says why."""
         started = time.perf_counter()
         try:
             tensors, content = tensor_file.read(self.path)
@@ -119,7 +119,7 @@ class WeightsCache:
         return True
 
     def save(self, model: OwnModel) -> None:
-        """Keeps the weights of a loaded model; what prevents it is logged."""
+        """Keeps the weights of a loaded model; logs errors."""
         started, tensors = time.perf_counter(), {**model.vectors()}
         modules = {
             module.shards[0].name: [_described(part, f"{module.shards[0].name}.{i}", tensors) for i, part in parts]
@@ -142,7 +142,7 @@ class WeightsCache:
         logger.info("weights cache: %s written to %s in %.2f s", size, self.path, seconds)
 
     def _remove_old(self) -> None:
-        """Entries of this checkpoint that no start will use any more, and what a writer that died left."""
+        """Removes entries of this checkpoint that no start uses any longer, and files of writers that died."""
         prefix = self.path.name.rpartition("-")[0]
         for file in self.path.parent.glob(f"{glob.escape(prefix)}-*.part"):
             if time.time() - file.stat().st_mtime > _ABANDONED_S:
@@ -150,7 +150,7 @@ class WeightsCache:
         for file in self.path.parent.glob(f"{glob.escape(prefix)}-*.safetensors"):
             if not self._is_current(file):
                 file.unlink(missing_ok=True)
-                if file != self.path:  # of that one `load` has told
+                if file != self.path:  # `load` has logged that one
                     logger.info("weights cache: %s is outdated and was removed", file)
 
     def _is_current(self, file: Path) -> bool:

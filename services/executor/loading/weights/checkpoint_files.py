@@ -44,7 +44,7 @@ def _present(directory: Path, names: list[str], what: str) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[str]:
-    """Names of files beside the index. Which tensor it says is where does not matter: the files know it themselves."""
+    """Returns the names of files next to the index. Its places of tensors are not needed: the files list them."""
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -14,9 +14,9 @@ STD = 0.02  # as transformers initialises: keeps activations and logits finite t
 
 
 def fill_random(targets: Mapping[str, Tensor], seed: int, parts: Mapping[str, StoredPart] | None = None) -> None:
-    """Norm weights become 1, everything else normal noise: a function of seed, name and type of device.
+    """Fills norm weights with 1, others with normal noise: a function of seed, name and type of device.
 
-    parts: of targets that are not whole. All ranks make the same tensors, and each keeps its part.
+    parts: the parts of targets that are not whole. All ranks make the same tensors, and each keeps its part.
     """
     for name, target in targets.items():
         generator = torch.Generator(target.device).manual_seed(seed ^ zlib.crc32(name.encode()))

@@ -72,7 +72,7 @@ class GgufSource:
             target.copy_(ordered[first_row : first_row + num_rows])
             return
         row_shape, data = target.shape[1:], tensor.data.reshape(tensor.shape[0], -1)
-        skipped = 0  # numbers of a row that are only there because they share a block with others
+        skipped = 0  # leading numbers of a row that were read only because they share a block with others
         if columns is not None:
             assert isinstance(columns, range), "a GGUF file has outputs along rows"
             block, size = GGML_QUANT_SIZES[tensor.type]

@@ -128,7 +128,7 @@ def _attention_keys(file: GgufFile, arch: str, num_layers: int) -> dict[str, Any
 
 
 def _layer_types(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:
-    """Which layers have the window, if the file lists them."""
+    """Returns the layers with the window, if the file lists them."""
     pattern = file.metadata.get(key)
     if not isinstance(pattern, list):  # else a number: the architectures that have one know it
         return {}
@@ -148,7 +148,7 @@ def _experts_keys(file: GgufFile, arch: str) -> dict[str, Any]:
         "num_experts": num_experts,
         "num_local_experts": num_experts,
         "num_experts_per_tok": top_k,
-        # What is missing llama.cpp takes so (`llama-model.cpp`, qwen2moe and qwen3moe)
+        # llama.cpp's values for missing keys (`llama-model.cpp`, qwen2moe and qwen3moe)
         "moe_intermediate_size": file.positive(f"{arch}.expert_feed_forward_length", size // top_k),
         "shared_expert_intermediate_size": file.positive(f"{arch}.expert_shared_feed_forward_length", size),
     }

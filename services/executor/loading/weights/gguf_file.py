@@ -104,7 +104,7 @@ class GgufFile:
         )
 
     def _tensor(self, entry: TensorEntry, data_offset: int) -> GgufTensor:
-        """Raises ValueError for what cannot be or does not lie within the file."""
+        """Raises ValueError for an invalid entry or one that is not within the file."""
         name, shape = entry.name, entry.shape
         if entry.type not in _TYPES:
             raise ValueError(f"tensor {name} has the unknown type {entry.type}")

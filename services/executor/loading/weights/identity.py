@@ -13,7 +13,7 @@ from pagewire.kernels import ops as kernel_ops
 _MODEL_FILES = (".json", ".safetensors", ".gguf")
 _WEIGHT_FILES = (".safetensors", ".gguf")
 _SOURCES = (".py", ".h", ".cpp")
-# What is read of a file of weights: all of its beginning, where its tensors are listed, and pieces of the rest.
+# The parts of a file of weights that are read: its whole beginning, which lists the tensors, and pieces of the rest.
 _HEAD_BYTES = 1 << 20
 _PIECES, _PIECE_BYTES = 4096, 1024
 
@@ -27,9 +27,9 @@ def model_key(path: Path) -> dict[str, Any]:
 
 
 def content_digest(path: Path) -> str:
-    """Returns an identity of a checkpoint's weights, wherever its files are and however old. Hosts agree on it.
+    """Returns an identity of a checkpoint's weights, independent of the path and age of its files. Hosts agree on it.
 
-    The files are read in pieces, a kilobyte of each 4,096th part: of training, a step changes them all.
+    The files are read in pieces, a kilobyte of each 4,096th part: a training step changes them all.
     """
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _WEIGHT_FILES)
     digest = hashlib.sha256()
@@ -45,8 +45,7 @@ def content_digest(path: Path) -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Returns an identity of all code that turns a checkpoint into what a device multiplies with. Takes
-    milliseconds."""
+    """Returns an identity of all code that converts a checkpoint to a device's form of weights. Takes milliseconds."""
     digest = hashlib.sha256()
     for folder in (Path(__file__).parents[2], Path(kernel_ops.__file__).parents[1]):
         for file in sorted(file for file in folder.rglob("*") if file.suffix in _SOURCES):

@@ -1,4 +1,4 @@
-"""Loading as a list of jobs that a few threads work off, with one progress bar over all of them."""
+"""Loading as a list of jobs for a few threads, with one progress bar."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ def packs_dense(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack_dense(model: OwnModel) -> None:
-    """Replaces dense weights that are multiplied with: where they are, or, if they have to be padded, one by one."""
+    """Packs dense weights that are multiplied with: in place, or, if they must be padded, one by one."""
     for module in model.modules():
         if module.multiplies:  # otherwise rows are looked up, which is faster where they are contiguous
             module.install([_packed(part) for part in module.parts])
 
 
 def _packed(part: PackedWeight) -> PackedWeight:
-    """Packed unless it is already, or of another dtype than the model's."""
+    """Packs the weight unless it is packed already, or its dtype differs from the model's."""
     from pagewire.kernels.cpu.products.packed_linear import pack
 
     if isinstance(part, Dense) and part.tensor.dtype is torch.bfloat16:

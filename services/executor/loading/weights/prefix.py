@@ -1,10 +1,10 @@
-"""Names of tensors as a model knows them, where a checkpoint's begin differently."""
+"""A model's names of tensors, for checkpoints with different prefixes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-# Modules beside the body. A tied head may be stored, too.
+# Modules outside the body. A tied head may be stored, too.
 HEADS = ("lm_head", "embed_out")
 
 
@@ -24,6 +24,6 @@ def renamed(stored: Iterable[str], prefixes: Mapping[str, str], base: str) -> di
 
 
 def _with_prefix(prefixes: Mapping[str, str], name: str) -> str:
-    """The name with the first of the prefixes (old -> new) that it has replaced."""
+    """Returns the name with the first matching prefix (old -> new) replaced."""
     old = next((old for old in prefixes if name.startswith(old)), "")
     return prefixes.get(old, "") + name.removeprefix(old)

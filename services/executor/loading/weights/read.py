@@ -62,5 +62,5 @@ def _pieces(
 
 
 def _narrower(stored: torch.dtype, target: torch.dtype) -> torch.dtype:
-    """What is copied to the device: converting to fewer bytes is the host's work, all other conversion the device's."""
+    """Returns the dtype of the copy: the host converts to fewer bytes, the device does all other conversion."""
     return stored if stored.itemsize <= target.itemsize else target

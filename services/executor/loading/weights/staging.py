@@ -1,7 +1,7 @@
 """Weights on their way to a device: host buffers that reader threads fill while the device copies others.
 
-A buffer is page-locked, so that the device fetches it by itself, and is used again and again: however large the model,
-the host holds a few buffers of it. Reading, converting and copying overlap, each buffer being at one of them.
+Buffers are page-locked, so the device reads them on its own, and are reused: for a model of any size, the host holds
+only a few buffers. Reading, converting and copying overlap, with each buffer in one of these phases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Transfer(Protocol):
 
 
 class CudaTransfer:
-    """A stream of its own per buffer: copies of several buffers queue on the device, and none waits for another."""
+    """A separate stream per buffer: copies of several buffers queue on the device, and none waits for another."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -56,7 +56,7 @@ class Staging:
     def write(self, target: Tensor, dtype: torch.dtype, read: Callable[[Tensor], None]) -> None:
         """Has `read` fill a host tensor of target's shape and of `dtype`, then starts to copy it to `target`.
 
-        Takes the buffer that was handed back first: its copy is the most likely to be done.
+        Takes the buffer that was returned first: its copy is the most likely to be done.
         """
         buffer, transfer = self._free.get()
         try:

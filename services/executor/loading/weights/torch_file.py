@@ -1,4 +1,4 @@
-"""Weights from `pytorch_model.bin`, of which nothing but tensors is read: what else may be in it is refused."""
+"""Weights from `pytorch_model.bin`: only tensors are read, anything else in the file is refused."""
 
 from __future__ import annotations
 

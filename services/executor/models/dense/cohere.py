@@ -1,4 +1,4 @@
-"""Command R: attention and feed-forward side by side, norms without bias, neighbours rotated, scaled logits.
+"""Command R: parallel attention and feed-forward, norms without bias, rotation of neighbours, scaled logits.
 
 In Command R7B and Command A (Cohere 2) layers with a window rotate, the others do not.
 """

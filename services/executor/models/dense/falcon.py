@@ -1,4 +1,4 @@
-"""Falcon: one KV head, or in the new architecture several; attention and feed-forward side by side."""
+"""Falcon: one KV head, or several in the new architecture; parallel attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ONE_NORM = ("input_layernorm",)
 @dataclass(frozen=True, kw_only=True)
 class FalconConfig(LayerNormConfig):
     parallel: bool  # attention and feed-forward
-    norms: tuple[str, ...]  # where they are parallel: one of both, or one of attention and one of feed-forward
+    norms: tuple[str, ...]  # if parallel: one norm for both, or one for attention and one for feed-forward
 
 
 def falcon_config(raw: Mapping[str, Any], dtype: torch.dtype) -> FalconConfig:
@@ -70,10 +70,10 @@ class FalconModel(LayerNormModel):
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The first norm has the same name whether it is one of two, that of feed-forward, or the only one."""
+    """Names the first norm the same whether it is one of two, the feed-forward's, or the only one."""
     two_norms = "blk.0.attn_norm_2.weight" in stated
     return {
-        "new_decoder_architecture": True,  # as which any number of KV heads can be stated
+        "new_decoder_architecture": True,  # allows any number of KV heads
         "num_kv_heads": keys["num_key_value_heads"],
         "ffn_hidden_size": keys["intermediate_size"],
         "bias": keys["attention_bias"],

@@ -38,12 +38,12 @@ class GemmaConfig(DecoderConfig):
     """The common part of Gemma 2 and 3."""
 
     attention_scale: float  # of scores
-    attention_soft_cap: float  # 0 = off, as is the next
+    attention_soft_cap: float  # 0 = off, also below
     final_soft_cap: float  # of logits
 
 
 class GemmaLayer:
-    """Attention and feed-forward, each between two norms. `hidden` goes in and comes out normalised for its reader."""
+    """Attention and feed-forward, each between two norms. `hidden` enters and leaves normalised for its reader."""
 
     __slots__ = ("attention", "input_norm", "mlp", "post_attention_norm", "post_mlp_norm", "pre_mlp_norm")
 
@@ -65,7 +65,7 @@ class GemmaLayer:
         self.post_mlp_norm = UnitOffsetRMSNorm("post_feedforward_layernorm", size, eps, placement)
 
     def __call__(self, hidden: Tensor, residual: Tensor, next_norm: UnitOffsetRMSNorm, context: StepContext) -> Tensor:
-        """hidden is `residual` after the layer's input norm; `next_norm` is what the result is normalised by."""
+        """hidden: `residual` after the layer's input norm. next_norm: normalises the result."""
         hidden = self.attention(hidden, context)
         hidden = self.post_attention_norm.add_before(self.pre_mlp_norm, hidden, residual)
         return self.post_mlp_norm.add_before(next_norm, self.mlp(hidden), residual)
@@ -81,7 +81,7 @@ class GemmaLayer:
 class GemmaModel(OwnModel):
     """A decoder of `GemmaLayer`s; `rotary` has the positions of each.
 
-    What goes from one stage to the next is normalised for its reader, too.
+    The output of a stage is normalised for the next stage, too.
     """
 
     observer: Observer | None = None
@@ -98,7 +98,7 @@ class GemmaModel(OwnModel):
             GemmaLayer(config, layer_idx, rotary[layer_idx], body.within(f"layers.{layer_idx}"))
             for layer_idx in stage.layers(config.num_layers)
         ]
-        # The norm that reads the output of the last layer here: the model's, or that of the next stage's first layer.
+        # The norm of the last layer's output: the model's, or that of the next stage's first layer.
         reader = ("norm", body) if stage.is_last else ("input_layernorm", body.within(f"layers.{stage.end_layer}"))
         self.norm = UnitOffsetRMSNorm(reader[0], size, config.rms_norm_eps, reader[1])
         head, sizes = placement.where(stage.is_last), {"lm_head": config.vocab_size}
@@ -153,8 +153,8 @@ class Gemma2Model(GemmaModel):
 
 
 def gemma_values(raw: Mapping[str, Any], dtype: torch.dtype, *, full_attention_every: int) -> dict[str, Any]:
-    """The fields of a GemmaConfig. full_attention_every: the last of so many layers has no window, if no layer_types
-    say which.
+    """Returns the fields of a GemmaConfig. full_attention_every: without layer_types, the last of this many layers has
+    no window.
     """
     if raw.get("use_bidirectional_attention"):
         raise ModelLoadError(
@@ -178,7 +178,7 @@ def gemma_values(raw: Mapping[str, Any], dtype: torch.dtype, *, full_attention_e
     }
 
 
-# Of transformers' Gemma2Config, where published files leave keys out.
+# Defaults of transformers' Gemma2Config, as published files omit keys.
 _DEFAULTS = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
@@ -192,8 +192,8 @@ def gemma2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GemmaConfig:
 
 
 def gemma_query_scalar(keys: Mapping[str, Any], layers_of_27b: int) -> int:
-    """Returns what llama.cpp derives from the number of layers: scores of the 27B models are not scaled by the size of
-    a head."""
+    """Returns the scale that llama.cpp derives from the number of layers: scores of the 27B models are not scaled by
+    the size of a head."""
     if keys["num_hidden_layers"] == layers_of_27b:
         return int(keys["hidden_size"]) // int(keys["num_attention_heads"])
     return int(keys["head_dim"])

@@ -1,7 +1,7 @@
-"""Gemma 3: five layers with a window and a rotary base of their own, then one that sees everything, and so on.
+"""Gemma 3: five layers with a window and a separate rotary base, then one with full attention, and so on.
 
-Queries and keys are normalised per head. Of a checkpoint that also sees (Gemma3ForConditionalGeneration), the part that
-reads and writes text is loaded.
+Queries and keys are normalised per head. Of a checkpoint with vision (Gemma3ForConditionalGeneration), only the text
+model is loaded.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Gemma3Config(GemmaConfig):
     """`rope` is that of the layers without a window."""
 
     local_rope: RopeConfig
-    text_prefix: str  # of the checkpoint's names of what reads and writes text
+    text_prefix: str  # of the text model's names in the checkpoint
 
     @property
     def max_supported_len(self) -> int:
-        """`max_position_embeddings` counts what position scaling has stretched."""
+        """Returns `max_position_embeddings`, which already includes position scaling."""
         return self.max_position_embeddings
 
 
@@ -55,7 +55,7 @@ class Gemma3Model(GemmaModel):
         return sees or super().ignored(name)
 
 
-# Of transformers' Gemma3TextConfig, where published files leave keys out.
+# Defaults of transformers' Gemma3TextConfig, as published files omit keys.
 _DEFAULTS = {
     "vocab_size": 262208,
     "num_attention_heads": 8,
@@ -86,7 +86,7 @@ def gemma3_text_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Gemma3Conf
 
 
 def _ropes(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """rope_parameters of layers without and with a window, as transformers 5 writes them, or from the keys before."""
+    """Returns rope_parameters of layers without and with a window, from transformers 5's keys or the older ones."""
     full = {"rope_theta": raw.get("rope_theta") or 1e6, **(raw.get("rope_scaling") or {})}
     local = {"rope_theta": raw.get("rope_local_base_freq") or 1e4}
     return full | layer_parameters(raw, "full_attention"), local | layer_parameters(raw, "sliding_attention")

@@ -1,4 +1,4 @@
-"""GLM-4: neighbours in a part of each head are rotated; GLM-4-0414 also normalises what each half of a layer gives."""
+"""GLM-4: neighbours in a part of each head are rotated; GLM-4-0414 also normalises the output of each layer half."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _GGUF4_NAMES = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 
-# ChatGLM's own form has queries, keys and values in one tensor.
+# ChatGLM's own format has queries, keys and values in one tensor.
 _GGUF = GgufForm("chatglm", names={**FUSED_NAMES, "attn_qkv": FUSED_HEADS})
 
 ARCHITECTURES = (

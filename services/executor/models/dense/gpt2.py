@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, and weights that checkpoints other than GGUF files have transposed."""
+"""GPT-2: learned positions, and weights that are transposed in checkpoints other than GGUF files."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class GPT2Model(LayerNormModel):
         return self.embed(input_ids).add_(self.positions(context.positions))
 
     def ignored(self, name: str) -> bool:
-        """Returns whether a checkpoint may hold this tensor although the model has no place for it: masks of old files,
-        too."""
+        """Returns whether a checkpoint may hold this tensor although the model does not use it, such as masks of old
+        files."""
         return super().ignored(name) or name.endswith((".attn.bias", ".attn.masked_bias"))
 
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and feed-forward side by side, each with its norm; a part of each head is rotated.
+"""GPT-NeoX and Pythia: parallel attention and feed-forward, each with its norm; a part of each head is rotated.
 
 A checkpoint has queries, keys and values head by head.
 """
@@ -29,7 +29,7 @@ class GPTNeoXConfig(LayerNormConfig):
 
 
 def gpt_neox_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GPTNeoXConfig:
-    """Files before transformers 5 have `rotary_pct` and `rotary_emb_base`."""
+    """Reads the config, including `rotary_pct` and `rotary_emb_base` of files before transformers 5."""
     raw = {
         "partial_rotary_factor": raw.get("rotary_pct", 0.25),
         "rope_theta": raw.get("rotary_emb_base", 10000.0),
@@ -79,8 +79,8 @@ class GPTNeoXModel(LayerNormModel):
         return PreNormLayer(input_norm, attention, mlp_norm, mlp)
 
     def ignored(self, name: str) -> bool:
-        """Returns whether a checkpoint may hold this tensor although the model has no place for it: masks of old files,
-        too."""
+        """Returns whether a checkpoint may hold this tensor although the model does not use it, such as masks of old
+        files."""
         return super().ignored(name) or name.endswith((".attention.bias", ".attention.masked_bias"))
 
 

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with constants that embeddings, scores, the halves of a layer and logits are multiplied with."""
+"""Granite 3: Llama with constant factors of embeddings, scores, the halves of a layer and logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pagewire.services.executor.step.step_context import StepContext
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(DecoderConfig):
-    """`rms_norm_eps` and `embedding_scale` are those of a stream that is kept divided by `residual_multiplier`."""
+    """`rms_norm_eps` and `embedding_scale` are for a stream that is divided by `residual_multiplier`."""
 
     embedding_scale: float
     attention_scale: float

@@ -24,7 +24,7 @@ def llama_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
 
 
 def mistral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
-    """One window for all layers; null, as in Mistral 7B from version 0.2 on, means none, no key means 4096."""
+    """Returns one window for all layers; null, as in Mistral 7B from version 0.2 on, means none, a missing key 4096."""
     num_layers = required(raw, "num_hidden_layers")
     return decoder_config(raw, dtype, sliding_windows=(sliding_window(raw, 4096),) * num_layers)
 

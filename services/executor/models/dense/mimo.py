@@ -1,4 +1,4 @@
-"""MiMo: Qwen2 with a layer that drafts (`mtp.py`), without which it is read."""
+"""MiMo: Qwen2 with a drafting layer (`mtp.py`), which the model itself does not load."""
 
 from __future__ import annotations
 

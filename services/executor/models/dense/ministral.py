@@ -14,7 +14,7 @@ from pagewire.services.executor.models.dense.llama import mistral_config
 
 
 def ministral_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
-    """Reads the config. Without `layer_types` the window is that of all layers."""
+    """Reads the config. Without `layer_types` the window applies to all layers."""
     if not raw.get("layer_types"):
         return mistral_config(raw, dtype)
     return decoder_config(raw, dtype, sliding_windows=layer_windows({**raw, "use_sliding_window": True}))

@@ -1,5 +1,5 @@
-"""OLMo 2 and 3: what attention and feed-forward give is normalised, not what they take; so are all queries together,
-and all keys. Three of four layers of OLMo 3 have a window and unscaled rotary positions."""
+"""OLMo 2 and 3: norms follow attention and feed-forward, and are applied to all queries together, and to all keys.
+Three of four layers of OLMo 3 have a window and unscaled rotary positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pagewire.services.executor.models.dense.llama import llama_config
 from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.step.step_context import StepContext
 
-_EPS = 1e-5  # where config.json has no rms_norm_eps
+_EPS = 1e-5  # default of rms_norm_eps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def olmo2_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Olmo2Config:
 
 
 def olmo3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Olmo2Config:
-    """`rope_scaling`, where files before transformers 5 have it, is for layers without a window."""
+    """Reads `rope_scaling` of files before transformers 5, which is for layers without a window."""
     num_layers = required(raw, "num_hidden_layers")
     kinds = ["full_attention" if (layer_idx + 1) % 4 == 0 else "sliding_attention" for layer_idx in range(num_layers)]
     windows = layer_windows(

@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and feed-forward side by side, a part of each head rotated, biases everywhere."""
+"""Phi-1, Phi-1.5 and Phi-2: parallel attention and feed-forward, a part of each head rotated, biases everywhere."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from pagewire.services.executor.models.decoder import DecoderLayer, DecoderModel
 def phi3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DecoderConfig:
     num_layers = required(raw, "num_hidden_layers")
     window = sliding_window(raw)
-    # A window as long as the context is none.
+    # A window as long as the context has no effect.
     if window >= required(raw, "max_position_embeddings"):
         window = 0
     return decoder_config(raw, dtype, sliding_windows=(window,) * num_layers)
@@ -64,7 +64,7 @@ class Phi3Model(DecoderModel):
     layer = Phi3Layer
 
 
-# llama.cpp's names where projections are fused
+# llama.cpp's names for fused projections
 FUSED_NAMES = {**DECODER_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 ARCHITECTURES = (Architecture("Phi3ForCausalLM", "phi3", phi3_config, Phi3Model, GgufForm("phi3", names=FUSED_NAMES)),)

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases of queries, keys and values, and heads of a size of their own."""
+"""Seed-OSS: Llama with biases of queries, keys and values, and an independent head size."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class SmolLM3Config(DecoderConfig):
 def smollm3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> SmolLM3Config:
     raw = {"tie_word_embeddings": True, **raw}
     decoder = llama_config(raw, dtype)
-    listed = raw.get("no_rope_layers")  # in spite of its name, 1 where a layer rotates
+    listed = raw.get("no_rope_layers")  # despite its name, 1 if a layer rotates
     if listed is None:
         interval = optional(raw, "no_rope_layer_interval", 4)
         rotates = tuple((layer_idx + 1) % interval != 0 for layer_idx in range(decoder.num_layers))

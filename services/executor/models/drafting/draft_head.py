@@ -1,7 +1,7 @@
-"""Draft heads: a layer behind a model, which reads what the model has computed on the way.
+"""Draft heads: a layer behind a model, which reads the model's intermediate results.
 
-At each position a head reads the embedding of the next token beside a feature. Of tokens that the target has computed,
-the features are the target's; behind them, what the head itself makes of the position before.
+At each position a head reads the embedding of the next token and a feature. For tokens that the target has computed the
+features are the target's; for later tokens, the head's own output at the previous position.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pagewire.services.executor.step.step_context import StepContext
 
 
 class FeatureMemory:
-    """Keeps the feature of every token that the target computes, in blocks as keys and values are.
+    """Keeps the feature of every token that the target computes, in blocks like keys and values.
 
-    The target calls it (`causal.Observer`), inside of its forward pass, so that recorded steps and graphs do it, too.
+    The target calls it (`causal.Observer`) inside its forward pass, so recorded steps and graphs include it.
     """
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
@@ -38,7 +38,7 @@ class FeatureMemory:
         return self._spec
 
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
-        self._memory = kv_cache.flatten(0, 1)  # [slots, size]; of the last block, which no request has, for padding
+        self._memory = kv_cache.flatten(0, 1)  # [slots, size]; the last block is for padding
         self._nowhere = len(self._memory) - 1
         self._group = group
         self._block_tokens = block_tokens
@@ -60,14 +60,14 @@ class FeatureMemory:
         """Stores features [m, size] of positions int64 [m] of rows int32 [m], -1 = padding; block_tables as
         `BlockTables.tensor`."""
         table = block_tables[self._group]
-        places = (positions // self._block_tokens).clamp(max=table.shape[1] - 1)  # of padding they mean nothing
+        places = (positions // self._block_tokens).clamp(max=table.shape[1] - 1)  # meaningless for padding
         blocks = table[rows.clamp(min=0).long(), places].long()
         slots = blocks * self._block_tokens + positions % self._block_tokens
         self._memory.index_copy_(0, slots.masked_fill(rows < 0, self._nowhere), features)
 
 
 class OwnOutputs(FeatureMemory):
-    """The target's own, as they go to its output projection."""
+    """The target's features: the input of its output projection."""
 
     def end(self, hidden: Tensor, context: StepContext) -> None:
         self.keep(hidden, context)
@@ -81,15 +81,15 @@ class DraftHead(OwnModel):
     own_embed: Embedding | None = None
 
     def add_embedding(self, placement: Placement) -> None:
-        """Gives the head an embedding of its own, in place of the target's."""
+        """Gives the head its own embedding instead of the target's."""
         self.embed = self.own_embed = Embedding(
             "embed_tokens", self.config.vocab_size, self.config.hidden_size, placement
         )
 
     @abstractmethod
     def forward(self, input_ids: Tensor, context: StepContext) -> Tensor:
-        """Returns [num_tokens, 2 * hidden_size] for input_ids int64 [num_tokens], of each position the next token: what
-        logits are made of, and the feature of the next position."""
+        """Returns [num_tokens, 2 * hidden_size]: the head's input for logits, and the feature of the next position.
+        input_ids int64 [num_tokens]: the next token of each position."""
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""EAGLE: one decoder layer that drafts from what a larger model gives to its output projection.
+"""EAGLE: one decoder layer that drafts from the input of a larger model's output projection.
 
 https://arxiv.org/abs/2401.15077; names and order of computation are those of its checkpoints. At each position the
-layer reads what `fc` makes of the embedding of the next token beside the model's output, or, behind the last token that
-the model has computed, beside its own output of the position before. The output projection is the model's.
+layer reads `fc` of two vectors: the embedding of the next token, and the model's output. Behind the last token that the
+model has computed, the layer's own output of the previous position replaces the latter. The output projection is the
+model's.
 """
 
 from __future__ import annotations

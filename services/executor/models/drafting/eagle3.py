@@ -1,8 +1,8 @@
-"""EAGLE-3: one decoder layer that drafts from what a larger model has computed on the way.
+"""EAGLE-3: one decoder layer that drafts from intermediate results of a larger model.
 
 https://arxiv.org/abs/2503.01840; names and order of computation are those of its checkpoints. At each position the
-layer reads the embedding of the next token beside a feature: what `fc` makes of the target's stream before some of its
-layers, or, behind the last token that the target has computed, the layer's own output of the position before.
+layer reads the embedding of the next token and a feature: `fc` of the target's stream before some of its layers. Behind
+the last token that the target has computed, the feature is the layer's own output of the previous position.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pagewire.services.executor.models.drafting.draft_head import DraftHead, Fea
 from pagewire.services.executor.models.protocol import Leaf
 from pagewire.services.executor.step.step_context import StepContext
 
-# Of checkpoints: draft id -> what is to be added for the target's; whether a target's id has a draft id.
+# Tensors of checkpoints: draft id -> offset to the target's id; whether a target's id has a draft id.
 TABLES = ("d2t", "t2d")
 
 
@@ -35,7 +35,7 @@ class Features(FeatureMemory):
     """The output of `fc` for the target's stream at some layers."""
 
     def __init__(self, fc: Linear, size: int, dtype: torch.dtype, layers: tuple[int, ...]) -> None:
-        """fc: of the streams before `layers`, rising, side by side."""
+        """fc: projects the concatenated streams before `layers`, which are ascending."""
         super().__init__(size, dtype)
         self._fc, self._layers = fc, layers
         self._streams: list[Tensor] = []
@@ -43,7 +43,7 @@ class Features(FeatureMemory):
     def see(self, layer_idx: int, stream: Callable[[], Tensor], context: StepContext) -> None:
         if layer_idx not in self._layers:
             return
-        self._streams += [stream().to(self.dtype)] * self._layers.count(layer_idx)  # of a shallow model two may be one
+        self._streams += [stream().to(self.dtype)] * self._layers.count(layer_idx)  # two may coincide
         if layer_idx == self._layers[-1]:
             features = self._fc(torch.cat(self._streams, dim=1))
             self._streams.clear()
@@ -81,7 +81,7 @@ class Eagle3Head(DraftHead):
         self.norm = RMSNorm("norm", size, eps, placement)
         draft_vocab = optional(raw, "draft_vocab_size", config.vocab_size)
         self.lm_head = Linear(size, {"lm_head": draft_vocab}, placement, bias=False)
-        self.token_ids = torch.arange(draft_vocab, device=placement.device)  # of the head's outputs
+        self.token_ids = torch.arange(draft_vocab, device=placement.device)  # target ids of the head's outputs
 
     def leaves(self) -> Iterator[Leaf]:
         if self.own_embed is not None:
@@ -111,7 +111,7 @@ class Eagle3Head(DraftHead):
 
 
 def aux_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """The target's layers before which its stream is read. Raises ModelLoadError."""
+    """Returns the target's layers before which its stream is read. Raises ModelLoadError."""
     stated = raw.get("eagle_aux_hidden_state_layer_ids") or (raw.get("eagle_config") or {}).get(
         "eagle_aux_hidden_state_layer_ids"
     )

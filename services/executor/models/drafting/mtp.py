@@ -1,8 +1,8 @@
-"""MTP: a layer behind a model's last one that drafts what follows the next token (DeepSeek-V3, arXiv 2412.19437, 2.2).
+"""MTP: a layer behind a model's last one that drafts the token after the next (DeepSeek-V3, arXiv 2412.19437, 2.2).
 
-At each position it reads the embedding of the next token and the model's own output, each normalised, projects both to
-one vector, and is a layer of the model from there on. Embedding and output projection are the model's. Behind the last
-token that the model has computed, its own output of the position before stands for the model's.
+At each position it reads the embedding of the next token and the model's output, each normalised, projects both to one
+vector, and continues like a layer of the model. Embedding and output projection are the model's. Behind the last token
+that the model has computed, the layer's own output of the previous position replaces the model's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pagewire.services.executor.step.step_context import StepContext
 
 @dataclass(frozen=True)
 class MtpForm:
-    """The names of a family's checkpoints for the parts of such a layer, beside those of an ordinary one."""
+    """The names in a family's checkpoints for the parts of such a layer that an ordinary layer does not have."""
 
     layer: str  # {} is the number of ordinary layers
     embedding_norm: str
@@ -32,12 +32,12 @@ class MtpForm:
     projection: str
     output_norm: str
     hidden_first: bool = False  # of the two halves that are projected
-    passes_normed: bool = False  # the next position reads what logits are made of, else the stream before that norm
+    passes_normed: bool = False  # the next position reads the head's input, otherwise the stream before the last norm
 
 
 _DEEPSEEK = MtpForm("model.layers.{}", "enorm", "hnorm", "eh_proj", "shared_head.norm")
 
-# By the class that `config.json` names. Of several such layers one behind the other, the first is used.
+# By the class that `config.json` names. If there are several such layers, the first is used.
 FORMS = {
     "DeepseekV3ForCausalLM": _DEEPSEEK,
     "Glm4MoeForCausalLM": _DEEPSEEK,
@@ -57,7 +57,7 @@ class MtpHead(DraftHead):
     """A draft model that is a part of the target's checkpoint."""
 
     def __init__(self, form: MtpForm, target: DecoderModel, placement: Placement, *, is_dense: bool) -> None:
-        """placement: of the whole model. is_dense: whether the projection is, whatever other layers are."""
+        """placement: of the whole model. is_dense: whether the projection is dense, regardless of other layers."""
         config = target.config
         size, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
@@ -69,7 +69,7 @@ class MtpHead(DraftHead):
         self.hidden_norm = RMSNorm(form.hidden_norm, size, eps, within)
         projected = replace(within, quantization=None) if is_dense else within
         self.projection = Linear(2 * size, {form.projection: size}, projected, bias=False)
-        # It is as the last one in all that differs between layers.
+        # It equals the last layer in everything that differs between layers.
         self.layer = target.layer(config, config.num_layers - 1, target.rotary, within)
         self.norm = RMSNorm(form.output_norm, size, eps, within)
         self.features = OwnOutputs(size, config.dtype)

@@ -30,7 +30,7 @@ from pagewire.services.executor.step.step_context import StepContext
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(EncoderConfig):
-    """BERT's, and with other names and positions RoBERTa's."""
+    """BERT's config, and with other names and positions RoBERTa's."""
 
     type_vocab_size: int
     prefix: str = "bert"  # of the encoder in a checkpoint that has a head
@@ -85,7 +85,7 @@ class BertEmbeddings:
 
 
 class BertClassifier:
-    """A layer with tanh, then the scores, both of the first token."""
+    """A layer with tanh, then the scores, both for the first token."""
 
     def __init__(self, config: BertConfig, placement: Placement) -> None:
         dense, out = config.head
@@ -124,7 +124,7 @@ class BertModel(EncoderModel):
         return hidden
 
     def ignored(self, name: str) -> bool:
-        """Other heads, and constants."""
+        """Returns whether to ignore a tensor: other heads, and constants."""
         body = f"{self.config.prefix}."
         return not name.startswith(body) or name.startswith(
             (f"{body}pooler.", f"{body}embeddings.position_ids", f"{body}embeddings.token_type_ids")
@@ -179,7 +179,7 @@ def gguf_token_types(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_roberta_head(stated: Mapping[str, Any]) -> bool:
-    """Both layers of it, in a GGUF file."""
+    """Returns whether a GGUF file has both layers of the head."""
     return "cls.weight" in stated and "cls.output.weight" in stated
 
 
@@ -191,7 +191,7 @@ def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, 
     return gguf_token_types(stated)
 
 
-# RoBERTa's as well: its converter leaves out the rows of positions that it does not use.
+# For RoBERTa as well: its converter omits the rows of unused positions.
 _GGUF = GgufForm(
     "bert",
     layers="bert.encoder.layer",
@@ -201,7 +201,7 @@ _GGUF = GgufForm(
     derived_keys=_gguf_keys,
 )
 
-# Names of a norm's tensors in checkpoints that were converted from TensorFlow -> since.
+# Names of a norm's tensors in checkpoints that were converted from TensorFlow -> current names.
 OLD_NORMS = {"LayerNorm.gamma": ("LayerNorm.weight",), "LayerNorm.beta": ("LayerNorm.bias",)}
 
 ARCHITECTURES = (

@@ -1,4 +1,4 @@
-"""Encoders: models that read whole texts and generate none."""
+"""Encoders: models that read whole texts and generate no text."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class EncoderConfig(ModelConfig):
 
 
 def check_activation(key: str, name: str) -> None:
-    """Raises ModelLoadError for one that is not computed."""
+    """Raises ModelLoadError for an unsupported activation."""
     if name not in ACTIVATIONS:
         raise ModelLoadError(f"config key {key}: {name!r} is not one of {', '.join(ACTIVATIONS)}")
 
 
 def encoder_keys(raw: Any, dtype: torch.dtype) -> dict[str, Any]:
-    """The fields that are named alike in every encoder's `config.json`. Raises ModelLoadError naming the key."""
+    """Returns the fields with the same names in every encoder's `config.json`. Raises ModelLoadError naming the key."""
     architecture = raw["architectures"][0]
     return {
         "architecture": architecture,
@@ -66,7 +66,7 @@ def num_labels(raw: Any) -> int:
 
 
 class EncoderModel(OwnModel):
-    """Has no attention layer that keeps keys and values, and no output head over the vocabulary."""
+    """A model without a KV cache and without an output head over the vocabulary."""
 
     generates = False
     unsplit = "encoders are small, and each rank would need all tokens of a text; use replicas"

@@ -33,8 +33,8 @@ from pagewire.services.executor.step.step_context import StepContext
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(EncoderConfig):
-    is_local: tuple[bool, ...]  # by layer: it sees a window, and has rotary positions of its own
-    window: int  # how far a local layer sees on either side
+    is_local: tuple[bool, ...]  # by layer: it sees a window, and has separate rotary positions
+    window: int  # number of tokens that a local layer sees on either side
     global_rope_theta: float
     local_rope_theta: float
     norm_bias: bool
@@ -77,7 +77,7 @@ class ModernBertLayer:
         self.down = Linear(config.intermediate_size, {"Wo": size}, mlp, bias=config.mlp_bias)
 
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
-        """hidden: the output of the layer before, which joins the sum in `residual`, in place."""
+        """hidden: the output of the previous layer, which is added to `residual` in place."""
         if self.attention_norm is not None:
             hidden = self.attention_norm.add(hidden, residual)
         heads = self.attention.heads(self.qkv(hidden))
@@ -185,7 +185,7 @@ def modernbert_config(raw: Mapping[str, Any], dtype: torch.dtype) -> ModernBertC
 
 
 def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    """By `layer_types`, or all but every third (`global_attn_every_n_layers`), the first of which is global."""
+    """Returns the local layers by `layer_types`, or all but the first, fourth, ... (`global_attn_every_n_layers`)."""
     types = raw.get("layer_types")
     if types is None:
         every = raw.get("global_attn_every_n_layers") or 3

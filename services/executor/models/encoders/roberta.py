@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa: BERT with positions that begin behind the padding token's, and a head of its own."""
+"""RoBERTa and XLM-RoBERTa: BERT with positions that begin behind the padding token's, and a different head."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def roberta_config(raw: Mapping[str, Any], dtype: torch.dtype) -> BertConfig:
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The converter leaves out the rows of positions up to that of the padding token."""
+    """Accounts for the converter, which omits the rows of positions up to the padding token's."""
     return {**gguf_token_types(stated), "first_position": 0, "num_labels": stated["cls.output.weight"][0]}
 
 
-# With a head; without one llama.cpp makes no difference between BERT and RoBERTa.
+# With a head; without one llama.cpp does not distinguish BERT from RoBERTa.
 _GGUF = GgufForm(
     "bert",
     layers="roberta.encoder.layer",

@@ -1,4 +1,4 @@
-"""DeepSeek-V2: latent attention, and routed experts beside shared ones from some layer on."""
+"""DeepSeek-V2: latent attention, and routed and shared experts from some layer on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pagewire.services.executor.models.protocol import Leaf
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(DecoderConfig):
-    """The config of a decoder with routed experts beside shared ones."""
+    """The config of a decoder with routed and shared experts."""
 
     experts: ExpertsConfig
     shared_size: int  # intermediate_size of the shared experts together; 0: there are none
@@ -41,7 +41,7 @@ class SparseConfig(DecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekConfig(SparseConfig):
-    """`head_dim` is that of the rotary part."""
+    """`head_dim` is the size of the rotary part."""
 
     latent: LatentConfig
 
@@ -107,7 +107,7 @@ def sparse_values(
 
 
 def _temperature(rope: RopeConfig) -> float:
-    """YaRN's `mscale`: of queries and of keys, so that scores have its square."""
+    """Returns YaRN's `mscale`, a factor of queries and of keys, so scores have its square."""
     if rope.rope_type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
@@ -167,12 +167,12 @@ EXAMPLE = {
 }
 
 _SIGMOID = 2  # expert_gating_func
-# Experts -> n_group and topk_group, of DeepSeek-V2 and V3; files that are older than the keys lack them.
+# Experts -> n_group and topk_group of DeepSeek-V2 and V3, for old files without these keys.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
 def gguf_form(*, sigmoid: bool, derived_keys: Callable[[Mapping[str, Any]], dict[str, Any]]) -> GgufForm:
-    """Returns the GgufForm of a version; llama.cpp calls all versions deepseek2. derived_keys: those of config.json
+    """Returns the GgufForm of a version; llama.cpp calls all versions deepseek2. derived_keys: the keys of config.json
     that a version adds."""
 
     def all_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def gguf_form(*, sigmoid: bool, derived_keys: Callable[[Mapping[str, Any]], dict
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Lengths without `mla` are those of heads in files with `kv_b_proj`, of latent vectors in those that split it."""
+    """Lengths without `mla` are of heads in files with `kv_b_proj`, and of latent vectors in files that split it."""
     n_group, topk_group = _GROUPS.get(keys["n_routed_experts"], (1, 1))
     rope = keys["rope_parameters"] | {"partial_rotary_factor": 1.0}
     if "yarn_log_multiplier" in keys:  # 0.1 * mscale_all_dim, which mscale equals in all models

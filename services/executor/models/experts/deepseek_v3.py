@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: V2 with experts that sigmoids choose, balanced by a bias. Kimi K2 has the same form."""
+"""DeepSeek-V3 and R1: V2 with experts chosen by sigmoids, balanced by a bias. Kimi K2 has the same form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def deepseek_v3_config(raw: Mapping[str, Any], dtype: torch.dtype) -> DeepseekCo
 
 
 def sigmoid_routing(raw: Mapping[str, Any], *, scale: float) -> Routing:
-    """Returns the routing by sigmoids. scale: of the experts' outputs, if no key gives it."""
+    """Returns the routing by sigmoids. scale: factor of the experts' outputs, if no key states it."""
     for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if raw.get(key, only) != only:
             raise ModelLoadError(f"config key {key}: {raw[key]!r} is not supported, only {only!r} is")
@@ -46,7 +46,7 @@ def sigmoid_routing(raw: Mapping[str, Any], *, scale: float) -> Routing:
 
 
 def is_behind(name: str, num_layers: int) -> bool:
-    """Returns whether a tensor is of a layer behind the last one, which drafts (`mtp.py`)."""
+    """Returns whether a tensor belongs to a drafting layer behind the last one (`mtp.py`)."""
     layer = _LAYER.match(name)
     return layer is not None and int(layer[1]) >= num_layers
 

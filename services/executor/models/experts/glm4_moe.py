@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: attention that rotates a part of each head, and experts as DeepSeek-V3's."""
+"""GLM-4.5 and 4.6: attention that rotates a part of each head, and experts like DeepSeek-V3's."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def gpt_oss_config(raw: Mapping[str, Any], dtype: torch.dtype) -> GptOssConfig:
 
 
 def _windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Where `layer_types` is missing, that of the first layer and of every other one."""
+    """Returns the windows; without `layer_types`, the first layer and every other one have a window."""
     types = raw.get("layer_types") or [
         "full_attention" if layer_idx % 2 else "sliding_attention"
         for layer_idx in range(required(raw, "num_hidden_layers"))
@@ -88,7 +88,7 @@ class GptOssModel(DecoderModel):
 
 
 def _aliases() -> dict[str, tuple[str, ...] | Interleaved]:
-    """The checkpoint has one tensor for all experts, and rows of gate and up projections in turns."""
+    """Returns the form of checkpoints with one tensor for all experts and alternating rows of gates and ups."""
     projections = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
     # Dense weights are transposed, MXFP4 has each row's blocks and their scales.
     suffixes = {
@@ -107,7 +107,7 @@ def _aliases() -> dict[str, tuple[str, ...] | Interleaved]:
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """llama.cpp has no word for whether YaRN's ramp begins and ends at whole dimensions; here it does not."""
+    """Adds that YaRN's ramp does not begin and end at whole dimensions, for which llama.cpp has no key."""
     return {"rope_parameters": keys["rope_parameters"] | {"truncate": False}}
 
 

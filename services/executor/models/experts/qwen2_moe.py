@@ -1,4 +1,4 @@
-"""Qwen2 with experts in place of the feed-forward blocks, and one more expert that all tokens go through."""
+"""Qwen2 with experts in place of the feed-forward blocks, and an additional expert for all tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def qwen2_moe_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen2MoeConf
 
 
 def _windows(raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Where `layer_types` is missing, every other layer below `max_window_layers` has the window."""
+    """Returns the windows; without `layer_types`, every other layer below `max_window_layers` has the window."""
     if raw.get("layer_types") is not None:
         return layer_windows(raw)
     below = raw.get("max_window_layers", 28)

@@ -30,7 +30,7 @@ class Qwen3MoeConfig(DecoderConfig):
 
 
 def qwen3_moe_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen3MoeConfig:
-    # Unlike Qwen3's, a window is that of all layers.
+    # Unlike Qwen3's, a window applies to all layers.
     decoder = qwen3_config({**raw, "max_window_layers": 0, "layer_types": None}, dtype)
     experts = ExpertsConfig(
         num_experts=num_experts(raw),
@@ -43,12 +43,12 @@ def qwen3_moe_config(raw: Mapping[str, Any], dtype: torch.dtype) -> Qwen3MoeConf
 
 
 def num_experts(raw: Mapping[str, Any]) -> int:
-    """Returns the number of experts, by either of the keys that transformers has written."""
+    """Returns the number of experts, from either of the keys that transformers writes."""
     return required(raw, "num_experts" if "num_experts" in raw else "num_local_experts")
 
 
 def sparse_layers(raw: Mapping[str, Any]) -> frozenset[int]:
-    """The layers with experts: every `decoder_sparse_step`-th but for `mlp_only_layers`."""
+    """Returns the layers with experts: every `decoder_sparse_step`-th except `mlp_only_layers`."""
     step, dense = optional(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     return frozenset(
         layer_idx
@@ -70,7 +70,7 @@ class Qwen3MoeModel(DecoderModel):
 
 
 def _gguf_keys(keys: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    return {"norm_topk_prob": True}  # as llama.cpp computes all
+    return {"norm_topk_prob": True}  # llama.cpp always does this
 
 
 ARCHITECTURES = (

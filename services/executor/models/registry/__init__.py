@@ -82,7 +82,7 @@ ARCHITECTURES: dict[str, Architecture[Any]] = {
     architecture.name: architecture for family in _FAMILIES for architecture in family
 }
 
-# Of those without code of our own, the ones that tests compare with transformers' own forward.
+# Architectures without our own code that tests compare with transformers' forward pass.
 THROUGH_TRANSFORMERS = (
     "ApertusForCausalLM",
     "ArceeForCausalLM",
@@ -98,12 +98,12 @@ THROUGH_TRANSFORMERS = (
 
 
 def gguf_form(name: str, stated: Mapping[str, Any]) -> GgufForm:
-    """Returns the form in GGUF files; for an architecture that is not ours, what most have in common."""
+    """Returns the form in GGUF files; for an architecture without our own code, the most common form."""
     known = of_gguf(name, stated)
     return GgufForm(name) if known is None or known.gguf is None else known.gguf
 
 
 def of_gguf(name: str, stated: Mapping[str, Any]) -> Architecture[Any] | None:
-    """Returns the architecture by the name in a GGUF file, and what the file states (`GgufForm.when`)."""
+    """Returns the architecture by the name in a GGUF file and the file's other statements (`GgufForm.when`)."""
     forms = ((found, found.gguf) for found in ARCHITECTURES.values() if found.gguf is not None)
     return next((found for found, form in forms if form.name == name and form.when(stated)), None)

@@ -20,7 +20,7 @@ from pagewire.services.executor.models.architecture import Architecture
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES, THROUGH_TRANSFORMERS
 
-# Of the models that the table is made from: about 150 million weights, whatever the family is.
+# Sizes of the models that the table is made from: about 150 million weights in every family.
 EXAMPLE_SIZES = {
     "vocab_size": 32000,
     "hidden_size": 1024,
@@ -66,7 +66,7 @@ _HEADINGS = ("architecture", "formats", "KV cache", "prefix cache", "ranks", "re
 
 
 def example_config(architecture: Architecture[Any]) -> dict[str, Any]:
-    """The keys of a `config.json`: transformers' defaults of the family, in a size that fits any machine."""
+    """Returns the keys of a `config.json`: transformers' defaults of the family, in a size that fits any machine."""
     keys: dict[str, Any] = AutoConfig.for_model(
         architecture.model_type, **{**EXAMPLE_SIZES, **architecture.example}
     ).to_dict()
@@ -80,7 +80,7 @@ def example_model(architecture: Architecture[Any]) -> OwnModel:
 
 
 def page(loading: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns the page of models. loading: of architectures, `seconds_per_gb` and `peak` (of memory, relative to the
+    """Returns the page of models. loading: by architecture, `seconds_per_gb` and `peak` (memory relative to the
     weights)."""
     rows = [_row(architecture, loading.get(name)) for name, architecture in sorted(ARCHITECTURES.items())]
     return _PAGE.format(

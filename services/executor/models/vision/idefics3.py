@@ -45,7 +45,7 @@ class _TiledModel(VisionLanguageModel):
         """One image's tensors, by the names that transformers gives them -> [num_placeholders, hidden_size]"""
         pixels = tensors[PIXELS].clone()
         corners = pixels[..., 0, 0, 0]
-        # transformers takes a tile that is zero throughout for padding, and drops it.
+        # transformers treats an all-zero tile as padding and drops it.
         corners.masked_fill_(corners == 0, _ALMOST_ZERO)
         return super().embed_image({PIXELS: pixels})
 

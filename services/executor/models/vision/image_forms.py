@@ -1,6 +1,6 @@
-"""The tensors that an image has for a model, and the number of placeholder tokens that it stands for.
+"""The tensors of an image for each kind of model, and its number of placeholder tokens.
 
-What a client sends is checked against this before a vision tower sees it.
+A client's tensors are checked against this before a vision tower reads them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _GRID = "image_grid_thw"
 
 class ImageForm(Protocol):
     def num_tokens(self, tensors: Mapping[str, np.ndarray]) -> int | None:
-        """Placeholder tokens of an image. None: it comes without pixels, and nothing else tells.
+        """Returns the number of placeholder tokens of an image; None if it has no pixels and no other tensor tells.
 
-        Raises InvalidImage, saying what was expected.
+        Raises InvalidImage, which states the expected form.
         """
 
     def largest(self, max_tokens: int, max_bytes: int) -> dict[str, np.ndarray]:
-        """The largest image of at most so many tokens and bytes, or the smallest if that is larger; black."""
+        """Returns a black image: the largest within these tokens and bytes, or the smallest if that is larger."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Patches:
-    """Qwen2-VL's: patches of an image of any size, line by line, and how they lie."""
+    """Qwen2-VL's: patches of an image of any size, line by line, and their grid."""
 
     patch_values: int  # of all channels, and of a frame and its repetition
     merge_size: int  # patches of a side that make one token

@@ -20,8 +20,8 @@ from pagewire.services.executor.models.vision.vision_language import (
     vision_language_config,
 )
 
-_TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # tokens beside those of patches: CLIP's class
-_FIRST_TOKEN = {"default": -1, "full": 0}  # whether the tower's first token is left out
+_TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # tokens in addition to patches: CLIP's class
+_FIRST_TOKEN = {"default": -1, "full": 0}  # whether the tower's first token is dropped
 
 
 def llava_config(raw: Mapping[str, Any], dtype: torch.dtype) -> VisionLanguageConfig:

@@ -95,14 +95,14 @@ class Qwen25VLModel(VisionLanguageModel):
         tokens = torch.arange(len(context.positions), device=context.positions.device)
         request = torch.searchsorted(context.query_start_loc[1:], tokens.int(), right=True)
         request = request.clamp(max=len(context.rows) - 1)
-        rows = context.rows[request].clamp(min=0)  # padding rotates by whatever is there
+        rows = context.rows[request].clamp(min=0)  # padding may rotate by any value
         positions = (context.positions + context.position_deltas[rows]).clamp(min=0)
         if context.images is None or context.images.rope_positions is None:
             return replace(context, positions=positions)
         return replace(context, positions=tokens, rope_table=self._rope_table(positions, context.images))
 
     def _rope_table(self, positions: Tensor, images: StepImages) -> Tensor:
-        """fp32 [num_tokens, head_dim]: a row of the table for each token. positions [num_tokens], of text."""
+        """Returns fp32 [num_tokens, head_dim], a row of the table for each token. positions [num_tokens]: of text."""
         assert images.rope_tokens is not None and images.rope_positions is not None
         by_axis = positions.repeat(3, 1).index_copy_(1, images.rope_tokens, images.rope_positions)
         rows = self.text.rotary.cos_sin_cache[by_axis]  # [3, num_tokens, head_dim]

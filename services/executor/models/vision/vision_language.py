@@ -32,7 +32,7 @@ _TEXT_CONFIGS: Mapping[str, Callable[[Mapping[str, Any], torch.dtype], DecoderCo
 
 @dataclass(frozen=True, kw_only=True)
 class VisionLanguageConfig(ModelConfig):
-    """`raw` is the whole config.json, which transformers makes the vision tower of."""
+    """`raw` is the whole config.json, from which transformers makes the vision tower."""
 
     text: DecoderConfig
     image_token_id: int
@@ -48,15 +48,15 @@ class VisionLanguageConfig(ModelConfig):
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns config.json with the defaults that its writer left out, in transformers' present layout.
+    """Returns config.json with the defaults that its writer omitted, in transformers' current layout.
 
-    Many checkpoints state no more of their text_config than what differs from the first Llama.
+    The text_config of many checkpoints states only the differences from the first Llama.
     """
     from transformers import AutoConfig
 
     try:
-        full: dict[str, Any] = AutoConfig.for_model(**deepcopy(dict(raw))).to_dict()  # it takes its keywords apart
-    except Exception as error:  # whatever its classes stumble over
+        full: dict[str, Any] = AutoConfig.for_model(**deepcopy(dict(raw))).to_dict()  # it modifies its keywords
+    except Exception as error:  # its classes may raise anything
         raise ModelLoadError(f"transformers does not take this config: {error}") from error
     return full
 
@@ -95,13 +95,13 @@ def any_text_config(raw: Mapping[str, Any], full: Mapping[str, Any], dtype: torc
 
 
 def image_token_id(full: Mapping[str, Any], *keys: str) -> int:
-    """Returns the value of the first key that is there."""
+    """Returns the value of the first existing key."""
     key = next((key for key in keys if full.get(key) is not None), keys[0])
     return required(full, key)
 
 
 class VisionLanguageModel(OwnModel):
-    """Embeddings of images take the place of their placeholder tokens' before the first layer."""
+    """A decoder in which embeddings of images replace those of placeholder tokens before the first layer."""
 
     config: VisionLanguageConfig
 

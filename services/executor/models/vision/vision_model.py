@@ -1,4 +1,4 @@
-"""The interface of a model that reads images, beside `models.protocol`."""
+"""The interface of a model that reads images, in addition to `models.protocol`."""
 
 from __future__ import annotations
 

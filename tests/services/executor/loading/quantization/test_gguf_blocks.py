@@ -118,7 +118,7 @@ def test_format_of_a_module_is_its_tensors(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.WARNING):
         quantization = GgufQuantization(types)
     assert [record.getMessage() for record in caplog.records] == [
-        "tensors that are dequantized, for want of kernels: 2 of type IQ2_XS, 1 of type TQ1_0"
+        "tensors that are dequantized, as there is no kernel for them: 2 of type IQ2_XS, 1 of type TQ1_0"
     ]
     assert quantization.method == "gguf"
     assert quantization.format("a") == GgufFormat(Type.Q6_K)

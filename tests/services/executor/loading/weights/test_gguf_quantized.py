@@ -144,7 +144,7 @@ def test_types_without_kernels_are_dequantized(tmp_path: Path, caplog: pytest.Lo
     write_gguf(path, expected, arch="llama", tensors={name: raw}, types={name: Type.IQ2_S})
     with caplog.at_level(logging.WARNING):
         model = load(path)
-    assert "tensors that are dequantized, for want of kernels: 1 of type IQ2_S" in caplog.messages
+    assert "tensors that are dequantized, as there is no kernel for them: 1 of type IQ2_S" in caplog.messages
     assert not list(model.quantized_modules())
     assert_same_logits(model, expected)
 
