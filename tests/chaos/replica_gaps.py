@@ -42,14 +42,14 @@ class TwoExecutors(Line):
     def base_urls(self) -> list[str]:
         return [self.base_url]
 
-    def command(self, service: str) -> list[str]:
-        command = super().command(service.removesuffix("2"))
+    def arguments(self, service: str) -> list[str]:
+        arguments = super().arguments(service.removesuffix("2"))
         addresses = [self.address(name) for name in EXECUTORS]
         if service == "scheduler":
-            command[command.index("--executor-address") + 1] = ",".join(addresses)
+            arguments[arguments.index("--executor-address") + 1] = ",".join(addresses)
         if service == "executor2":
-            command[command.index("--listen") + 1] = addresses[1]
-        return command
+            arguments[arguments.index("--listen") + 1] = addresses[1]
+        return arguments
 
     def signal(self, services: Sequence[str], number: signal.Signals) -> None:
         for service in services:

@@ -27,11 +27,11 @@ async def serve(address: str, shutdown_timeout: float, step_seconds: float) -> N
 
     async def drained() -> None:
         """Waits as the executor itself does: a request's first step may be on its way."""
-        idle_since = time.monotonic()
+        num_steps, idle_since = servicer.num_steps, time.monotonic()
         while time.monotonic() < idle_since + 0.3:
             await asyncio.sleep(0.01)
-            if servicer.executor.rows:
-                idle_since = time.monotonic()
+            if servicer.num_steps > num_steps:
+                num_steps, idle_since = servicer.num_steps, time.monotonic()
 
     await server.stop(drained if await rpc.wait_for_signal() else None)
 

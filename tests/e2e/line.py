@@ -1,13 +1,11 @@
 """The four services as real processes on unix sockets, each of which a test can kill, stop and start by itself."""
 
 import asyncio
-import os
 import re
 import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,6 +18,7 @@ from openai import AsyncOpenAI
 
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import rpc
+from tests.e2e.forked import Forked
 
 REPOSITORY = Path(__file__).parents[2]
 FULL_NAMES = {
@@ -49,7 +48,7 @@ class Line:
         self.port = free_port()
         self.sister_port = free_port()
         self.verify: ssl.SSLContext | bool = True  # how REST's certificate is checked
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Forked | subprocess.Popen[bytes]] = {}
 
     def address(self, service: str) -> str:
         return f"unix:{self.directory / service}.sock"
@@ -89,22 +88,13 @@ class Line:
     def _behind_gateways(self) -> list[str]:
         return ["--tokenizer-address", self.address("tokenizer"), "--data-dir", str(self.directory / "data")]
 
-    def command(self, service: str) -> list[str]:
-        """Returns the command that starts a process of a service."""
-        kind = service.replace("sister", "gateway")
-        return [sys.executable, "-m", "pagewire.cli", kind, *self._arguments(service)]
+    def arguments(self, service: str) -> list[str]:
+        """Returns the arguments of `pagewire` that start a service."""
+        return [service.replace("sister", "gateway"), *self._arguments(service)]
 
     def start(self, service: str) -> None:
-        with (self.directory / f"{service}.log").open("ab") as log:
-            self.processes[service] = subprocess.Popen(
-                self.command(service),
-                cwd=REPOSITORY,
-                env=os.environ | self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        log = self.directory / f"{service}.log"
+        self.processes[service] = Forked(self.arguments(service), log, self.environment)
 
     def kill(self, service: str) -> None:
         """Kills a service with SIGKILL, as an out-of-memory killer would."""

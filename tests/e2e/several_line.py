@@ -24,8 +24,8 @@ class SeveralLine(ReplicatedLine):
         self.processes[service].kill()
         self.processes[service].wait()
 
-    def _argv(self, service: str) -> list[str]:
-        argv = super()._argv(service)
+    def arguments(self, service: str) -> list[str]:
+        argv = super().arguments(service)
         kind = argv[0]
         if kind == "scheduler":
             executor = "executor2" if service == "scheduler2" else "executor"

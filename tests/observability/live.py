@@ -14,6 +14,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -27,7 +28,7 @@ from deploy.observability import rules
 from deploy.observability.dashboards import dashboards
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
-from tests.e2e.line import Line, free_port
+from tests.e2e.line import REPOSITORY, Line, free_port
 
 # Five milliseconds per token are too few for the model: an objective that is missed.
 GOAL = rules.Objectives(tpot_s=0.005)
@@ -57,9 +58,13 @@ STEPS = (
 class FewConnections(Line):
     """A line with room for a few hundred connections only."""
 
-    def command(self, service: str) -> list[str]:
-        few = ["prlimit", "--nofile=600:600"] if service == "gateway" else []
-        return few + super().command(service)
+    def start(self, service: str) -> None:
+        if service != "gateway":
+            super().start(service)
+            return
+        command = ["prlimit", "--nofile=600:600", sys.executable, "-m", "pagewire.cli", *self.arguments(service)]
+        with (self.directory / f"{service}.log").open("ab") as log:
+            self.processes[service] = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
 
 
 def shortened(text: str) -> str:

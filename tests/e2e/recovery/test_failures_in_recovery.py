@@ -7,7 +7,13 @@ import pytest
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 
-MAX_TOKENS = 48
+MAX_TOKENS = 400  # a second
+
+
+@pytest.fixture(scope="module")
+def line(any_line: Line) -> Line:
+    """The quick line; the full sweep repeats the module on the default model."""
+    return any_line
 
 
 async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
@@ -15,7 +21,7 @@ async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
     async with line.openai() as client:
         async for chunk in await client.completions.create(
             model="m",
-            prompt=PROMPTS[16] * 3,
+            prompt=PROMPTS[16],
             max_tokens=MAX_TOKENS,
             temperature=0.8,
             seed=number,

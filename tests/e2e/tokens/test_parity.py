@@ -158,7 +158,7 @@ def test_preemption(line: Line, expected: list[Expected]) -> None:
     # more, and is admitted as soon as its prompt's are free.
     num_blocks, block_size = 12, 16
     fitting = [e for e in expected if len(e.prompt_token_ids) + NEW_TOKENS <= num_blocks * block_size]
-    fitting *= -(-24 // len(fitting))
+    fitting *= -(-14 // len(fitting))
     with flags(line, "executor", "--num-gpu-blocks-override", str(num_blocks)):
         before = asyncio.run(preemptions(line))
         check_scores(fitting, asyncio.run(generate(line, requests(fitting, 3))))

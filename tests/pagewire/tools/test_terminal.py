@@ -60,7 +60,7 @@ def test_a_saved_conversation_goes_on(tmp_path: Path) -> None:
     second.command("/system")
     assert second.messages == []
     (tmp_path / "other.json").write_text(json.dumps({"x": 1}))
-    with pytest.raises(CommandError, match="no conversation"):
+    with pytest.raises(CommandError, match="is not a conversation"):
         second.command(f"/load {tmp_path}/other.json")
 
 

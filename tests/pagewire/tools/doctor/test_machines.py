@@ -100,7 +100,7 @@ def test_more_threads_than_a_container_has_cores(tmp_path) -> None:
     [
         ("persistence", Level.NOTE, {"persistence_mode": "Disabled"}, "nvidia-smi -pm 1"),
         ("ECC", Level.NOTE, {"ecc.mode.current": "Disabled"}, "nothing on HBM"),
-        ("ECC", Level.PROBLEM, {"ecc.errors.uncorrected.volatile.total": "3"}, "3 errors"),
+        ("ECC", Level.PROBLEM, {"ecc.errors.uncorrected.volatile.total": "3"}, "3 uncorrectable errors"),
         ("GPU clocks", Level.WARNING, {"clocks_event_reasons.sw_thermal_slowdown": "Active"}, "sw_thermal_slowdown"),
         ("GPU power", Level.NOTE, {"power.limit": "450.00"}, "nvidia-smi -pl 700"),
         ("GPU sharing", Level.WARNING, {"compute_mode": "Exclusive_Process"}, "nvidia-smi -c 0"),

@@ -180,7 +180,7 @@ def test_traces(tmp_path) -> None:
         ("", "at least two requests"),
         ('{"prompt": "a"}', "at least two requests"),
         ('{"prompt": "b"}\n{"prompt": 2}', "line 2: prompt is 2; expected"),
-        ("no json", "line 1: no JSON"),
+        ("no json", "line 1: not JSON"),
         ('{"prompt": "a", "at": 1}\n{"prompt": "b"}', "give all or none"),
         ('["a"]\n["b"]', "line 1: expected"),
         ('{"prompt": "a", "max_tokens": true}\n{"prompt": "b"}', "line 1: max_tokens is True"),
@@ -188,7 +188,7 @@ def test_traces(tmp_path) -> None:
         ('{"prompt": "a", "prompt": "b"}', "line 1: not JSON: key 'prompt' is given twice"),
         ('{"prompt": ""}\n{"prompt": "b"}', "line 1: prompt is ''"),
         ('{"prompt": "\\ud800"}', "line 1: prompt is"),
-        ("[" * 100_000, "line 1: no JSON"),
+        ("[" * 100_000, "line 1: not JSON"),
     ):
         path.write_text(text)
         with pytest.raises(StartupError, match=f"--trace .*{re.escape(said)}"):
