@@ -13,7 +13,7 @@ from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 
 NUM_STREAMS = 16
-MAX_TOKENS = 56
+MAX_TOKENS = 200  # several times the chunks that are waited for, as a chunk may have several tokens
 # What every fourth stream asks for beside the others.
 RESTRICTED = {"bad_words": ["the", "and", "of"], "truncate_prompt_tokens": 12, "cache_salt": "mine"}
 # What every eighth has to write, longer than it may be.
@@ -52,7 +52,7 @@ class Progress:
             self._changed.notify_all()
 
     async def reach(self, chunks: int) -> None:
-        async with self._changed:
+        async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: self.chunks >= chunks)
 
 
