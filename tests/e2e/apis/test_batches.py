@@ -72,6 +72,7 @@ def few_at_once(line: Line) -> Iterator[Line]:
     asyncio.run(line.wait_ready())
 
 
+@pytest.mark.slow
 async def test_survives_the_death_of_every_service(few_at_once: Line) -> None:
     line = few_at_once
     async with line.openai() as ai:

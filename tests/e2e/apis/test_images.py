@@ -99,6 +99,7 @@ async def test_answers_are_those_of_transformers(served: tuple[Line, Any, Path])
     assert other.choices[0].token_ids == expected(model, path, 12, "What is ", picture(3), "?")
 
 
+@pytest.mark.slow
 async def test_a_request_with_an_image_outlives_services(served: tuple[Line, Any, Path]) -> None:
     line, model, path = served
     contents = ("Describe ", picture(4, 60, 60), " at length")

@@ -59,6 +59,7 @@ async def generate(line: Line, kill_after: int = 0) -> tuple[list[str], list[str
     return reasoning, content, usage
 
 
+@pytest.mark.slow
 async def test_json_after_the_reasoning_also_when_a_service_is_killed_in_it(thinking: Line) -> None:
     reasoning, content, usage = await generate(thinking)
     for thought, answer in zip(reasoning, content, strict=True):

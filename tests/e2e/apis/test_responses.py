@@ -34,6 +34,7 @@ async def test_a_conversation(line: Line) -> None:
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
+@pytest.mark.slow
 async def test_a_background_response_survives_the_death_of_every_service(line: Line) -> None:
     async with line.openai() as ai:
         undisturbed = await ai.responses.create(**STORY)

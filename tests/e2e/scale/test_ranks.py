@@ -177,6 +177,7 @@ async def test_a_poisonous_request_ends_alone(model: Path, expected: list[int], 
 
 
 @pytest.mark.parametrize("sizes", [[], ["-tp", "1", "-pp", "2"]], ids=["tensor", "stages"])
+@pytest.mark.slow
 async def test_weights_are_replaced_in_all_processes(tmp_path: Path, sockets: Path, sizes: list[str]) -> None:
     save_tiny(tmp_path / "a", "Llama", vocab_size=200, max_position_embeddings=512)
     save_other(tmp_path / "a", tmp_path / "b")

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.line import free_port
 from tests.e2e.scale.test_ranks import NUM_TOKENS, expected, generate, model, running, sockets, until_gone
 from tests.makers.certificates import Authority
@@ -28,6 +30,7 @@ async def test_requests_go_on_when_a_stage_is_killed(model: Path, expected: list
         assert "rank 1 of the executor" in executor.log
 
 
+@pytest.mark.slow
 async def test_stages_on_other_machines_meet_over_tcp(
     model: Path, expected: list[int], sockets: Path, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ async def load(line: Line) -> AsyncIterator[list[tuple[int, Received]]]:
         await asyncio.gather(*tasks)
 
 
+@pytest.mark.slow
 async def test_clients_receive_the_same_with_and_without_drafts(small_line: Line, checkpoints: dict[str, Path]) -> None:
     line, expected = small_line, {}
     for name in ("a", "b"):

@@ -15,6 +15,7 @@ import pytest
 from pagewire.wire import health
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'pagewire[ray]'")
+pytestmark = pytest.mark.slow  # a cluster of three nodes
 REPOSITORY = Path(__file__).parents[4]
 FAKE_RANK = "tests.pagewire.stack.ray_executors.fake_rank"
 NODE: dict[str, Any] = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
