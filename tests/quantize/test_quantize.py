@@ -346,6 +346,7 @@ def test_a_costly_result_names_what_loses_less(options: dict[str, Any], after: f
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_default_model(tmp_path: Path, smollm2_gguf: Path, text: Path, method: str) -> None:
     """The model calibrates on its own samples, so that the bundled text is held out; a quarter of the default

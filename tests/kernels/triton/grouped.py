@@ -28,7 +28,7 @@ from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.triton.interpreted import run_cases, some_of
 
 F32, F16 = torch.float32, torch.float16
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TOLERANCES = {torch.float32: 3e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 NEVER = 1 << 30
 # What the tables would say for each way to multiply.
 PATHS = {

@@ -106,9 +106,13 @@ CASES: dict[str, Callable[[], None]] = {
 
 def random_step_case(seed: int) -> None:
     random = Random(seed)
-    step_inputs_case(
-        seed, random.randint(1, 40), random.choice([1, 16, 32, 64]), random.choice([1, 17, 130]), groups=seed % 4
+    num_reqs, block_size, max_query_len = (
+        random.randint(1, 40),
+        random.choice([1, 16, 32, 64]),
+        random.choice([1, 17, 130]),
     )
+    # Three cached blocks and three steps fit.
+    step_inputs_case(seed, num_reqs, block_size, max_query_len, max_model_len=1024, groups=seed % 4)
 
 
 SWEEP: dict[str, Callable[[], None]] = {f"seed {seed}": partial(random_step_case, seed) for seed in range(100)}
