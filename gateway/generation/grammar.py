@@ -31,8 +31,8 @@ def grammar_of(body: GenerationParameters) -> Grammar | None:
         if (value := getattr(body, name)) is not None:
             given[name] = _from_guided(name.removeprefix("guided_"), value)
     if len(given) > 1:
-        param = [*given][-1]
-        raise ApiError(400, f"{param} cannot be combined with another form of the output; give one form", param=param)
+        *others, param = given
+        raise ApiError(400, f"{param} cannot be combined with {' and '.join(others)}; give one of them", param=param)
     return next(iter(given.values()), None)
 
 
