@@ -45,7 +45,7 @@ class Connections:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.phases: dict[Phase, dict[Any, float]] = {phase: {} for phase in Phase}
-        self.stalled: dict[Any, float] = {}  # connections whose client does not read
+        self.stalled: dict[Any, float] = {}  # connections with a client that does not read
         self._closed: Counter[str] = Counter()  # since the last line in the log, by reason
         self._logged_at = -limits.log_every_s
         metrics.HTTP_CONNECTION_LIMIT.set(limits.connections)

@@ -131,7 +131,7 @@ class Kept:
 
 
 def _tenant(headers: Headers) -> str:
-    """Returns the scope of keys and ids: the tenant, whose API key may change, or without a tenant the API key."""
+    """Returns the scope of keys and ids: the tenant, as its API key may change, or without a tenant the API key."""
     scope = tenants.present.get().name or headers.get("authorization", "") + "\n" + headers.get("x-api-key", "")
     return hashlib.sha256(scope.encode()).hexdigest()[:16]
 

@@ -20,7 +20,7 @@ _LEAST_CHANGE = -0.5  # a scale neither vanishes nor changes its sign
 
 
 class TunedWeight:
-    """A weight whose scales are trained, and with `positions` also its codes.
+    """A weight with trained scales, and with `positions` also trained codes.
 
     change: float32 [N, G]; scale = original scale * (1 + change). positions: float32 [N, K] in the order of the codes,
     or None; a code is the one nearest to its position, which has the code's gradient (the straight-through estimator:

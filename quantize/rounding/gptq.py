@@ -13,7 +13,7 @@ from torch import Tensor
 from pagewire.errors import StartupError
 from pagewire.quantize.rounding.grid import Grid, Rounded, Scales, clipped_scales, min_max_scales, rounded
 
-_BLOCK = 128  # columns whose errors change the rest together
+_BLOCK = 128  # columns; their errors change the rest together
 _DAMP_STEPS = 5  # tries, each with ten times the damping, before a hessian counts as broken
 
 

@@ -21,7 +21,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """Modules with the same inputs, and the module whose outputs are these inputs, element by element."""
+    """Modules with the same inputs, and the module with these inputs as its outputs, element by element."""
 
     modules: tuple[str, ...]
     producer: str

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _TOKENS_PER_PRODUCT = 256  # tokens for which the head is read once
-_TOKENS_PER_PASS = 16  # tokens whose logits stay in the cache from one operation to the next
+_TOKENS_PER_PASS = 16  # tokens with logits that stay in the cache from one operation to the next
 
 
 class Divergence:

@@ -25,7 +25,7 @@ STEPS = 60
 TOKENS_PER_STEP = 4096
 RATE = 3e-3  # relative change of a scale or a norm's weight in one of the first steps
 
-TOKENS_PER_PASS = 1024  # tokens whose activations are held for the gradient: at least one sequence
+TOKENS_PER_PASS = 1024  # tokens with activations held for the gradient: at least one sequence
 
 # step from 1, KL of its tokens
 TuneProgress = Callable[[int, float], None]

@@ -16,7 +16,7 @@ MAX_LINES = 350  # of a product file
 MAX_CORE_FILES, MAX_CORE_LINES = 80, 12_000
 MAX_PERSONS = 0.5  # per 1,000 words
 
-# Folders whose entries are one kind of thing and grow by design.
+# Folders with entries that are one kind of thing and grow by design.
 GROWING = {
     "benchmarks/results": "a file for each figure that is kept",
     "gateway/page/static": "the page as browsers load it",

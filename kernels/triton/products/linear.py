@@ -1,4 +1,4 @@
-"""The op linear on CUDA: our own kernel for few rows, whose cost is mostly reading the weight, else cuBLAS."""
+"""The op linear on CUDA: our own kernel for few rows, which mostly cost reading the weight, else cuBLAS."""
 
 from __future__ import annotations
 

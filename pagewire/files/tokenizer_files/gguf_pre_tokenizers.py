@@ -102,7 +102,7 @@ _GPT2 = frozenset(
 
 # Vocabularies with whole words that merges do not produce; such a word is one token.
 IGNORES_MERGES = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"))
-# Names whose text begins with BOS unless the file states otherwise.
+# Names for which text begins with BOS unless the file states otherwise.
 ADDS_BOS = IGNORES_MERGES
 _NFC = frozenset(("qwen2", "qwen35"))
 

@@ -17,7 +17,7 @@ from pagewire.files.tokenizer_files.sentencepiece_file import (
 _SPACE = "▁"
 _MERGED = (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.UNUSED)
 _ENDS_WITH_EOS = ("T5Tokenizer", "UMT5Tokenizer")
-# Tokenizer classes whose ids are not those of the file.
+# Tokenizer classes with other ids than those of the file.
 _REORDERED = ("Barthez", "Camembert", "DebertaV2", "MBart", "NllbTokenizer", "Pegasus", "XGLM", "XLMRoberta", "XLNet")
 
 

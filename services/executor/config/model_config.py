@@ -34,7 +34,7 @@ class ModelConfig:
         return self.max_position_embeddings
 
     def untied(self) -> Self:
-        """The same for a model whose head is not its embedding."""
+        """The same for a model with a head apart from its embedding."""
         return replace(self, tie_word_embeddings=False)
 
 

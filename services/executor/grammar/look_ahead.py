@@ -1,4 +1,4 @@
-"""Drafts and masks ahead of a matcher, whose position does not change."""
+"""Drafts and masks ahead of a matcher, without a change of its position."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Linear:
 
 
 class Exchange:
-    """The exchange between ranks for a product whose weight is divided among them."""
+    """The exchange between ranks for a product with a weight divided among them."""
 
     __slots__ = ("gathers_inputs", "leaves_sum", "num_outputs", "ranks", "share", "sums")
 

@@ -29,7 +29,7 @@ class StoredPart:
 
 @runtime_checkable
 class SplitLayer(Protocol):
-    """A layer whose load targets may be parts of stored tensors."""
+    """A layer with load targets that may be parts of stored tensors."""
 
     def stored_parts(self) -> Iterator[tuple[str, StoredPart]]:
         """Yields the names and parts of those targets."""

@@ -1,4 +1,4 @@
-"""One sum over ranks, instead of several, for layers whose outputs are added."""
+"""One sum over ranks, instead of several, for layers with added outputs."""
 
 from __future__ import annotations
 

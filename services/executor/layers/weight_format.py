@@ -106,7 +106,7 @@ class WeightFormat(Protocol):
 
 @dataclass(frozen=True)
 class WeightOnly:
-    """A `format` whose inputs are never quantized, even if it would quantize them."""
+    """A `format` with inputs that are never quantized, even if it would quantize them."""
 
     format: WeightFormat
 

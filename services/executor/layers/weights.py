@@ -77,7 +77,7 @@ class PackedDense:
 
 
 class Stacked:
-    """Weights of different forms whose outputs are side by side."""
+    """Weights of different forms with their outputs side by side."""
 
     __slots__ = ("parts",)
 
@@ -170,7 +170,7 @@ def stored_parts(shards: Iterable[Shard], *, transposed: bool = False) -> Iterat
 
 @runtime_checkable
 class NormedWeight(Protocol):
-    """A weight whose product begins with a norm, and may end with an activation."""
+    """A weight with a product that begins with a norm, and may end with an activation."""
 
     @property
     def takes_norm(self) -> bool: ...
@@ -189,7 +189,7 @@ class NormedWeight(Protocol):
 
 @runtime_checkable
 class GatedWeight(Protocol):
-    """A weight of gates and ups whose product may end with their activation."""
+    """A weight of gates and ups with a product that may end with their activation."""
 
     def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`silu_and_mul` of the product."""

@@ -34,7 +34,7 @@ class Footprint:
 
 
 def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
-    """Returns None for models in transformers' code, whose footprint is known only when they are loaded.
+    """Returns None for models in transformers' code, as their footprint is known only when they are loaded.
 
     path: of the model's files. Raises ModelLoadError as loading would.
     """

@@ -107,7 +107,7 @@ def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement
 
 
 def _check_served(checkpoint: Checkpoint, shapes: OwnModel, tensor: Communicator, fp8_kv_cache: bool) -> None:
-    """Raises ModelLoadError for a model that cannot be split, or whose layers cannot have such a cache."""
+    """Raises ModelLoadError for a model that cannot be split, or with layers that cannot have such a cache."""
     if tensor.size > 1 and shapes.unsplit is not None:
         raise ModelLoadError(
             f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "

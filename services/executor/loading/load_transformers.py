@@ -128,7 +128,7 @@ def check_length(config: Any, max_model_len: int | None) -> None:
 
 
 def check_loaded(checkpoint: Checkpoint, info: dict[str, Any]) -> None:
-    """Raises an error for an incomplete checkpoint, whose missing tensors transformers would fill with noise."""
+    """Raises an error for an incomplete checkpoint, as transformers would fill missing tensors with noise."""
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in info.get(kind) or () if not is_attention_scale(str(name)))
         if names:

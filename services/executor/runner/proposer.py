@@ -49,7 +49,7 @@ class Proposer:
     def on_other_weights(self) -> None:
         """Forgets what was computed with the previous weights."""
 
-    # For a proposer with its own model, whose steps are launched in addition to the target's.
+    # For a proposer with its own model, which launches steps in addition to the target's.
 
     def record_missing(self) -> bool:
         """Records a missing step of its model, as `ModelRunner.record_missing` does."""

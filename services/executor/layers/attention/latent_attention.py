@@ -110,7 +110,7 @@ class LatentProjection:
 
     __slots__ = ("config", "dtype", "heads", "shards", "weight")
 
-    multiplies = False  # not as a linear layer, whose weight could be laid out for its products
+    multiplies = False  # not as a linear layer, which could lay its weight out for its products
 
     def __init__(self, name: str, config: LatentConfig, heads: Heads, placement: Placement) -> None:
         head_size = config.key_dim + config.value_dim

@@ -31,7 +31,7 @@ def quantization(config: Mapping[str, Any], names: Collection[str] | None) -> Mx
 
 
 class Mxfp4Quantization:
-    """The modules whose blocks are in the checkpoint. `dense`: patterns such as `model.layers.*.self_attn`."""
+    """The modules with blocks in the checkpoint. `dense`: patterns such as `model.layers.*.self_attn`."""
 
     method = "mxfp4"
 

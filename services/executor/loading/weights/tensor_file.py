@@ -1,4 +1,4 @@
-"""A safetensors file whose tensors kernels can use as mapped: each begins at a multiple of 64 bytes.
+"""A safetensors file with tensors that kernels can use as mapped: each begins at a multiple of 64 bytes.
 
 safetensors itself aligns a tensor to the size of its elements, and allows no gaps. So each is stored as bytes, padded
 to a multiple of 64; its dtype and shape are in the metadata. The metadata has a checksum, the tensors have none:

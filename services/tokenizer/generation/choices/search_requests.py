@@ -1,4 +1,4 @@
-"""Beam search by requests for one token each, whose beginnings are in the prefix cache.
+"""Beam search by requests for one token each, with their beginnings in the prefix cache.
 
 A search survives a restart of the scheduler or an executor, as the link submits its live requests again. If this
 service dies, the search starts over and returns the same outputs.
