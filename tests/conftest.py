@@ -1,5 +1,6 @@
 """Fixtures for the whole suite."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +9,19 @@ import pytest
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from tests.sweep import deselect_all_but_pairs, long_files_first
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     deselect_all_but_pairs(config, items)
     long_files_first(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # The collector need not walk through thousands of collected tests again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +36,12 @@ def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def smollm2_gguf() -> Path:
     """The built-in model's file: PAGEWIRE_TEST_MODEL, or the user's cache, downloaded once."""
     return resolve_model(os.environ.get("PAGEWIRE_TEST_MODEL", DEFAULT_MODEL))
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> LoadedTokenizer:
+    """The built-in model's tokenizer."""
+    return load_tokenizer(smollm2_gguf)
 
 
 @pytest.fixture(scope="session")

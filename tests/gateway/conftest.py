@@ -1,6 +1,7 @@
 """A gateway under uvicorn on a loopback port, before a tokenizer service on a unix socket: a fake one, mostly."""
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -16,8 +18,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pagewire.config import GatewayConfig
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.gateway import main
+from pagewire.gateway.app import with_routes
 from pagewire.gateway.http.connection_limits import Limits
 from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
@@ -40,8 +43,34 @@ async def wait_ready(client: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.01)
 
 
+# Clients without TLS need not parse the system's certificates, which takes a processor 30 ms each time.
+
+
+def plain_http(base_url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=base_url, timeout=20, verify=False)
+
+
+def openai_client(client: httpx.AsyncClient) -> openai.AsyncOpenAI:
+    """Returns the official client of the gateway that `client` asks."""
+    http = openai.DefaultAsyncHttpxClient(verify=False)
+    return openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0, http_client=http)
+
+
+def anthropic_client(client: httpx.AsyncClient) -> anthropic.AsyncAnthropic:
+    """Returns Anthropic's client of the gateway that `client` asks."""
+    http = anthropic.DefaultAsyncHttpxClient(verify=False)
+    return anthropic.AsyncAnthropic(base_url=str(client.base_url), api_key="any", max_retries=0, http_client=http)
+
+
 def access_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "pagewire.gateway.core.middleware"]
+
+
+@pytest.fixture(scope="session")
+def document() -> dict[str, Any]:
+    """The answer of /openapi.json, made once."""
+    answer: dict[str, Any] = json.loads(json.dumps(with_routes().openapi()))
+    return answer
 
 
 @pytest.fixture
@@ -95,7 +124,7 @@ async def running_gateway(
     task = asyncio.create_task(main.serve(config, sock, signalled(), limits))
     base_url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=base_url, timeout=20) as client:
+        async with plain_http(base_url) as client:
             yield client
     finally:
         leave.set()
@@ -112,19 +141,14 @@ async def client(fake: FakeTokenizer, address: str) -> AsyncIterator[httpx.Async
 @pytest.fixture
 async def ai(client: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client."""
-    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0) as official:
+    async with openai_client(client) as official:
         yield official
 
 
 # Instead of the fake: a real tokenizer service, for a model that generates what a test sets, in the marks of Qwen3.
 
 
-@pytest.fixture(scope="module")
-def tokenizer(smollm2_gguf: Path) -> LoadedTokenizer:
-    return load_tokenizer(smollm2_gguf)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool(smollm2_gguf: Path):
     pool = TokenizerPool(CodecSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
     yield pool
@@ -153,8 +177,8 @@ class Model:
 
 
 @pytest.fixture
-def model(tokenizer: LoadedTokenizer) -> Model:
-    return Model(tokenizer)
+def model(smollm2: LoadedTokenizer) -> Model:
+    return Model(smollm2)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -79,9 +80,14 @@ def _python(path: Path, text: str) -> Iterator[Prose]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield Prose(path, token.start[0], token.string.lstrip("# "))
-    for node in ast.walk(ast.parse(text)):
+    for node in _nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(WORD.findall(node.value)) >= 3:
             yield Prose(path, node.lineno, node.value)
+
+
+@functools.cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def _markdown(path: Path, text: str) -> Iterator[Prose]:
@@ -95,7 +101,7 @@ def _markdown(path: Path, text: str) -> Iterator[Prose]:
 
 def fragments(path: Path) -> Iterator[Prose]:
     """Yields the docstrings of public modules, classes and functions that begin as a fragment."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if getattr(node, "name", "").startswith("_") or (docstring := ast.get_docstring(node)) is None:
                 continue

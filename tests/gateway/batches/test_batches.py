@@ -16,7 +16,7 @@ import pytest
 
 from pagewire.gateway.batches import bodies
 from pagewire.wire.rpc import RpcError
-from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.conftest import eventually, openai_client, running_gateway, wait_ready
 from tests.gateway.core.test_openapi import check
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
@@ -42,7 +42,7 @@ async def official() -> AsyncIterator[Official]:
     async with AsyncExitStack() as clients:
 
         def make(client: httpx.AsyncClient) -> openai.AsyncOpenAI:
-            made = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0)
+            made = openai_client(client)
             clients.push_async_callback(made.close)
             return made
 
@@ -291,8 +291,9 @@ async def test_gateways_share_batches(fake: FakeTokenizer, address: str, tmp_pat
     assert list((tmp_path / "data" / "batches").iterdir()) == [], "nothing is left of what was at work"
 
 
-async def test_what_is_documented_is_answered(ai: openai.AsyncOpenAI, client: httpx.AsyncClient) -> None:
-    document = (await client.get("/openapi.json")).json()
+async def test_what_is_documented_is_answered(
+    ai: openai.AsyncOpenAI, client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
     done = await end(ai, (await start(ai, [chat(1), chat(2, temperature=-1)])).id)
     failed = await end(ai, (await start(ai, [b"\n"])).id)
     for method, route, path in [

@@ -59,9 +59,8 @@ async def test_which_function_is_called(ai: openai.AsyncOpenAI, model: Model, ch
         assert model.scheduler.requests[-1].sampling_params.HasField("grammar")
 
 
-async def test_the_answer_is_as_documented(http: httpx.AsyncClient, model: Model) -> None:
+async def test_the_answer_is_as_documented(http: httpx.AsyncClient, model: Model, document: dict[str, Any]) -> None:
     model.output = CALL
-    document = (await http.get("/openapi.json")).json()
     body = {"messages": QUESTION, "functions": [WEATHER]}
     answer = await http.post(CHAT, json=body)
     check(document, CHAT, "post", 200, "application/json", answer.json())

@@ -15,7 +15,7 @@ from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1.scheduler_pb2 import TokenRequest
-from tests.gateway.conftest import Model, running_gateway, wait_ready
+from tests.gateway.conftest import Model, openai_client, running_gateway, wait_ready
 from tests.gateway.core.test_openapi import check
 from tests.gateway.generation import test_documented_streams as documented_streams
 from tests.services.tokenizer.service_line import EOS, TokenizerLine
@@ -36,7 +36,7 @@ THOUGHT = "<think>\nWhere? Zürich.\n</think>\n\n"
 
 @pytest.fixture
 async def ai(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="any", max_retries=0) as official:
+    async with openai_client(http) as official:
         yield official
 
 
@@ -73,11 +73,11 @@ async def test_the_whole_loop(ai: openai.AsyncOpenAI, model: Model) -> None:
     assert model.prompt.count("<tool_response>\ngrey\n</tool_response>") == 2
 
 
-async def test_usage_counts_the_reasoning(ai: openai.AsyncOpenAI, model: Model, tokenizer: LoadedTokenizer) -> None:
+async def test_usage_counts_the_reasoning(ai: openai.AsyncOpenAI, model: Model, smollm2: LoadedTokenizer) -> None:
     """The usage covers all choices, whole and streamed."""
     model.output = f"{THOUGHT}Grey."
     whole, opening, answer = (
-        len(tokenizer.encode(text, add_special_tokens=False)) for text in (model.output, "<think>", ">\n\nGrey.")
+        len(smollm2.encode(text, add_special_tokens=False)) for text in (model.output, "<think>", ">\n\nGrey.")
     )
     expected = whole - opening - answer  # this model's mark is several tokens, of which the last one ends the reasoning
     answer = await ai.chat.completions.create(model="m", messages=QUESTION, n=2)
@@ -361,9 +361,8 @@ async def test_a_thinking_budget(ai: openai.AsyncOpenAI, model: Model) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": True}, {"return_token_ids": True}, {"include_reasoning": False}])
 async def test_answers_are_as_documented_and_say_all_of_tokens(
-    http: httpx.AsyncClient, model: Model, options: dict[str, Any]
+    http: httpx.AsyncClient, model: Model, document: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    document = (await http.get("/openapi.json")).json()
     route = "/v1/chat/completions"
     model.output = f"{THOUGHT}I look.\n{CALL}"
     body = {"messages": QUESTION, "tools": [TOOL]} | options
@@ -404,20 +403,18 @@ async def test_services_that_die_in_the_middle_of_a_call(
     """The tokenizer service goes away again and again: nothing is repeated, nothing is missing."""
     model.output, model.scheduler.auto = output, False
     num_tokens = len(model.tokens(TokenRequest()))
-    async with running_gateway(line.config.listen) as http:
-        base_url = f"{http.base_url}/v1"
-        async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0) as ai:
-            answer: asyncio.Task[list[Any]] | None = None
-            while answer is None or not answer.done():
-                async with line.running(pool=pool):
-                    await wait_ready(http)
-                    answer = answer or asyncio.create_task(streamed(ai, **options))
-                    await model.scheduler.until(lambda: model.scheduler.num_running == 1)
-                    for _ in range(num_tokens // 5):
-                        model.scheduler.step()
-                        await asyncio.sleep(0.01)
-                    if not model.scheduler.num_running:
-                        await answer
+    async with running_gateway(line.config.listen) as http, openai_client(http) as ai:
+        answer: asyncio.Task[list[Any]] | None = None
+        while answer is None or not answer.done():
+            async with line.running(pool=pool):
+                await wait_ready(http)
+                answer = answer or asyncio.create_task(streamed(ai, **options))
+                await model.scheduler.until(lambda: model.scheduler.num_running == 1)
+                for _ in range(num_tokens // 5):
+                    model.scheduler.step()
+                    await asyncio.sleep(0.01)
+                if not model.scheduler.num_running:
+                    await answer
     assert len(model.scheduler.requests) > 3 and model.scheduler.submissions[-1].resume_token_ids
     assert len({request.sampling_params.grammar.structural_tag for request in model.scheduler.requests}) == 1
     choices = answer.result()

@@ -148,8 +148,9 @@ async def test_the_bytes_of_expired_files_are_removed(tmp_path: Path, monkeypatc
     await store.close()
 
 
-async def test_what_is_documented_is_answered(ai: openai.AsyncOpenAI, client: httpx.AsyncClient) -> None:
-    document = (await client.get("/openapi.json")).json()
+async def test_what_is_documented_is_answered(
+    ai: openai.AsyncOpenAI, client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
     upload = document["paths"]["/v1/files"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert upload["required"] == ["file", "purpose"]
     listing = {parameter["name"] for parameter in document["paths"]["/v1/files"]["get"]["parameters"]}

@@ -12,7 +12,7 @@ import pytest
 from pagewire.gateway.core.middleware import MAX_BODY_BYTES
 from pagewire.v1 import inference_pb2
 from pagewire.wire.rpc import RpcError
-from tests.gateway.conftest import eventually, running_gateway, wait_ready
+from tests.gateway.conftest import anthropic_client, eventually, running_gateway, wait_ready
 from tests.gateway.core.test_openapi import check
 from tests.gateway.fake_tokenizer import NUM_CACHED_TOKENS, FakeTokenizer
 
@@ -26,7 +26,7 @@ NUM_PROMPT = len("<user>hi<assistant>")
 @pytest.fixture
 async def claude(client: httpx.AsyncClient) -> AsyncIterator[anthropic.AsyncAnthropic]:
     """The official client."""
-    async with anthropic.AsyncAnthropic(base_url=str(client.base_url), api_key="any", max_retries=0) as official:
+    async with anthropic_client(client) as official:
         yield official
 
 
@@ -394,8 +394,7 @@ async def test_keys(fake: FakeTokenizer, address: str) -> None:
 # The document.
 
 
-async def test_documented(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    document = (await client.get("/openapi.json")).json()
+async def test_documented(client: httpx.AsyncClient, fake: FakeTokenizer, document: dict[str, Any]) -> None:
     for route, body in [(MESSAGES, BODY), (MESSAGES, {}), (COUNT, {"messages": BODY["messages"]})]:
         response = await client.post(route, json=body)
         check(document, route, "post", response.status_code, "application/json", response.json())

@@ -10,7 +10,7 @@ import httpx
 import pydantic
 import pytest
 
-from tests.gateway.conftest import Model
+from tests.gateway.conftest import Model, anthropic_client
 
 PARAMETERS = {"type": "object", "properties": {"zip": {"type": "integer"}, "city": {"type": "string"}}}
 WEATHER: Any = {"name": "get_weather", "description": "Weather", "input_schema": PARAMETERS}
@@ -25,7 +25,7 @@ BODY: Any = {"model": "m", "max_tokens": 500, "messages": QUESTION, "tools": [WE
 
 @pytest.fixture
 async def claude(http: httpx.AsyncClient) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(base_url=str(http.base_url), api_key="any", max_retries=0) as official:
+    async with anthropic_client(http) as official:
         yield official
 
 

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from pagewire.client import Client
-from pagewire.files.tokenizer_files.loading import load_tokenizer
-from pagewire.gateway.app import with_routes
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.gateway.operation.unserved import UNSERVED
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.pool.codec import CodecSource
@@ -34,9 +33,11 @@ def pool(smollm2_gguf: Path):
 
 
 @pytest.fixture
-async def line(tmp_path: Path, smollm2_gguf: Path, pool: TokenizerPool) -> AsyncIterator[TokenizerLine]:
+async def line(
+    tmp_path: Path, smollm2_gguf: Path, smollm2: LoadedTokenizer, pool: TokenizerPool
+) -> AsyncIterator[TokenizerLine]:
     """Says two tokens at each step that a test asks for."""
-    tokens = [*load_tokenizer(smollm2_gguf).encode(TEXT, add_special_tokens=False), EOS]
+    tokens = [*smollm2.encode(TEXT, add_special_tokens=False), EOS]
     scheduler = FakeScheduler(lambda request: tokens, auto=False, tokens_per_step=2)
     line = TokenizerLine(tmp_path, scheduler, smollm2_gguf, served_model_name="m")
     async with line.running(pool=pool):
@@ -202,7 +203,7 @@ async def test_the_tokenizer_is_reported_on_request(tmp_path: Path, smollm2_gguf
         assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]
 
 
-async def test_routes_that_are_not_served_say_so(gateways) -> None:
+async def test_routes_that_are_not_served_say_so(gateways, document) -> None:
     client = gateways[0]
     for method, path in (
         ("POST", "/v1/audio/transcriptions"),
@@ -214,4 +215,4 @@ async def test_routes_that_are_not_served_say_so(gateways) -> None:
         assert (answer.status_code, error["code"]) == (501, "unsupported_route")
         assert error["message"].startswith(f"{path} is not supported by Pagewire: ")
     assert (await client.post("/v1/nothing")).status_code == 404
-    assert not UNSERVED.keys() & with_routes().openapi()["paths"].keys()
+    assert not UNSERVED.keys() & document["paths"].keys()

@@ -213,8 +213,7 @@ async def test_events_are_openais(client: httpx.AsyncClient, fake: FakeTokenizer
     assert (await client.get(f"{RESPONSES}/{created['id']}")).json() == events[-1]["response"]
 
 
-async def test_the_document_is_true(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
-    document = (await client.get("/openapi.json")).json()
+async def test_the_document_is_true(client: httpx.AsyncClient, fake: FakeTokenizer, document: dict[str, Any]) -> None:
     fake.script = THINKS_SAYS_CALLS
     body = {"input": WEATHER, "stream": True, "tools": [TOOL], "instructions": "Be brief."}
     events = events_of((await client.post(RESPONSES, json=body)).text)

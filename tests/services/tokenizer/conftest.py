@@ -1,14 +1,20 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
+from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.pool import TokenizerPool
 
 
 @pytest.fixture(scope="session")
-def smollm2(smollm2_gguf: Path) -> LoadedTokenizer:
-    return load_tokenizer(smollm2_gguf)
+def pool(smollm2_gguf: Path) -> Iterator[TokenizerPool]:
+    """A pool for the built-in model, which tests share: each leaves it idle."""
+    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=2)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

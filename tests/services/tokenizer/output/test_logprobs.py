@@ -7,19 +7,10 @@ import pytest
 from pagewire.services.tokenizer.output import text_output
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 from pagewire.services.tokenizer.output.prompt_logprobs import prompt_logprobs
-from pagewire.services.tokenizer.pool.codec import CodecSource
-from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.wire.streams import Outbox
 from tests.fakes import fake_prompt_logprobs
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
-
-
-@pytest.fixture(scope="module")
-def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=2)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

@@ -5,18 +5,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pagewire.services.tokenizer.pool.codec import CodecSource
-from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.telemetry import spans as telemetry
 from tests.services.tokenizer.service.answers import TEXT
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
-
-
-@pytest.fixture(scope="package")
-def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=2)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

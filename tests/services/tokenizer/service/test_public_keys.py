@@ -7,8 +7,6 @@ import grpc
 import pytest
 
 from pagewire.client import Client
-from pagewire.services.tokenizer.pool.codec import CodecSource
-from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.tools.keys import KeysAddConfig, add
 from pagewire.v1 import inference_pb2
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
@@ -16,13 +14,6 @@ from pagewire.wire import rpc
 from pagewire.wire.rpc import RpcError
 from tests.services.public_doors import check_doors, served_methods, status_of
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
-
-
-@pytest.fixture(scope="module")
-def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=1)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
 from pagewire.client import Client
-from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from pagewire.wire.rpc import RpcError
@@ -18,13 +16,6 @@ from tests.services.tokenizer.service_line import EOS, Collected, FakeScheduler,
 
 # By seed.
 TEXTS = {7: "one, two and so on", 8: "quite another text than that", 9: "short", 10: "the last of them"}
-
-
-@pytest.fixture(scope="module")
-def pool(smollm2_gguf: Path) -> Iterator[TokenizerPool]:
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=2)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

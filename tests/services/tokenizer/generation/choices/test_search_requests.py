@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 
 from pagewire.client import Client
 from pagewire.services.tokenizer.generation.choices.beam_search import BeamSearch
-from pagewire.services.tokenizer.pool.codec import CodecSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, Gateway, TokenizerLine
@@ -34,13 +33,6 @@ def wanted(width: int, max_tokens: int, **settings: Any) -> BeamSearch:
     while search.running:
         search.advance([most_probable([*PROMPT, *one.token_ids], search.num_continuations) for one in search.running])
     return search
-
-
-@pytest.fixture(scope="module")
-def pool(smollm2_gguf: Path) -> Iterator[TokenizerPool]:
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=2)
-    yield pool
-    pool.close()
 
 
 class Scheduler(FakeScheduler):
