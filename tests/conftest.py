@@ -12,6 +12,11 @@ from pagewire.files.models import resolve_model
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from tests.sweep import deselect_all_but_pairs, long_files_first
 
+# Tests compute little at a time, and two or three of them at once: a thread each, read when torch is imported. Threads
+# of OpenMP that wait busily for one another would take the processor of the other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     deselect_all_but_pairs(config, items)

@@ -40,7 +40,7 @@ async def ask(stub: scheduler_pb2_grpc.SchedulerServiceStub, first: int, tenant:
 
 async def flood(line: ServiceLine, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> list[asyncio.Task[None]]:
     """One request of a tenant runs for long, and 10 wait."""
-    asking = [asyncio.create_task(ask(stub, FLOOD, "flood", 3000))]
+    asking = [asyncio.create_task(ask(stub, FLOOD, "flood", 1000))]
     async with asyncio.timeout(10):
         while not line.executor.new_requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
