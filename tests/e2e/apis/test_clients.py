@@ -4,14 +4,13 @@ import json
 from typing import Any
 
 import grpc
-import httpx
 import openai
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from pagewire.wire import rpc
-from tests.e2e.line import Line
+from tests.e2e.line import Line, http_client
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
@@ -110,7 +109,7 @@ async def test_tools_that_must_be_called_are(line: Line, choice: Any) -> None:
 
 
 async def test_words_and_tokens_that_are_ruled_out_do_not_appear(line: Line) -> None:
-    async with line.openai() as client, httpx.AsyncClient() as http:
+    async with line.openai() as client, http_client() as http:
         prompt = "The capital of France is"
         more = {"bad_words": ["Paris", "the"]}
         answer = await client.completions.create(
@@ -194,7 +193,7 @@ async def test_reflection(line: Line, service: str, name: str) -> None:
 
 
 async def test_openapi_names_every_route(line: Line) -> None:
-    async with httpx.AsyncClient() as http:
+    async with http_client() as http:
         document = (await http.get(f"{line.base_url}/openapi.json")).json()
     wanted = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/v1/embeddings"}
     wanted |= {f"{version}/{name}" for version in ("", "/v1") for name in ("score", "rerank", "classify", "pooling")}

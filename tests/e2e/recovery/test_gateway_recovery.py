@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.line import Line
+from tests.e2e.line import Line, http_client
 from tests.e2e.recovery.test_recovery import TOOL
 
 MESSAGES = [{"role": "user", "content": "Tell me of the sea."}]
@@ -50,7 +50,7 @@ class Client:
         self.num_breaks = 0
 
     async def read(self) -> None:
-        async with httpx.AsyncClient(timeout=120) as client:
+        async with http_client(timeout=120) as client:
             while True:
                 url = f"{self._base_urls[self.num_breaks]}/v1/{self._path}"
                 try:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import short_directory
-from tests.e2e.line import Line
+from tests.e2e.line import Line, http_client
 from tests.e2e.replicated_line import SERVICES, ReplicatedLine, running
 
 NUM_STREAMS = 8
@@ -90,7 +90,7 @@ class Clients:
 @asynccontextmanager
 async def clients_of(line: Line) -> AsyncIterator[Clients]:
     """Clients at work. Raises the error that one of them received."""
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client(timeout=60) as http:
         clients = Clients(line, http)
         async with asyncio.TaskGroup() as group:
             works = [clients.balance(), clients.ask(), *(clients.repeat(number) for number in range(NUM_STREAMS))]
@@ -121,7 +121,7 @@ def replaced(smollm2_gguf: Path) -> Iterator[Replaced]:
 async def replace_all(line: ReplicatedLine) -> Replaced:
     await line.wait_ready(*SERVICES)
     await line.wait_executors(2)
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client(timeout=60) as http:
         undisturbed = [{await Clients(line, http).stream(number)} for number in range(NUM_STREAMS)]
     async with clients_of(line) as clients:
         await clients.go_on()
@@ -147,7 +147,7 @@ async def test_streams_end_though_all_services_are_stopped(replaced: Replaced) -
     """Stops a service as the shutdown of a machine does."""
     line = replaced.line
     await line.wait_idle()  # those before have been given up
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client(timeout=60) as http:
         clients = Clients(line, http)
         streams = [asyncio.create_task(clients.stream(number)) for number in range(NUM_STREAMS)]
         async with asyncio.timeout(60):

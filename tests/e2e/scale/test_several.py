@@ -14,6 +14,7 @@ import pytest
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import rpc
 from tests.e2e.conftest import short_directory
+from tests.e2e.line import http_client
 from tests.e2e.several_line import SERVICES, SeveralLine, running
 
 NUM_STREAMS = 8
@@ -30,7 +31,7 @@ def several(smollm2_gguf: Path) -> Iterator[SeveralLine]:
 async def ready(line: SeveralLine) -> AsyncIterator[httpx.AsyncClient]:
     """All services are, and the gateway's REST client."""
     await line.wait_ready(*SERVICES)
-    async with httpx.AsyncClient(base_url=line.base_url, timeout=60) as http:
+    async with http_client(base_url=line.base_url, timeout=60) as http:
         yield http
 
 

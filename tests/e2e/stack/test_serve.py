@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.line import REPOSITORY, free_port
+from tests.e2e.line import NO_CERTIFICATES, REPOSITORY, free_port
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def stack(smollm2_gguf: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen
 
 def is_ready(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5).status_code == 200
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5, verify=NO_CERTIFICATES).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -58,7 +58,7 @@ def listening(process: subprocess.Popen[bytes]) -> list[tuple[str, int]]:
 
 def complete(port: int) -> str:
     body = {"model": "m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60, verify=NO_CERTIFICATES)
     return str(response.raise_for_status().json()["choices"][0]["text"])
 
 
@@ -81,7 +81,8 @@ def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Pop
     assert restarted["executor"].pid != services["executor"].pid
     assert restarted["scheduler"].pid == services["scheduler"].pid
     body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as streamed:
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=60, verify=NO_CERTIFICATES) as streamed:
         lines = filter(None, streamed.iter_lines())
         assert "text" in next(lines)
         process.send_signal(signal.SIGINT)
