@@ -63,9 +63,10 @@ async def test_two_hundred_clients_a_third_of_them_rude(quick_line: Line) -> Non
         assert after[service][1] <= before[service][1] + 4, (service, before, after)
 
 
-async def test_sigterm_lets_streams_end(line: Line) -> None:
+async def test_sigterm_lets_streams_end(quick_line: Line) -> None:
+    line = quick_line
     async with http_client(timeout=120) as http:
-        body = {"model": "m", "prompt": "Count:", "max_tokens": 48, "ignore_eos": True, "stream": True}
+        body = {"model": "m", "prompt": "Count:", "max_tokens": 300, "ignore_eos": True, "stream": True}
 
         async def one() -> str:
             async with http.stream("POST", f"{line.base_url}/v1/completions", json=body) as response:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,10 +17,11 @@ import pytest
 from tests.e2e.line import NO_CERTIFICATES, REPOSITORY, free_port
 
 
-@pytest.fixture
-def stack(smollm2_gguf: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    port, log = free_port(), tmp_path / "serve.log"
-    command = [sys.executable, "-m", "pagewire.cli", "serve", str(smollm2_gguf)]
+@contextmanager
+def running_stack(model: Path, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Runs `pagewire serve`; yields its process, its port and its log."""
+    port, log = free_port(), directory / "serve.log"
+    command = [sys.executable, "-m", "pagewire.cli", "serve", str(model)]
     command += ["--port", str(port), "--grpc-port", str(free_port()), "--served-model-name", "m"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -67,8 +69,13 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
-def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
-    process, port, log = stack
+def test_serves_restarts_what_dies_and_stops_cleanly(smollm2_gguf: Path, tmp_path: Path) -> None:
+    with running_stack(smollm2_gguf, tmp_path) as (process, port, log):
+        check_stack(process, port, log)
+
+
+def check_stack(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Kills a service of a stack, and ends the stack."""
     assert "Paris" in complete(port)
     sockets = listening(process)
     assert len(sockets) == 2 and ("127.0.0.1", port) in sockets, "REST and the public gRPC"
@@ -95,9 +102,9 @@ def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Pop
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child that its parent died")
-def test_no_orphan_when_the_stack_itself_is_killed(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
-    process, _, _ = stack
-    services = list(services_of(process).values())
-    assert len(services) == 4
-    os.kill(process.pid, signal.SIGKILL)
-    assert gone(services)
+def test_no_orphan_when_the_stack_itself_is_killed(quick_model: Path, tmp_path: Path) -> None:
+    with running_stack(quick_model, tmp_path) as (process, _, _):
+        services = list(services_of(process).values())
+        assert len(services) == 4
+        os.kill(process.pid, signal.SIGKILL)
+        assert gone(services)

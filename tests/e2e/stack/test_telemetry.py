@@ -31,11 +31,11 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def test_one_trace_and_json_logs(tmp_path: Path, smollm2_gguf: Path) -> None:
+def test_one_trace_and_json_logs(tmp_path: Path, quick_model: Path) -> None:
     port = free_port()
     flags = ["--otlp-traces-endpoint", f"http://127.0.0.1:{port}", "--log-format", "json"]
     names = ("gateway", "tokenizer", "scheduler", "executor")
-    with running_line(tmp_path, str(smollm2_gguf), **dict.fromkeys(names, flags)) as line:
+    with running_line(tmp_path, str(quick_model), **dict.fromkeys(names, flags)) as line:
         spans = asyncio.run(traced_request(line, port))
     by_id = {span.span_id.hex(): (service, span) for service, span in spans}
     parents = {
