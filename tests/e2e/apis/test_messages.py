@@ -6,14 +6,19 @@ import anthropic
 import pydantic
 import pytest
 
-from tests.e2e.line import Line, http_client
+from tests.e2e.line import NO_CERTIFICATES, Line
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 GREEDY: Any = {"model": "m", "max_tokens": 32, "messages": QUESTION, "extra_body": {"temperature": 0}}
 
 
 def claude_of(line: Line) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=line.base_url, api_key="none", max_retries=0, http_client=http_client())
+    return anthropic.AsyncAnthropic(
+        base_url=line.base_url,
+        api_key="none",
+        max_retries=0,
+        http_client=anthropic.DefaultAsyncHttpxClient(verify=NO_CERTIFICATES),
+    )
 
 
 async def test_streamed_and_whole_say_the_same(line: Line) -> None:

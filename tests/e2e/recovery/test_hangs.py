@@ -47,7 +47,7 @@ async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
 
 
 def start(line: Line) -> tuple[list[asyncio.Task[str]], list[asyncio.Event]]:
-    begun = [asyncio.Event() for _ in range(4)]
+    begun = [asyncio.Event() for _ in range(2)]
     return [asyncio.create_task(complete(line, i, event)) for i, event in enumerate(begun)], begun
 
 

@@ -15,8 +15,8 @@ from tests.e2e.conftest import short_directory
 from tests.e2e.line import Line, http_client
 from tests.e2e.replicated_line import SERVICES, ReplicatedLine, running
 
-NUM_STREAMS = 8
-MAX_TOKENS = 60
+NUM_STREAMS = 4
+MAX_TOKENS = 40
 PATIENCE_S = 60.0  # of a successor, for what it runs when it is stopped
 
 
@@ -45,7 +45,7 @@ class Clients:
             ]
             # A balancer that finds no server ready sends requests nevertheless: the line recovers.
             self._ready = ready or self._urls
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
     def _url(self) -> str:
         self._turn += 1
@@ -84,7 +84,7 @@ class Clients:
                 await self._http.get(f"{url}/v1/models"),
             ):
                 assert answer.status_code == 200, answer.text
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ def replaced(smollm2_gguf: Path) -> Iterator[Replaced]:
     """Replaces all services. Gateways first let their streams end and the others hand them on half way; their
     successors have time."""
     timeouts = {"gateway": 30.0, "tokenizer": 0.2, "scheduler": 0.2, "executor": 0.2}
-    with short_directory() as name, running(Path(name), str(smollm2_gguf), step_seconds=0.01, **timeouts) as line:
+    with short_directory() as name, running(Path(name), str(smollm2_gguf), step_seconds=0.03, **timeouts) as line:
         yield asyncio.run(replace_all(line))
 
 
