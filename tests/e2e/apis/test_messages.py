@@ -50,18 +50,18 @@ async def test_an_answer_that_fills_the_context(quick_line: Line) -> None:
     assert answer.stop_reason == "model_context_window_exceeded"
 
 
-async def test_parse(line: Line) -> None:
+async def test_parse(quick_line: Line) -> None:
     class Capital(pydantic.BaseModel):
         country: Literal["France", "Spain"]
         city: Literal["Madrid", "Paris"]
 
-    async with claude_of(line) as claude:
+    async with claude_of(quick_line) as claude:
         answer = await claude.messages.parse(**GREEDY | {"max_tokens": 100}, output_format=Capital)
     assert isinstance(answer.parsed_output, Capital)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_tool_runner(line: Line, stream: bool) -> None:
+async def test_the_tool_runner(quick_line: Line, stream: bool) -> None:
     """Tools are called by a model that was never trained to."""
     asked = []
 
@@ -71,7 +71,7 @@ async def test_the_tool_runner(line: Line, stream: bool) -> None:
         asked.append(country)
         return "Paris"
 
-    async with claude_of(line) as claude:
+    async with claude_of(quick_line) as claude:
         runner = claude.beta.messages.tool_runner(
             **GREEDY | {"max_tokens": 64},
             tools=[capital_of],

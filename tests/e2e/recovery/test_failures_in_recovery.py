@@ -38,7 +38,7 @@ async def complete(line: Line, number: int, begun: asyncio.Event, at_most: int =
 
 
 async def started(line: Line) -> list[asyncio.Task[str]]:
-    begun = [asyncio.Event() for _ in range(4)]
+    begun = [asyncio.Event() for _ in range(2)]
     tasks = [asyncio.create_task(complete(line, number, event)) for number, event in enumerate(begun)]
     await asyncio.gather(*(event.wait() for event in begun))
     assert not all(task.done() for task in tasks), "nothing was left to lose"

@@ -45,7 +45,7 @@ class Clients:
             ]
             # A balancer that finds no server ready sends requests nevertheless: the line recovers.
             self._ready = ready or self._urls
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
 
     def _url(self) -> str:
         self._turn += 1
@@ -84,7 +84,7 @@ class Clients:
                 await self._http.get(f"{url}/v1/models"),
             ):
                 assert answer.status_code == 200, answer.text
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
 
 
 @asynccontextmanager

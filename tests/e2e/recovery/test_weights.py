@@ -15,7 +15,7 @@ from tests.e2e.line import Line, http_client, running_line
 from tests.services.executor.models.tiny import save_tiny
 from tests.services.executor.service.test_replacement import save_other
 
-PROMPTS = ["One", "Two and", "A longer one that goes on"]
+PROMPTS = ["One", "A longer one that goes on"]
 NUM_TOKENS = 60
 
 

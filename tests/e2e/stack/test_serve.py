@@ -71,34 +71,29 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 def test_serves_restarts_what_dies_and_stops_cleanly(smollm2_gguf: Path, tmp_path: Path) -> None:
     with running_stack(smollm2_gguf, tmp_path) as (process, port, log):
-        check_stack(process, port, log)
-
-
-def check_stack(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Kills a service of a stack, and ends the stack."""
-    assert "Paris" in complete(port)
-    sockets = listening(process)
-    assert len(sockets) == 2 and ("127.0.0.1", port) in sockets, "REST and the public gRPC"
-    assert {address for address, _ in sockets} == {"127.0.0.1"}
-    services = services_of(process)
-    assert set(services) == {"gateway", "tokenizer", "scheduler", "executor"}
-    services["executor"].kill()
-    assert "Paris" in complete(port), "the request waits for the executor's successor"
-    restarted = services_of(process)
-    assert restarted["executor"].pid != services["executor"].pid
-    assert restarted["scheduler"].pid == services["scheduler"].pid
-    body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    url = f"http://127.0.0.1:{port}/v1/completions"
-    with httpx.stream("POST", url, json=body, timeout=60, verify=NO_CERTIFICATES) as streamed:
-        lines = filter(None, streamed.iter_lines())
-        assert "text" in next(lines)
-        process.send_signal(signal.SIGINT)
-        *_, last, done = lines
-    assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for no client, and says so"
-    assert process.wait(30) == 0
-    assert gone(list(restarted.values()))
-    banner = log.read_text()
-    assert f"http://127.0.0.1:{port}" in banner and "curl" in banner
+        assert "Paris" in complete(port)
+        sockets = listening(process)
+        assert len(sockets) == 2 and ("127.0.0.1", port) in sockets, "REST and the public gRPC"
+        assert {address for address, _ in sockets} == {"127.0.0.1"}
+        services = services_of(process)
+        assert set(services) == {"gateway", "tokenizer", "scheduler", "executor"}
+        services["executor"].kill()
+        assert "Paris" in complete(port), "the request waits for the executor's successor"
+        restarted = services_of(process)
+        assert restarted["executor"].pid != services["executor"].pid
+        assert restarted["scheduler"].pid == services["scheduler"].pid
+        body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60, verify=NO_CERTIFICATES) as streamed:
+            lines = filter(None, streamed.iter_lines())
+            assert "text" in next(lines)
+            process.send_signal(signal.SIGINT)
+            *_, last, done = lines
+        assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for no client, and says so"
+        assert process.wait(30) == 0
+        assert gone(list(restarted.values()))
+        banner = log.read_text()
+        assert f"http://127.0.0.1:{port}" in banner and "curl" in banner
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child that its parent died")

@@ -93,7 +93,8 @@ async def traced_request(line: Line, port: int) -> list[tuple[str, trace_pb2.Spa
     return ours()
 
 
-async def test_one_scrape_shows_every_service(line: Line) -> None:
+async def test_one_scrape_shows_every_service(quick_line: Line) -> None:
+    line = quick_line
     async with line.openai() as client:
         await client.completions.create(model="m", prompt="Hello", max_tokens=3)
     async with http_client() as http:
@@ -106,7 +107,8 @@ async def test_one_scrape_shows_every_service(line: Line) -> None:
     assert {"pagewire:num_requests_running", "pagewire:kv_cache_usage_perc", "pagewire:generation_tokens"} <= set(names)
 
 
-async def test_where_a_requests_time_went(line: Line) -> None:
+async def test_where_a_requests_time_went(quick_line: Line) -> None:
+    line = quick_line
     body = {"model": "m", "prompt": "One, two,", "max_tokens": 5, "ignore_eos": True, "n": 2}
     async with http_client(base_url=line.base_url, timeout=60) as http:
         answer = (await http.post("/v1/completions", json=body, headers={"X-Request-Id": "ask-me"})).json()
@@ -129,7 +131,8 @@ async def test_where_a_requests_time_went(line: Line) -> None:
     assert unknown.status_code == 404 and "no service has an account" in unknown.json()["error"]["message"]
 
 
-async def test_where_a_requests_time_goes_that_has_not_ended(line: Line) -> None:
+async def test_where_a_requests_time_goes_that_has_not_ended(quick_line: Line) -> None:
+    line = quick_line
     body = {"model": "m", "prompt": "One, two,", "max_tokens": 400, "ignore_eos": True, "stream": True}
     headers = {"X-Request-Id": "not-ended"}
     async with http_client(base_url=line.base_url, timeout=60) as http:
