@@ -45,7 +45,7 @@ class Clients:
             ]
             # A balancer that finds no server ready sends requests nevertheless: the line recovers.
             self._ready = ready or self._urls
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)  # a fraction of --drain-delay
 
     def _url(self) -> str:
         self._turn += 1
