@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from tests.e2e.line import Line, running_line
@@ -16,6 +16,7 @@ Reference = tuple[Any, Any]
 
 # fp32: greedy tokens do not depend on rounding.
 EXECUTOR_FLAGS = ["--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"]
+QUICK_EXECUTOR_FLAGS = ["--dtype", "float32", "--num-gpu-blocks-override", "400"]
 # On a machine that is busy with other things, 200 requests may wait for longer than the default allows.
 SCHEDULER_FLAGS = ["--max-queue-time", "0"]
 
@@ -23,6 +24,15 @@ SCHEDULER_FLAGS = ["--max-queue-time", "0"]
 def short_directory() -> tempfile.TemporaryDirectory[str]:
     """A directory with a name that is short enough for sockets (at most 107 bytes on Linux)."""
     return tempfile.TemporaryDirectory(prefix="pw-", ignore_cleanup_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Computes what tests compute themselves in one thread: the models are tiny, and threads that wait are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +51,23 @@ def default_line(smollm2_gguf: Path) -> Iterator[Line]:
 
 
 @pytest.fixture(scope="session")
-def quick_line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Line]:
-    """The line of a model that costs next to nothing, of 512 tokens, for behavior that does not depend on the model."""
+def quick_model(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Path:
+    """A model that costs next to nothing, of 512 tokens, with the default model's tokenizer."""
     model = tmp_path_factory.mktemp("quick") / "model"
     save_tiny(model, "Llama", vocab_size=49152, max_position_embeddings=512, num_hidden_layers=2)
     load_tokenizer(smollm2_gguf).backend.save(str(model / "tokenizer.json"))  # what the executor reads for grammars
+    return model
+
+
+@pytest.fixture(scope="session")
+def quick_line(quick_model: Path, smollm2_gguf: Path) -> Iterator[Line]:
+    """The line of the quick model, for behavior that does not depend on the model."""
     flags = {
-        "executor": ["--dtype", "float32", "--num-gpu-blocks-override", "400"],
+        "executor": QUICK_EXECUTOR_FLAGS,
         "scheduler": SCHEDULER_FLAGS,
         "tokenizer": ["--tokenizer", str(smollm2_gguf)],
     }
-    with short_directory() as name, running_line(Path(name), str(model), **flags) as line:
+    with short_directory() as name, running_line(Path(name), str(quick_model), **flags) as line:
         yield line
 
 
@@ -69,7 +85,17 @@ def any_line(request: pytest.FixtureRequest) -> Line:
 
 
 @pytest.fixture(scope="session")
-def reference(reference_checkpoint: Path) -> Reference:
-    """The default model in transformers, in fp32."""
-    tokenizer = AutoTokenizer.from_pretrained(reference_checkpoint)
-    return tokenizer, AutoModelForCausalLM.from_pretrained(reference_checkpoint, dtype=torch.float32).eval()
+def reference(any_line: Line, request: pytest.FixtureRequest) -> Reference:
+    """The model of `any_line` in transformers, in fp32."""
+    if is_default(any_line):
+        path: Path = request.getfixturevalue("reference_checkpoint")
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    else:
+        path = Path(any_line.model)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
+    return tokenizer, AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def is_default(line: Line) -> bool:
+    """Returns whether a line is that of the default model."""
+    return line.model.endswith(".gguf")

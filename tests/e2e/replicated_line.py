@@ -41,7 +41,7 @@ class ReplicatedLine(Line):
             "gateway": [
                 *("--port", str(self.port if service == "gateway" else self.sister_port)),
                 *("--tokenizer-address", f"ipv4:{self.address('tokenizer')},{self.address('tokenizer2')}"),
-                *("--data-dir", str(self.directory / "data"), "--drain-delay", "0.3"),
+                *("--data-dir", str(self.directory / "data"), "--drain-delay", "0.6"),
             ],
         }[kind]
         return [kind, *rest, "--shutdown-timeout", timeout]

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import rpc
 from tests.chaos.faults.proxy import Proxy
-from tests.e2e.line import FULL_NAMES, REPOSITORY, free_port
+from tests.e2e.line import FULL_NAMES, REPOSITORY, free_port, http_client
 
 START_TIMEOUT_S = 120.0
 # As a supervisor would, before it starts one again that has ended by itself.
@@ -188,7 +188,7 @@ class ChaosLine:
             if service not in self.pids:
                 return f"{service} does not run"
         for base_url in self.base_urls:
-            async with httpx.AsyncClient(timeout=5) as client:
+            async with http_client(timeout=5) as client:
                 try:
                     answer = await client.get(f"{base_url}/readyz")
                 except httpx.HTTPError as error:

@@ -17,6 +17,7 @@ from tests.chaos.faults.catalogue import ALL, RARE
 from tests.chaos.faults.chaos_line import ChaosLine
 from tests.chaos.faults.faults import inflict
 from tests.chaos.faults.schedule import GATEWAYS, Ask, Schedule, Setting
+from tests.e2e.line import http_client
 
 # gRPC's own, of a server that stops while a call arrives.
 _NOISE = re.compile(r'Traceback [^\n]*\n( *File "src/python/grpcio/[^\n]*\n)+\S*CancelledError')
@@ -209,4 +210,4 @@ class Player:
 
 def _http() -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(limits=limits, trust_env=False)
+    return http_client(limits=limits, trust_env=False)

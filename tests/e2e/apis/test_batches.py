@@ -92,8 +92,8 @@ async def test_survives_the_death_of_every_service(few_at_once: Line) -> None:
     await line.wait_ready()
 
 
-def test_the_command_starts_what_it_needs(smollm2_gguf: Path, tmp_path: Path) -> None:
-    question: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+def test_the_command_starts_what_it_needs(quick_model: Path, smollm2_gguf: Path, tmp_path: Path) -> None:
+    question: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 4, "ignore_eos": True}
     chat = {"messages": [{"role": "user", "content": "Hello"}], "model": "m", "max_tokens": 4}
     lines = [
         {"custom_id": "text", "method": "POST", "url": ENDPOINT, "body": question},
@@ -101,11 +101,11 @@ def test_the_command_starts_what_it_needs(smollm2_gguf: Path, tmp_path: Path) ->
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = [str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]
-    flags = ["--model", str(smollm2_gguf), "--served-model-name", "m"]
+    flags = ["--model", str(quick_model), "--tokenizer", str(smollm2_gguf), "--served-model-name", "m"]
     command = [sys.executable, "-m", "pagewire.cli", "run-batch", *files, *flags]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "2 of 2 requests are done" in ended.stderr
     answers = {one["custom_id"]: one["response"] for one in map(json.loads, (tmp_path / "out.jsonl").open())}
-    assert "Paris" in answers["text"]["body"]["choices"][0]["text"]
+    assert answers["text"]["body"]["usage"]["completion_tokens"] == 4
     assert answers["chat"]["status_code"] == 200

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1.inference_pb2 import EmbedRequest, InputOptions, InputText, ScoreRequest
+from tests.e2e.line import NO_CERTIFICATES, http_client
 from tests.e2e.stack.test_scheduler_and_executor import scheduler
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.services.executor.models.test_encoders import inputs, save
@@ -73,9 +75,11 @@ async def test_rest_of_a_model_that_embeds(tmp_path: Path, sockets: Path) -> Non
     async with line(tmp_path, sockets) as running, running_gateway(running.config.listen) as http:
         await wait_ready(http)
         base_url = f"{http.base_url}/v1"
-        async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0) as ai:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0, http_client=http_client()) as ai:
             answers = [await ai.embeddings.create(model="", input=texts, encoding_format="float")]
-        with openai.OpenAI(base_url=base_url, api_key="any", max_retries=0) as sync:
+        with openai.OpenAI(
+            base_url=base_url, api_key="any", max_retries=0, http_client=httpx.Client(verify=NO_CERTIFICATES)
+        ) as sync:
             for given in (texts, ids):  # it asks for base64
                 answers.append(await asyncio.to_thread(sync.embeddings.create, model="", input=given))
         ranked = (await http.post("/v2/rerank", json={"query": "a b c", "documents": ["d", "a b c"]})).json()

@@ -142,7 +142,7 @@ async def test_whatever_a_model_says_fits_the_grammar(stub: Stub, tiny: Tiny, na
     outputs = await asyncio.gather(
         *(
             generate(stub, grammar, [*PROMPT, 30 + seed], seed=seed, temperature=temperature)
-            for seed in range(4)
+            for seed in range(2)
             for temperature in (0, 1.5)
         )
     )
@@ -165,11 +165,12 @@ async def test_every_schema_is_kept_to(stub: Stub, tiny: Tiny) -> None:
 async def test_neighbours_without_a_grammar_are_as_alone(stub: Stub) -> None:
     free = {"temperature": 1.0, "max_tokens": 40}
     prompts = [[*PROMPT, 60 + index] for index in range(3)]
+    grammars = [grammar for name, grammar in GRAMMARS.items() if name != "schema"]  # of which outputs are long
     alone = [await generate(stub, None, prompt, **free) for prompt in prompts]
-    constrained = [await generate(stub, grammar, temperature=1.0) for grammar in GRAMMARS.values()]
+    constrained = [await generate(stub, grammar, temperature=1.0) for grammar in grammars]
     mixed = await asyncio.gather(
         *(generate(stub, None, prompt, **free) for prompt in prompts),
-        *(generate(stub, grammar, temperature=1.0) for grammar in GRAMMARS.values()),
+        *(generate(stub, grammar, temperature=1.0) for grammar in grammars),
     )
     assert mixed == [*alone, *constrained]
 
@@ -333,7 +334,7 @@ async def test_a_grammar_that_takes_too_long_ends_alone(
 
 
 async def test_what_cannot_be_compiled_ends_alone(stub: Stub, tiny: Tiny) -> None:
-    others = asyncio.gather(*(generate(stub, DENSE, seed=seed, temperature=0.7) for seed in range(24)))
+    others = asyncio.gather(*(generate(stub, DENSE, seed=seed, temperature=0.7) for seed in range(8)))
     for name, (grammar, message) in REFUSED.items():
         with pytest.raises(grpc.aio.AioRpcError, match=message) as raised:
             await generate(stub, grammar)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.e2e.line import Line, running_line
+from tests.e2e.line import NO_CERTIFICATES, Line, running_line
 from tests.makers.vision_checkpoints import data_uri, encoded, image_processor, picture, save_vision_checkpoint
 
 FAMILY = "qwen2_5_vl"
@@ -141,7 +141,12 @@ async def test_other_apis_show_the_model_the_same(served: tuple[Line, Any, Path]
         ]
         given: Any = [{"role": "user", "content": parts}]
         response = await ai.responses.create(model="m", input=given, max_output_tokens=12, extra_body=greedy)
-    async with anthropic.AsyncAnthropic(base_url=line.base_url, api_key="none", max_retries=0) as claude:
+    async with anthropic.AsyncAnthropic(
+        base_url=line.base_url,
+        api_key="none",
+        max_retries=0,
+        http_client=anthropic.DefaultAsyncHttpxClient(verify=NO_CERTIFICATES),
+    ) as claude:
         blocks: list[Any] = [
             {"type": "text", "text": one}
             if isinstance(one, str)

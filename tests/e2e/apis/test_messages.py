@@ -6,14 +6,19 @@ import anthropic
 import pydantic
 import pytest
 
-from tests.e2e.line import Line
+from tests.e2e.line import NO_CERTIFICATES, Line
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 GREEDY: Any = {"model": "m", "max_tokens": 32, "messages": QUESTION, "extra_body": {"temperature": 0}}
 
 
 def claude_of(line: Line) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=line.base_url, api_key="none", max_retries=0)
+    return anthropic.AsyncAnthropic(
+        base_url=line.base_url,
+        api_key="none",
+        max_retries=0,
+        http_client=anthropic.DefaultAsyncHttpxClient(verify=NO_CERTIFICATES),
+    )
 
 
 async def test_streamed_and_whole_say_the_same(line: Line) -> None:
@@ -45,18 +50,18 @@ async def test_an_answer_that_fills_the_context(quick_line: Line) -> None:
     assert answer.stop_reason == "model_context_window_exceeded"
 
 
-async def test_parse(line: Line) -> None:
+async def test_parse(quick_line: Line) -> None:
     class Capital(pydantic.BaseModel):
         country: Literal["France", "Spain"]
         city: Literal["Madrid", "Paris"]
 
-    async with claude_of(line) as claude:
+    async with claude_of(quick_line) as claude:
         answer = await claude.messages.parse(**GREEDY | {"max_tokens": 100}, output_format=Capital)
     assert isinstance(answer.parsed_output, Capital)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_tool_runner(line: Line, stream: bool) -> None:
+async def test_the_tool_runner(quick_line: Line, stream: bool) -> None:
     """Tools are called by a model that was never trained to."""
     asked = []
 
@@ -66,7 +71,7 @@ async def test_the_tool_runner(line: Line, stream: bool) -> None:
         asked.append(country)
         return "Paris"
 
-    async with claude_of(line) as claude:
+    async with claude_of(quick_line) as claude:
         runner = claude.beta.messages.tool_runner(
             **GREEDY | {"max_tokens": 64},
             tools=[capital_of],

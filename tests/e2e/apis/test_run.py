@@ -60,8 +60,8 @@ sys.stdin.read()
 """
 
 
-def test_no_orphan_when_the_program_is_killed(smollm2_gguf: Path) -> None:
-    command = [sys.executable, "-c", _PROGRAM, str(smollm2_gguf)]
+def test_no_orphan_when_the_program_is_killed(quick_model: Path) -> None:
+    command = [sys.executable, "-c", _PROGRAM, str(quick_model)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         stack = psutil.Process(int(program.stdout.readline()))

@@ -7,18 +7,28 @@ import asyncio
 import pytest
 import torch
 
-from tests.e2e.conftest import Reference
+from tests.e2e.conftest import Reference, is_default
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 from tests.sweep import IS_FULL
 
 WIDTH = 3
-NEW_TOKENS = 16
 CHOSEN = [PROMPTS[index] for index in ((3, 11) if IS_FULL else (11,))]
 
 
 @pytest.fixture(scope="module")
-def expected(reference: Reference) -> list[list[str]]:
+def line(any_line: Line) -> Line:
+    """The quick line; the full sweep repeats the module on the default model."""
+    return any_line
+
+
+def num_tokens(line: Line) -> int:
+    """Returns the length of a search that goes on for long enough to lose a service twice."""
+    return 16 if is_default(line) else 96
+
+
+@pytest.fixture(scope="module")
+def expected(line: Line, reference: Reference) -> list[list[str]]:
     """The outputs of transformers' generate() for each prompt, without end tokens."""
     tokenizer, model = reference
     found = []
@@ -26,7 +36,12 @@ def expected(reference: Reference) -> list[list[str]]:
         inputs = tokenizer(prompt, return_tensors="pt")
         with torch.inference_mode():
             output = model.generate(
-                **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, num_beams=WIDTH, num_return_sequences=WIDTH
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=num_tokens(line),
+                do_sample=False,
+                num_beams=WIDTH,
+                num_return_sequences=WIDTH,
             )
         new = output[:, inputs["input_ids"].shape[1] :]
         found.append(tokenizer.batch_decode(new, skip_special_tokens=True))
@@ -36,7 +51,7 @@ def expected(reference: Reference) -> list[list[str]]:
 async def search(line: Line, prompt: str) -> list[str]:
     async with line.openai() as client:
         answer = await client.completions.create(
-            model="m", prompt=prompt, n=WIDTH, max_tokens=NEW_TOKENS, extra_body={"use_beam_search": True}
+            model="m", prompt=prompt, n=WIDTH, max_tokens=num_tokens(line), extra_body={"use_beam_search": True}
         )
     return [choice.text for choice in answer.choices]
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.e2e.conftest import is_default
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 
@@ -16,16 +17,16 @@ def line(any_line: Line) -> Line:
 
 def max_tokens(line: Line) -> int:
     """Returns what takes a second or so: longer than a service is away, and less than a gateway drains."""
-    return 48 if line.model.endswith(".gguf") else 400
+    return 48 if is_default(line) else 400
 
 
-async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
+async def complete(line: Line, number: int, begun: asyncio.Event, at_most: int = 400) -> str:
     text = ""
     async with line.openai() as client:
         async for chunk in await client.completions.create(
             model="m",
             prompt=PROMPTS[16],
-            max_tokens=max_tokens(line),
+            max_tokens=min(max_tokens(line), at_most),
             temperature=0.8,
             seed=number,
             stream=True,
@@ -37,7 +38,7 @@ async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
 
 
 async def started(line: Line) -> list[asyncio.Task[str]]:
-    begun = [asyncio.Event() for _ in range(4)]
+    begun = [asyncio.Event() for _ in range(2)]
     tasks = [asyncio.create_task(complete(line, number, event)) for number, event in enumerate(begun)]
     await asyncio.gather(*(event.wait() for event in begun))
     assert not all(task.done() for task in tasks), "nothing was left to lose"
@@ -86,5 +87,6 @@ async def test_a_gateway_that_drains_outlives_its_neighbour(line: Line, undistur
 @pytest.mark.parametrize("victim", ["executor", "scheduler", "tokenizer"])
 async def test_a_death_while_idle_costs_no_request(line: Line, undisturbed: list[str], victim: str) -> None:
     line.restart(victim)
-    assert await complete(line, 0, asyncio.Event()) == undisturbed[0]
+    text = await complete(line, 0, asyncio.Event(), at_most=24)
+    assert text and undisturbed[0].startswith(text)
     await line.wait_ready()

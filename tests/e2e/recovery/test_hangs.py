@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.line import Line
+from tests.e2e.line import Line, http_client
 
 MAX_TOKENS = 400  # a second
 HANG = ["--hang-timeout", "1"]
@@ -47,12 +47,12 @@ async def complete(line: Line, number: int, begun: asyncio.Event) -> str:
 
 
 def start(line: Line) -> tuple[list[asyncio.Task[str]], list[asyncio.Event]]:
-    begun = [asyncio.Event() for _ in range(4)]
+    begun = [asyncio.Event() for _ in range(2)]
     return [asyncio.create_task(complete(line, i, event)) for i, event in enumerate(begun)], begun
 
 
 async def is_ready(line: Line) -> bool:
-    async with httpx.AsyncClient() as client:
+    async with http_client() as client:
         try:
             return (await client.get(f"{line.base_url}/readyz", timeout=5)).status_code == 200
         except httpx.HTTPError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from tests.e2e.line import REPOSITORY, free_port
+from tests.e2e.line import REPOSITORY, free_port, http_client
 from tests.e2e.stack.test_serve import is_ready
 
 # Token ids that no text of these has.
@@ -36,7 +36,11 @@ class Stack:
     async def complete(self, prompt: str | list[int]) -> str:
         text = ""
         async with AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=120
+            base_url=f"http://127.0.0.1:{self.port}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=120,
+            http_client=http_client(),
         ) as client:
             async for chunk in await client.completions.create(
                 model="m", prompt=prompt, max_tokens=40, temperature=0, stream=True, extra_body={"ignore_eos": True}

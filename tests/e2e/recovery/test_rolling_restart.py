@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import short_directory
-from tests.e2e.line import Line
+from tests.e2e.line import Line, http_client
 from tests.e2e.replicated_line import SERVICES, ReplicatedLine, running
 
-NUM_STREAMS = 8
-MAX_TOKENS = 60
+NUM_STREAMS = 4
+MAX_TOKENS = 40
 PATIENCE_S = 60.0  # of a successor, for what it runs when it is stopped
 
 
@@ -45,7 +45,7 @@ class Clients:
             ]
             # A balancer that finds no server ready sends requests nevertheless: the line recovers.
             self._ready = ready or self._urls
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)  # a fraction of --drain-delay
 
     def _url(self) -> str:
         self._turn += 1
@@ -84,13 +84,13 @@ class Clients:
                 await self._http.get(f"{url}/v1/models"),
             ):
                 assert answer.status_code == 200, answer.text
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)
 
 
 @asynccontextmanager
 async def clients_of(line: Line) -> AsyncIterator[Clients]:
     """Clients at work. Raises the error that one of them received."""
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client(timeout=60) as http:
         clients = Clients(line, http)
         async with asyncio.TaskGroup() as group:
             works = [clients.balance(), clients.ask(), *(clients.repeat(number) for number in range(NUM_STREAMS))]
@@ -114,14 +114,14 @@ def replaced(smollm2_gguf: Path) -> Iterator[Replaced]:
     """Replaces all services. Gateways first let their streams end and the others hand them on half way; their
     successors have time."""
     timeouts = {"gateway": 30.0, "tokenizer": 0.2, "scheduler": 0.2, "executor": 0.2}
-    with short_directory() as name, running(Path(name), str(smollm2_gguf), step_seconds=0.01, **timeouts) as line:
+    with short_directory() as name, running(Path(name), str(smollm2_gguf), step_seconds=0.03, **timeouts) as line:
         yield asyncio.run(replace_all(line))
 
 
 async def replace_all(line: ReplicatedLine) -> Replaced:
     await line.wait_ready(*SERVICES)
     await line.wait_executors(2)
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client(timeout=60) as http:
         undisturbed = [{await Clients(line, http).stream(number)} for number in range(NUM_STREAMS)]
     async with clients_of(line) as clients:
         await clients.go_on()
@@ -147,7 +147,7 @@ async def test_streams_end_though_all_services_are_stopped(replaced: Replaced) -
     """Stops a service as the shutdown of a machine does."""
     line = replaced.line
     await line.wait_idle()  # those before have been given up
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client(timeout=60) as http:
         clients = Clients(line, http)
         streams = [asyncio.create_task(clients.stream(number)) for number in range(NUM_STREAMS)]
         async with asyncio.timeout(60):

@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.line import Line, running_line
+from tests.e2e.line import Line, http_client, running_line
 from tests.services.executor.models.tiny import save_tiny
 from tests.services.executor.service.test_replacement import save_other
 
-PROMPTS = ["One", "Two and", "A longer one that goes on"]
+PROMPTS = ["One", "A longer one that goes on"]
 NUM_TOKENS = 60
 
 
@@ -69,7 +69,7 @@ async def completion(client: openai.AsyncOpenAI, prompt: str, seed: int = 0) -> 
 
 
 async def replace(line: Line, model: Path, version: str = "") -> httpx.Response:
-    async with httpx.AsyncClient(base_url=line.base_url, timeout=60) as client:
+    async with http_client(base_url=line.base_url, timeout=60) as client:
         body = {"model": str(model), "version": version or None}
         return await client.post("/v1/admin/weights", json=body)
 

@@ -6,7 +6,7 @@ import signal
 
 import httpx
 
-from tests.e2e.line import Line
+from tests.e2e.line import Line, http_client
 
 NUM_CLIENTS = 200
 
@@ -40,7 +40,7 @@ async def test_two_hundred_clients_a_third_of_them_rude(quick_line: Line) -> Non
 
     async def burst() -> list[bool]:
         rng = random.Random(0)
-        async with httpx.AsyncClient(timeout=200, limits=httpx.Limits(max_connections=None)) as http:
+        async with http_client(timeout=200, limits=httpx.Limits(max_connections=None)) as http:
             return await asyncio.gather(*(client(http, line, n, rng) for n in range(NUM_CLIENTS)))
 
     async def tasks_and_files() -> dict[str, tuple[float, int]]:
@@ -63,9 +63,10 @@ async def test_two_hundred_clients_a_third_of_them_rude(quick_line: Line) -> Non
         assert after[service][1] <= before[service][1] + 4, (service, before, after)
 
 
-async def test_sigterm_lets_streams_end(line: Line) -> None:
-    async with httpx.AsyncClient(timeout=120) as http:
-        body = {"model": "m", "prompt": "Count:", "max_tokens": 48, "ignore_eos": True, "stream": True}
+async def test_sigterm_lets_streams_end(quick_line: Line) -> None:
+    line = quick_line
+    async with http_client(timeout=120) as http:
+        body = {"model": "m", "prompt": "Count:", "max_tokens": 300, "ignore_eos": True, "stream": True}
 
         async def one() -> str:
             async with http.stream("POST", f"{line.base_url}/v1/completions", json=body) as response:

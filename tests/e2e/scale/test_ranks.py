@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from pagewire.services.executor.loading.loader import load_model
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, executor_pb2, executor_pb2_grpc, scheduler_pb2
 from pagewire.wire import rpc
 from tests.e2e.conftest import short_directory
+from tests.e2e.forked import Forked
 from tests.e2e.line import free_port
 from tests.e2e.stack.test_scheduler_and_executor import Stub, scheduler
 from tests.services.executor.helpers.stepping import CPU, prompt, write_tiny_llama
@@ -54,7 +54,7 @@ class Executor:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.address = f"unix:{directory}/executor.sock"
         self.endings: list[int] = []
-        self._command = [sys.executable, "-m", "pagewire.cli", "executor", *FLAGS, *arguments]
+        self._argv = ["executor", *FLAGS, *arguments]
         self._log = directory / "executor.log"
 
     @property
@@ -68,12 +68,19 @@ class Executor:
 
     async def keep(self) -> None:
         while True:
-            self.process = await self._start("--listen", self.address)
-            self.endings.append(await self.process.wait())
+            self.process = self.start("--listen", self.address)
+            self.endings.append(await ending(self.process))
 
-    async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
-        with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(*self._command, *arguments, stdout=log, stderr=log)
+    def start(self, *arguments: str) -> Forked:
+        """Starts one process of the group."""
+        return Forked([*self._argv, *arguments], self._log, {})
+
+
+async def ending(process: Forked) -> int:
+    """Waits until a process has ended; returns its exit code."""
+    while (code := process.poll()) is None:  # noqa: ASYNC110 - the state of a process
+        await asyncio.sleep(0.02)
+    return code
 
 
 @asynccontextmanager
@@ -87,7 +94,7 @@ async def running(directory: Path, *arguments: str) -> AsyncIterator[tuple[Execu
         finally:
             await rpc.cancel([keeping])
             executor.process.kill()
-            await executor.process.wait()
+            await ending(executor.process)
 
 
 async def generate(
@@ -111,24 +118,24 @@ async def until_gone(pid: int) -> None:
             await asyncio.sleep(0.02)
 
 
+# A killed rank of a group of stages is in the quick suite: tests/e2e/scale/test_stage_processes.py.
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 async def test_a_group_goes_on_whatever_happens_to_one_of_its_processes(
-    model: Path, expected: list[int], sockets: Path
+    model: Path, expected: list[int], sockets: Path, number: signal.Signals
 ) -> None:
     async with running(sockets, "--model", str(model)) as (executor, stub), asyncio.timeout(200):
         undisturbed = await generate(stub, NUM_TOKENS)
         assert undisturbed[: len(expected)] == expected
-        for number in (signal.SIGKILL, signal.SIGSTOP):
-            begun, victim, lives = asyncio.Event(), executor.follower, len(executor.endings)
-            generating = asyncio.create_task(generate(stub, NUM_TOKENS, begun))
-            await begun.wait()
-            os.kill(victim, number)
-            assert not generating.done()
-            assert await generating == undisturbed
-            assert executor.endings[lives:] == [-signal.SIGKILL], (
-                "the leader ends as if killed, so that no request is a suspect"
-            )
-            await until_gone(victim)
-        assert "rank 1 of the executor" in executor.log and "hangs: no sign of life" in executor.log
+        begun, victim = asyncio.Event(), executor.follower
+        generating = asyncio.create_task(generate(stub, NUM_TOKENS, begun))
+        await begun.wait()
+        os.kill(victim, number)
+        assert not generating.done()
+        assert await generating == undisturbed
+        assert executor.endings == [-signal.SIGKILL], "the leader ends as if killed, so that no request is a suspect"
+        await until_gone(victim)
+        assert "rank 1 of the executor" in executor.log
+        assert ("hangs: no sign of life" in executor.log) == (number == signal.SIGSTOP)
         follower = executor.follower
         executor.process.kill()
         await until_gone(follower)
@@ -203,7 +210,7 @@ async def test_weights_are_replaced_in_all_processes(tmp_path: Path, sockets: Pa
     finally:
         await rpc.cancel([keeping])
         executor.process.kill()
-        await executor.process.wait()
+        await ending(executor.process)
 
 
 async def test_processes_that_others_start_meet_over_tcp(model: Path, expected: list[int], sockets: Path) -> None:
@@ -211,8 +218,8 @@ async def test_processes_that_others_start_meet_over_tcp(model: Path, expected: 
     external = ["--distributed-executor-backend", "external", "--leader", f"127.0.0.1:{free_port()}"]
     external += ["--group-secret", "s", "--model", str(model)]
     async with running(sockets, *external) as (executor, stub), asyncio.timeout(100):
-        follower = await executor._start("--rank", "1")
+        follower = executor.start("--rank", "1")
         assert await generate(stub, len(expected)) == expected
         executor.process.kill()
-        assert await follower.wait() == 1
+        assert await ending(follower) == 1
     assert "the leader has ended, and so does rank 1" in executor.log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.line import free_port
-from tests.e2e.scale.test_ranks import NUM_TOKENS, expected, generate, model, running, sockets, until_gone
+from tests.e2e.scale.test_ranks import NUM_TOKENS, ending, expected, generate, model, running, sockets, until_gone
 from tests.makers.certificates import Authority
 
 __all__ = ["expected", "model", "sockets"]  # fixtures
@@ -40,8 +40,8 @@ async def test_stages_on_other_machines_meet_over_tcp(
     for name, path in Authority(tmp_path).issue("ranks").flags.items():
         external += [f"--{name.replace('_', '-')}", path]
     async with running(sockets, *external) as (executor, stub), asyncio.timeout(100):
-        followers = [await executor._start("--rank", str(rank)) for rank in (1, 2, 3)]
+        followers = [executor.start("--rank", str(rank)) for rank in (1, 2, 3)]
         found = await asyncio.gather(*(generate(stub, len(expected)) for _ in range(3)))
         assert found == [expected] * 3
         executor.process.kill()
-        assert [await follower.wait() for follower in followers] == [1, 1, 1]
+        assert [await ending(follower) for follower in followers] == [1, 1, 1]

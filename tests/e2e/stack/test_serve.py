@@ -7,19 +7,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.e2e.line import REPOSITORY, free_port
+from tests.e2e.line import NO_CERTIFICATES, REPOSITORY, free_port
 
 
-@pytest.fixture
-def stack(smollm2_gguf: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    port, log = free_port(), tmp_path / "serve.log"
-    command = [sys.executable, "-m", "pagewire.cli", "serve", str(smollm2_gguf)]
+@contextmanager
+def running_stack(model: Path, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Runs `pagewire serve`; yields its process, its port and its log."""
+    port, log = free_port(), directory / "serve.log"
+    command = [sys.executable, "-m", "pagewire.cli", "serve", str(model)]
     command += ["--port", str(port), "--grpc-port", str(free_port()), "--served-model-name", "m"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -36,7 +38,7 @@ def stack(smollm2_gguf: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen
 
 def is_ready(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5).status_code == 200
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=5, verify=NO_CERTIFICATES).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -58,7 +60,7 @@ def listening(process: subprocess.Popen[bytes]) -> list[tuple[str, int]]:
 
 def complete(port: int) -> str:
     body = {"model": "m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60, verify=NO_CERTIFICATES)
     return str(response.raise_for_status().json()["choices"][0]["text"])
 
 
@@ -67,36 +69,37 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
-def test_serves_restarts_what_dies_and_stops_cleanly(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
-    process, port, log = stack
-    assert "Paris" in complete(port)
-    sockets = listening(process)
-    assert len(sockets) == 2 and ("127.0.0.1", port) in sockets, "REST and the public gRPC"
-    assert {address for address, _ in sockets} == {"127.0.0.1"}
-    services = services_of(process)
-    assert set(services) == {"gateway", "tokenizer", "scheduler", "executor"}
-    services["executor"].kill()
-    assert "Paris" in complete(port), "the request waits for the executor's successor"
-    restarted = services_of(process)
-    assert restarted["executor"].pid != services["executor"].pid
-    assert restarted["scheduler"].pid == services["scheduler"].pid
-    body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as streamed:
-        lines = filter(None, streamed.iter_lines())
-        assert "text" in next(lines)
-        process.send_signal(signal.SIGINT)
-        *_, last, done = lines
-    assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for no client, and says so"
-    assert process.wait(30) == 0
-    assert gone(list(restarted.values()))
-    banner = log.read_text()
-    assert f"http://127.0.0.1:{port}" in banner and "curl" in banner
+def test_serves_restarts_what_dies_and_stops_cleanly(smollm2_gguf: Path, tmp_path: Path) -> None:
+    with running_stack(smollm2_gguf, tmp_path) as (process, port, log):
+        assert "Paris" in complete(port)
+        sockets = listening(process)
+        assert len(sockets) == 2 and ("127.0.0.1", port) in sockets, "REST and the public gRPC"
+        assert {address for address, _ in sockets} == {"127.0.0.1"}
+        services = services_of(process)
+        assert set(services) == {"gateway", "tokenizer", "scheduler", "executor"}
+        services["executor"].kill()
+        assert "Paris" in complete(port), "the request waits for the executor's successor"
+        restarted = services_of(process)
+        assert restarted["executor"].pid != services["executor"].pid
+        assert restarted["scheduler"].pid == services["scheduler"].pid
+        body = {"model": "m", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=60, verify=NO_CERTIFICATES) as streamed:
+            lines = filter(None, streamed.iter_lines())
+            assert "text" in next(lines)
+            process.send_signal(signal.SIGINT)
+            *_, last, done = lines
+        assert "shutting down" in last and done == "data: [DONE]", "Ctrl-C waits for no client, and says so"
+        assert process.wait(30) == 0
+        assert gone(list(restarted.values()))
+        banner = log.read_text()
+        assert f"http://127.0.0.1:{port}" in banner and "curl" in banner
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child that its parent died")
-def test_no_orphan_when_the_stack_itself_is_killed(stack: tuple[subprocess.Popen[bytes], int, Path]) -> None:
-    process, _, _ = stack
-    services = list(services_of(process).values())
-    assert len(services) == 4
-    os.kill(process.pid, signal.SIGKILL)
-    assert gone(services)
+def test_no_orphan_when_the_stack_itself_is_killed(quick_model: Path, tmp_path: Path) -> None:
+    with running_stack(quick_model, tmp_path) as (process, _, _):
+        services = list(services_of(process).values())
+        assert len(services) == 4
+        os.kill(process.pid, signal.SIGKILL)
+        assert gone(services)

@@ -5,13 +5,12 @@ import json
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.line import Line, free_port, running_line
+from tests.e2e.line import Line, free_port, http_client, running_line
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
@@ -32,11 +31,11 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def test_one_trace_and_json_logs(tmp_path: Path, smollm2_gguf: Path) -> None:
+def test_one_trace_and_json_logs(tmp_path: Path, quick_model: Path) -> None:
     port = free_port()
     flags = ["--otlp-traces-endpoint", f"http://127.0.0.1:{port}", "--log-format", "json"]
     names = ("gateway", "tokenizer", "scheduler", "executor")
-    with running_line(tmp_path, str(smollm2_gguf), **dict.fromkeys(names, flags)) as line:
+    with running_line(tmp_path, str(quick_model), **dict.fromkeys(names, flags)) as line:
         spans = asyncio.run(traced_request(line, port))
     by_id = {span.span_id.hex(): (service, span) for service, span in spans}
     parents = {
@@ -78,7 +77,7 @@ async def traced_request(line: Line, port: int) -> list[tuple[str, trace_pb2.Spa
     body = {"model": "m", "prompt": "One, two,", "max_tokens": 5, "ignore_eos": True}
     trace = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "vendor=1"}
     headers = trace | {"X-Request-Id": "my-request"}
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with http_client(timeout=60) as http:
         response = await http.post(f"{line.base_url}/v1/completions", json=body, headers=headers)
     assert response.status_code == 200
 
@@ -94,10 +93,11 @@ async def traced_request(line: Line, port: int) -> list[tuple[str, trace_pb2.Spa
     return ours()
 
 
-async def test_one_scrape_shows_every_service(line: Line) -> None:
+async def test_one_scrape_shows_every_service(quick_line: Line) -> None:
+    line = quick_line
     async with line.openai() as client:
         await client.completions.create(model="m", prompt="Hello", max_tokens=3)
-    async with httpx.AsyncClient() as http:
+    async with http_client() as http:
         text = (await http.get(f"{line.base_url}/metrics")).text
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
@@ -107,9 +107,10 @@ async def test_one_scrape_shows_every_service(line: Line) -> None:
     assert {"pagewire:num_requests_running", "pagewire:kv_cache_usage_perc", "pagewire:generation_tokens"} <= set(names)
 
 
-async def test_where_a_requests_time_went(line: Line) -> None:
+async def test_where_a_requests_time_went(quick_line: Line) -> None:
+    line = quick_line
     body = {"model": "m", "prompt": "One, two,", "max_tokens": 5, "ignore_eos": True, "n": 2}
-    async with httpx.AsyncClient(base_url=line.base_url, timeout=60) as http:
+    async with http_client(base_url=line.base_url, timeout=60) as http:
         answer = (await http.post("/v1/completions", json=body, headers={"X-Request-Id": "ask-me"})).json()
         response = await http.get(f"/v1/requests/{answer['id']}/explain")
         text = (await http.get("/v1/requests/ask-me/explain", headers={"accept": "text/plain"})).text
@@ -130,10 +131,11 @@ async def test_where_a_requests_time_went(line: Line) -> None:
     assert unknown.status_code == 404 and "no service has an account" in unknown.json()["error"]["message"]
 
 
-async def test_where_a_requests_time_goes_that_has_not_ended(line: Line) -> None:
+async def test_where_a_requests_time_goes_that_has_not_ended(quick_line: Line) -> None:
+    line = quick_line
     body = {"model": "m", "prompt": "One, two,", "max_tokens": 400, "ignore_eos": True, "stream": True}
     headers = {"X-Request-Id": "not-ended"}
-    async with httpx.AsyncClient(base_url=line.base_url, timeout=60) as http:
+    async with http_client(base_url=line.base_url, timeout=60) as http:
         async with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
             chunks = response.aiter_raw()
             await anext(chunks)

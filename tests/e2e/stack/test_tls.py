@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -13,19 +14,22 @@ from pagewire.client import Client
 from pagewire.config import TlsConfig
 from pagewire.wire import health, rpc
 from pagewire.wire.secure_rpc import ServiceTls
-from tests.e2e.conftest import EXECUTOR_FLAGS
+from tests.e2e.conftest import QUICK_EXECUTOR_FLAGS
 from tests.e2e.line import FULL_NAMES, Line, free_port
 from tests.makers.certificates import Authority, Issued
 
-REQUEST = {"model": "m", "prompt": "The sea", "max_tokens": 48, "temperature": 0}
+OPTIONS: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0}
+IGNORE_EOS = {"ignore_eos": True}
+REQUEST: dict[str, Any] = {"model": "m", "prompt": "The sea", "extra_body": IGNORE_EOS} | OPTIONS
 
 
 class SecureLine(Line):
     """All addresses are of TCP; processes and tests have the same certificate."""
 
-    def __init__(self, directory: Path, model: str, issued: Issued) -> None:
+    def __init__(self, directory: Path, model: Path, tokenizer: Path, issued: Issued) -> None:
         public = f"localhost:{free_port()}"
-        super().__init__(directory, model, executor=EXECUTOR_FLAGS, tokenizer=["--public-listen", public])
+        flags = ["--public-listen", public, "--tokenizer", str(tokenizer)]
+        super().__init__(directory, str(model), executor=QUICK_EXECUTOR_FLAGS, tokenizer=flags)
         self.issued = issued
         self.public = public
         self.environment = {f"PAGEWIRE_{name.upper()}": path for name, path in issued.flags.items()}
@@ -44,9 +48,9 @@ class SecureLine(Line):
 
 
 @pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[SecureLine]:
+def line(tmp_path_factory: pytest.TempPathFactory, quick_model: Path, smollm2_gguf: Path) -> Iterator[SecureLine]:
     directory = tmp_path_factory.mktemp("tls")
-    line = SecureLine(directory, str(smollm2_gguf), Authority(directory).issue("line"))
+    line = SecureLine(directory, quick_model, smollm2_gguf, Authority(directory).issue("line"))
     try:
         for service in ("executor", "scheduler", "tokenizer", "gateway"):
             line.start(service)
@@ -58,11 +62,12 @@ def line(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterat
 
 async def test_rest_and_grpc_answer_and_links_take_services_alone(line: SecureLine) -> None:
     async with line.openai() as ai:
-        text = (await ai.completions.create(**REQUEST)).choices[0].text  # type: ignore[call-overload]
+        text = (await ai.completions.create(**REQUEST)).choices[0].text
     files = {"ssl_ca_certs": str(line.issued.ca_certs)}
     async with Client(f"grpcs://{line.public}", **files) as client:
-        options = {"max_tokens": 48, "temperature": 0.0}
-        assert "".join([response.text async for response in client.generate("The sea", **options)]) == text
+        assert (
+            "".join([response.text async for response in client.generate("The sea", **OPTIONS, **IGNORE_EOS)]) == text
+        )
     for service, name in FULL_NAMES.items():
         # What clients may connect with is not enough, and plain text is not.
         async with Client(f"grpcs://{line.address(service)}", **files) as client:
@@ -79,9 +84,9 @@ async def test_rest_and_grpc_answer_and_links_take_services_alone(line: SecureLi
 async def test_a_stream_goes_on_when_services_die(line: SecureLine) -> None:
     """Every link breaks once."""
     async with line.openai() as ai:
-        undisturbed = (await ai.completions.create(**REQUEST)).choices[0].text  # type: ignore[call-overload]
+        undisturbed = (await ai.completions.create(**REQUEST)).choices[0].text
         text, num_chunks = "", 0
-        async for chunk in await ai.completions.create(**REQUEST, stream=True):  # type: ignore[call-overload]
+        async for chunk in await ai.completions.create(**REQUEST, stream=True):
             text += chunk.choices[0].text
             num_chunks += 1
             if dying := {3: "scheduler", 12: "tokenizer"}.get(num_chunks):

@@ -35,6 +35,7 @@ from tests.services.executor.helpers.constrained import (
 )
 from tests.services.executor.helpers.drafting import KnownTexts
 from tests.services.executor.helpers.stepping import CPU, prompt
+from tests.sweep import examples
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96, block_size=4)
 NUM_BLOCKS = 24  # of which four requests would take 60
@@ -149,7 +150,7 @@ def lines_of(line: Line) -> dict[int, tuple[list[int], list[int], list[float]]]:
     st.sets(st.integers(2, 40), max_size=2),
     st.integers(0, 2**32),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_tokens_and_log_probabilities_are_those_without_drafts(
     runners: Runners, asked: list[tuple[int, SamplingParams]], accuracy: float, deaths: set[int], seed: int
 ) -> None:

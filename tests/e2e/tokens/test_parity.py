@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from pagewire.v1 import common_pb2, inference_pb2
-from tests.e2e.conftest import Reference
+from tests.e2e.conftest import Reference, is_default
 from tests.e2e.line import Line
 from tests.e2e.prompts import PROMPTS
 
 NEW_TOKENS = 32
-# Those of the quick suite: one token, English, Chinese, emoji, a chat, code, and a prompt of several chunks.
+# Those of the quick line: one token, English, Chinese, emoji, a chat, code, and a prompt of several chunks.
 SOME = (0, 2, 7, 9, 15, 17, 18)
 GREEDY = common_pb2.SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
 
@@ -48,12 +48,18 @@ def expectation(reference: Reference, prompt: str, answer: list[int]) -> Expecte
     return Expected(prompt, ids, choices, own.tolist(), highest.tolist())
 
 
-@pytest.fixture(scope="session", params=["some", pytest.param("all", marks=pytest.mark.slow)])
-def prompts(request: pytest.FixtureRequest) -> list[str]:
-    return PROMPTS if request.param == "all" else [PROMPTS[index] for index in SOME]
+@pytest.fixture(scope="module")
+def line(any_line: Line) -> Line:
+    """The quick line; the full sweep repeats the module on the default model, with all prompts."""
+    return any_line
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def prompts(line: Line) -> list[str]:
+    return PROMPTS if is_default(line) else [PROMPTS[index] for index in SOME]
+
+
+@pytest.fixture(scope="module")
 def expected(reference: Reference, line: Line, prompts: list[str]) -> list[Expected]:
     answers = asyncio.run(
         generate(line, [inference_pb2.GenerateRequest(text=p, sampling_params=GREEDY) for p in prompts])
