@@ -26,15 +26,6 @@ def short_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="pw-", ignore_cleanup_errors=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Computes what tests compute themselves in one thread: the models are tiny, and threads that wait are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def sockets() -> Iterator[Path]:
     """A directory for the sockets of services that a module starts by itself."""
