@@ -10,6 +10,10 @@ from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
 from tests.sweep import deselect_all_but_pairs, long_files_first
 
+# Lets threads of OpenMP sleep while they wait, here and in processes that tests start: torch reads it when it is
+# imported. Tests compute little at a time, and threads that spin in between take a core from the other worker.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     deselect_all_but_pairs(config, items)
