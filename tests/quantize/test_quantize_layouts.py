@@ -14,6 +14,7 @@ from pagewire.quantize.config import QuantizeConfig
 from pagewire.quantize.rounding.grid import Grid
 from pagewire.quantize.rounding.layouts import LAYOUTS, awq_config, awq_tensors, gptq_config, gptq_tensors
 from pagewire.services.executor.loading.quantization.registry import FORMATS
+from tests.sweep import examples
 
 _SHIFT_OF_COLUMN = [0, 16, 4, 20, 8, 24, 12, 28]  # AutoAWQ: bit at which column 0..7 of a word begins
 
@@ -95,7 +96,7 @@ def test_awq(num_outputs: int, num_inputs: int, group_size: int, seed: int) -> N
     assert torch.equal(decode_awq(tensors, group_size), weight.dequantize())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     **_SIZES,
     num_inputs=st.integers(4, 10).map(lambda words: 8 * words),

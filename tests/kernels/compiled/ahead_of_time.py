@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from benchmarks.kernels.aot import compile_all
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, _compile, compile_for, instructions
@@ -79,6 +79,19 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
             yield 90, form
 
 
+# The capabilities without --all.
+QUICK = (90,)
+
+
+def some_of(forms: list[Specialization], capabilities: Collection[int]) -> list[Specialization]:
+    """Returns, without --all, the last form of each kind of arguments, bits and scales, gated and not."""
+    if capabilities != QUICK:
+        return forms
+    constants = ("BITS", "GATED", "BLOCK_SCALES")
+    kinds = {(*form.types.items(), *map(form.constants.get, constants)): form for form in forms}
+    return list(kinds.values())
+
+
 # The tensor cores' instruction that each product must come to; a kernel with another one is on a slower path.
 PRODUCT_INSTRUCTIONS = {
     ("fp8_product", 89): "QMMA.16832.F32.E4M3.E4M3",
@@ -110,17 +123,19 @@ def instruction_faults(capabilities: Collection[int]) -> Iterator[str]:
 
 def loop_faults(capabilities: Collection[int]) -> Iterator[str]:
     """Yields needless work in a step of products with fp8, and with experts' weights."""
-    for capability, tokens, blocks in itertools.product((89, 90), (16, 64, 2048), (False, True)):
-        if capability not in capabilities:
-            continue
+    cases: Iterable[tuple[int, int, bool]] = itertools.product((89, 90), (16, 64, 2048), (False, True))
+    if capabilities == QUICK:
+        cases = ((90, 16, True), (90, 64, False), (90, 2048, True))
+    for capability, tokens, blocks in cases:
         config = tuning.lookup("fp8_product", capability, tokens=tokens, outputs=4096, inputs=4096)
         split = config["block_m"] <= SPLIT_ROWS
         product = scaled_product.specialization("fp8e4nv", "bf16", config, block_scales=blocks, split=split)
         # Of a thread's tokens: two rows of a tile on 9.0, more rows on 8.9, or the few columns of a tile of 16.
         most_scales = (5 if tokens == 16 else 9 if capability == 89 else 3) if blocks else 0
         yield from _step_faults(Specialization(*product), capability, most_scales)
-    for form in expert_forms(90):
-        if form.name == "experts_linear_kernel" and form.types["out_ptr"] != "*fp32":
+    experts = [form for form in expert_forms(90) if form.name == "experts_linear_kernel"]
+    for form in some_of(experts, capabilities):
+        if form.types["out_ptr"] != "*fp32":
             blocks = form.constants["BLOCK_SCALES"]
             of_weight = blocks + (blocks and form.constants["GATED"])
             yield from _step_faults(form, 90, of_weight + 2 * (blocks and form.types["x_ptr"] == "*fp8e4nv"))
@@ -177,10 +192,11 @@ def grouped_instruction_faults(capabilities: Collection[int]) -> Iterator[str]:
             yield f"{label}: {slow}"
 
 
-def wide_faults() -> Iterator[str]:
+def wide_faults(capabilities: Collection[int]) -> Iterator[str]:
     """Yields what leaves the tensor cores of sm_90 without work in products with grouped weights and many rows."""
-    experts = (form for form in expert_forms(90) if form.constants.get("WIDE"))
-    for form in (*grouped_products.wide_products(90), *experts):
+    experts = [form for form in expert_forms(90) if form.constants.get("WIDE")]
+    products = list(grouped_products.wide_products(90))
+    for form in (*some_of(products, capabilities), *some_of(experts, capabilities)):
         loop = main_loop(form, 90)
         found = {
             "waits until all products are done": count(loop, "WARPGROUP.DEPBAR.LE gsb0, 0x0"),
@@ -221,14 +237,14 @@ def main() -> int:
         capabilities: Collection[int] = ARCHITECTURES
         forms = [(capability, form) for capability in ARCHITECTURES for form in all_forms(capability).values()]
     else:
-        capabilities, forms = (90,), list(representatives())
+        capabilities, forms = QUICK, list(representatives())
     _, failed = compile_all(forms)
     failed += [
         *instruction_faults(capabilities),
         *loop_faults(capabilities),
         *long_prompt_faults(),
         *grouped_instruction_faults(capabilities),
-        *wide_faults(),
+        *wide_faults(capabilities),
     ]
     failed += eviction_faults()
     for line in failed:

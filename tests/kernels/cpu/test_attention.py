@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pagewire.kernels import reference
 from tests.kernels.batches import GARBAGE_BLOCK_ID, Batch, far_into_a_group, make_batch, one_layer_of_a_group
 from tests.kernels.implementations import fallback, native
+from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
 
@@ -138,7 +139,7 @@ def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
     assert torch.equal(output.float().nan_to_num(1000), expected.nan_to_num(1000))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 400)), min_size=1, max_size=5),
     kv_heads=st.integers(1, 3),

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from pagewire.kernels import reference
 from tests.kernels.implementations import fallback, native
+from tests.sweep import examples
 
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -141,7 +142,7 @@ def test_rms_norm_of_a_part_of_each_row_leaves_the_rest(dtype: torch.dtype) -> N
     assert torch.equal(x[:, :20], before[:, :20]) and torch.equal(x[:, 60:], before[:, 60:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     num_tokens=st.integers(0, 40),
     in_features=st.integers(1, 12).map(lambda n: 16 * n),
@@ -174,7 +175,7 @@ def test_a_few_tokens_have_in_fp32_what_each_has_alone(num_tokens: int) -> None:
     assert torch.equal(together, torch.cat([native.linear(token[None], weight, None) for token in x]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     num_tokens=st.one_of(st.integers(33, 64), st.integers(510, 520)),
     in_features=st.integers(1, 210),

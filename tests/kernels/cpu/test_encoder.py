@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from pagewire.kernels import reference
 from tests.kernels.batches import EncoderBatch
 from tests.kernels.implementations import fallback, native
+from tests.sweep import examples
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 7, 16, 17, 40, 129, 300]), min_size=1, max_size=4).filter(sum),
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2)]),

@@ -15,6 +15,7 @@ from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
 from tests.kernels.implementations import fallback, native
+from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
 
@@ -22,7 +23,7 @@ cpu = pytest.mark.parametrize("cpu", [native, fallback], ids=["cpp", "torch"])
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     num_tokens=st.integers(0, 40),
     groups=st.sampled_from([(1, 1, 1), (4, 2, 1), (4, 1, 2), (8, 3, 2)]),
@@ -79,7 +80,7 @@ def chosen(num_tokens: int, top_k: int, num_experts: int, seed: int) -> Tensor:
 
 
 @given(st.integers(0, 70), st.integers(1, 4), st.integers(8, 20), st.integers(0, 999))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_sort_by_expert(num_tokens: int, top_k: int, num_experts: int, seed: int) -> None:
     ids = chosen(num_tokens, top_k, num_experts, seed)
     order, starts = native.sort_by_expert(ids, num_experts)

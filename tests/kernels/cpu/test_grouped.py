@@ -30,7 +30,7 @@ from tests.sweep import examples
 pytestmark = pytest.mark.pairs
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(weight=weights())
 def test_packing_loses_nothing(weight: GroupedWeight) -> None:
     packed = pack_grouped(weight, "cpu")
@@ -42,7 +42,7 @@ def test_packing_loses_nothing(weight: GroupedWeight) -> None:
         assert tensor is None or tensor.is_contiguous()
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=examples(70), deadline=None)
 @given(
     weight=weights(),
     num_tokens=st.sampled_from([0, 1, 2, 3, 5, 8, 9, 17, 40]),
@@ -67,7 +67,7 @@ def test_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dty
         assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded, fixed_point=fixed_point)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(weight=weights(), num_tokens=st.sampled_from([0, 1, 3, 8, 9]), dtype=st.sampled_from(DTYPES))
 def test_rough_grouped_linear(weight: GroupedWeight, num_tokens: int, dtype: torch.dtype) -> None:
     """No further off than an input of each group that is wrong by half a step of 8 bits is."""
@@ -202,7 +202,7 @@ def test_bits_of_a_token_do_not_depend_on_others(form: str, bits: int) -> None:
             assert torch.equal(packed(x[:count], bias), alone[:count])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(weight=weights(), dtype=st.sampled_from(DTYPES), num_ids=st.integers(0, 40))
 def test_grouped_embedding(weight: GroupedWeight, dtype: torch.dtype, num_ids: int) -> None:
     ids = torch.randint(0, weight.shape[0], (num_ids,))

@@ -16,11 +16,12 @@ from pagewire.kernels.quantized.weights import BITS, GroupedWeight
 from pagewire.kernels.triton.products import grouped_gemv, grouped_layout, grouped_tile, grouped_wide
 from tests.kernels.compiled.ptx import halves, register_of, run, single
 from tests.kernels.grouped_weights import FORMS, grouped_weight
+from tests.sweep import examples
 
 IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).float()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     num_outputs=st.integers(1, 150),
     num_inputs=st.integers(1, 300),

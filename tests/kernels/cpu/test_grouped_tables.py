@@ -18,6 +18,7 @@ from tests.kernels.cpu.grouped_products import (
     operands_rounded,
     random_fp8,
 )
+from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
 
@@ -29,7 +30,7 @@ def test_int8_weights_are_packed_as_groups() -> None:
     assert torch.equal(grouped_layout.unpack(packed).dequantize(), weight.dequantize())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     num_tokens=st.sampled_from([0, 1, 3, 8, 13, 40]),
     num_inputs=st.sampled_from([17, 32, 160, 192, 288, 576]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pagewire.kernels import reference
 from tests.kernels.batches import LatentBatch, make_latent_batch, make_latents
 from tests.kernels.implementations import fallback, native
+from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
 
@@ -42,7 +43,7 @@ def test_ragged_mixes(cpu: ModuleType, dtype: torch.dtype, num_heads: int, laten
         assert_matches_reference(cpu, make_latent_batch(*mix, num_heads, latent_dim, rotary_dim, dtype=dtype))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 400)), min_size=1, max_size=4),
     num_heads=st.sampled_from([1, 2, 5, 16, 17, 24]),

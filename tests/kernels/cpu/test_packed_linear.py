@@ -16,6 +16,7 @@ from pagewire.kernels.cpu.products import packed_linear
 from pagewire.kernels.cpu.products.packed_linear import in_fixed_point
 from tests.kernels.implementations import fallback, native
 from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
+from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
 
@@ -88,7 +89,7 @@ def test_a_result_larger_than_caches() -> None:
         assert_is_product(actual, x, weight, bias, fixed_point=in_fixed_point(len(x), FIXED_POINT_TOKENS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     num_tokens=st.integers(0, 70),
     in_features=st.integers(1, 150),
@@ -141,7 +142,7 @@ def test_infinity_and_nan_stay_with_their_token() -> None:
 
 
 @given(num_rows=st.integers(1, 70), row_size=st.integers(1, 100))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rows_and_the_whole_come_back_as_they_were(num_rows: int, row_size: int) -> None:
     weight = random(num_rows, row_size)
     packed = packed_layout.pack(weight)

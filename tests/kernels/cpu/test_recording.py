@@ -22,6 +22,7 @@ from pagewire.kernels.cpu.recording import Memory, NotRecorded, record
 from pagewire.kernels.cpu.runtime import library
 from tests.kernels.batches import make_batch, one_layer_of_a_group
 from tests.kernels.sampling_batches import Row, SamplingBatch
+from tests.sweep import examples
 
 SIZE = 32
 
@@ -55,7 +56,7 @@ STEPS = {
 
 
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6), st.integers(1, 9), st.integers(0, 999))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_replays_compute_anew(names: list[str], num_rows: int, seed: int) -> None:
     def function() -> Tensor:
         result = x

@@ -85,7 +85,7 @@ def test_every_mix_gets_the_tokens_of_the_reference(lines: list[Row], seed: int,
 
 
 @given(lines_strategy, st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_equal_and_impossible_tokens(lines: list[Row], seed: int):
     logits = torch.randint(-1, 3, (len(lines), 300), generator=torch.Generator().manual_seed(seed)).float()
     logits[logits < 0] = -torch.inf
@@ -95,7 +95,7 @@ def test_equal_and_impossible_tokens(lines: list[Row], seed: int):
 
 
 @given(lines_strategy, st.integers(0, 2**32), st.lists(st.integers(0, 9), min_size=5, max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_positions_behind_drafts(lines: list[Row], seed: int, offsets: list[int]):
     """Drafted positions draw with their own noise, and leave the row as it is."""
     logits = random_logits(len(lines), 300, seed=seed, scale=1.0)
@@ -116,7 +116,7 @@ def test_positions_behind_drafts(lines: list[Row], seed: int, offsets: list[int]
     ),
     st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_right_drafts_are_accepted(requests: list[tuple[int, int, bool]], seed: int):
     actual, expected = drafted_rows(requests, seed), drafted_rows(requests, seed)
     native.accept_tokens(*actual.args())

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from pagewire.kernels import reference
 from tests.kernels.implementations import fallback, native
 from tests.kernels.state_batches import StateBatch
+from tests.sweep import examples
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 OPS: dict[str, Callable[[StateBatch], tuple[Any, ...]]] = {
@@ -42,7 +43,7 @@ def assert_same(actual: StateBatch, expected: StateBatch, results: tuple[torch.T
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("cpu", [native, fallback], ids=["cpp", "torch"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     requests=requests,
     state_tokens=st.sampled_from([1, 4, 16]),

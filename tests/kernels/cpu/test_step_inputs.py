@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from pagewire.kernels import reference
 from tests.kernels.batches import StepRows, make_step
 from tests.kernels.implementations import native
+from tests.sweep import examples
 
 BLOCK_SIZE, MAX_NUM_SEQS = StepRows.BLOCK_SIZE, StepRows.MAX_NUM_SEQS
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     steps=st.lists(
         st.lists(

@@ -9,7 +9,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
 from unittest import mock
 
 import torch
@@ -32,7 +34,7 @@ def run_cases(cases: Cases, sweep: Cases | None = None) -> int:
     """Prints a line per case, "ok ..." or "FAILED ..."; the exit status. With --sweep those of `sweep` run instead."""
     failed = 0
     device = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cpu"
-    with on_device(device):
+    with quick_interpreter(), on_device(device):
         for name, case in (sweep if sweep is not None and "--sweep" in sys.argv[1:] else cases).items():
             torch.manual_seed(0)
             try:
@@ -45,6 +47,36 @@ def run_cases(cases: Cases, sweep: Cases | None = None) -> int:
                 failed += 1
                 print(f"FAILED {name}: {type(error).__name__}: {error}\n{traceback.format_exc()}", flush=True)
     return 1 if failed else 0
+
+
+@contextmanager
+def quick_interpreter() -> Iterator[None]:
+    """Takes from the interpreter what it does needlessly, half of its time; what kernels compute stays the same.
+
+    It searches Triton's language for what to patch in every call of a function, and finds nothing after the first of a
+    launch. It computes whether sums and products of integers overflow, and looks at that in its debug mode alone.
+    """
+    from triton import language
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter  # not on every system
+
+    patch_lang = interpreter._patch_lang
+
+    @cache
+    def modules_seen_by(function: Callable[..., object]) -> list[Any]:
+        seen = function.__globals__.values()
+        return [module for module in (language, language.core) if any(value is module for value in seen)]
+
+    def patch_first(function: Callable[..., object]) -> Any:
+        members = [*(module.load for module in modules_seen_by(function)), language.tensor.__add__]
+        return patch_lang(function) if any(map(is_builtin, members)) else interpreter._LangPatchScope()
+
+    builder = interpreter.interpreter_builder
+    with (
+        mock.patch.object(interpreter, "_patch_lang", patch_first),
+        mock.patch.object(builder, "options", replace(builder.options, sanitize_overflow=False)),
+    ):
+        yield
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from tests.services.executor.helpers.stepping import (
     prompt,
     tiny_llama,
 )
+from tests.sweep import examples
 
 SIZES = (1, 2, 4, 7)
 PROMPTS = (8, 16, 24, 40, 64, 128)
@@ -163,7 +164,7 @@ def test_attention_launches_no_kernel_for_queries_that_there_are_not(
     assert kernels({0: 1, 1: 1}) == (True, False)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.lists(st.integers(1, 90), min_size=1, max_size=8).filter(lambda lens: sum(lens) <= 128),
     st.data(),

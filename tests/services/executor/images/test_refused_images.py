@@ -30,6 +30,7 @@ from tests.services.executor.models.tiny_vision import (
     save_tiny_vision,
     tensors,
 )
+from tests.sweep import examples
 
 CONFIGS = {"llava": llava_config(), "idefics3": idefics3_config(), "qwen2_5_vl": qwen2_5_vl_config()}
 
@@ -213,7 +214,7 @@ def any_tensor(draw: st.DrawFn) -> common_pb2.Tensor:
     return common_pb2.Tensor(data=data, shape=shape, dtype=dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_no_image_ends_anything_but_its_request(served: Served, data: st.DataObject) -> None:
     image = tensors(served.config, 2)

@@ -40,6 +40,7 @@ from tests.services.executor.loading.test_loader import edit_config, edit_weight
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.loading.weights.test_gguf_quantized import MIXTURES, SIZES, write_quantized
 from tests.services.executor.models.test_models import CPU, assert_same_logits, save_tiny
+from tests.sweep import examples
 
 AWQ = CONFIG | {"group_size": 32, "modules_to_not_convert": ["layers.1.mlp.up_proj", "lm_head"]}
 NAME = "model.layers.0.mlp.up_proj"
@@ -201,7 +202,7 @@ def test_a_wrong_config_is_named(awq: Path, changes: dict[str, Any], cause: str)
         load(awq)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_truncated_anywhere(saved: tuple[Path, PreTrainedModel], share: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -302,7 +303,7 @@ class Mixed:
         return None if module.endswith("dense") else AnyFormat()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     forms=st.lists(st.sampled_from(FORMS), min_size=1, max_size=4),
     sizes=st.lists(st.sampled_from([1, 5, 16, 33, 128, 130]), min_size=4, max_size=4),
@@ -331,7 +332,7 @@ def test_projections_of_any_forms_are_one_layer(
     assert len(layer.parts) <= (1 if dense else len(forms))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(form=st.sampled_from(FORMS[:-1]), num_outputs=st.integers(1, 300), num_inputs=st.sampled_from([8, 40, 200]))
 def test_dequantized_in_pieces(form: str, num_outputs: int, num_inputs: int) -> None:
     weight = random_weight(form, num_outputs, num_inputs, torch.Generator().manual_seed(0))

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
+from tests.sweep import examples
 
 SIZE = 3
 Ask = Callable[[list[Any]], list[bool]]
@@ -48,7 +49,7 @@ def ask() -> Iterator[Ask]:
         rank.communicate()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     communicator=st.sampled_from(["shared memory", "gloo"]),
     counts=st.lists(st.one_of(st.just(0), st.integers(0, 30)), min_size=SIZE**2, max_size=SIZE**2),

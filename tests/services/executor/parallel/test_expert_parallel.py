@@ -52,6 +52,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(whole_experts, "least_exchanged", lambda top_k, num_ranks, device: 1)
 
 
+@pytest.mark.pairs
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -30,6 +30,7 @@ from tests.services.executor.loading.quantization.checkpoints import random_word
 from tests.services.executor.loading.quantization.gguf_tensors import HALVES, random_blocks
 from tests.services.executor.loading.quantization.test_compressed_tensors import DYNAMIC_INT8, FP8, INT4, INT8
 from tests.services.executor.parallel.threads import on_ranks
+from tests.sweep import examples
 
 CPU = torch.device("cpu")
 NUM_OUTPUTS, NUM_INPUTS = 256, 512
@@ -132,7 +133,7 @@ def _random(suffix: str, spec: TensorSpec, seed: int, num_groups: int) -> Tensor
     return words // 2 if suffix == "scales" else words  # of mxfp4: 255 is no number
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(data=st.data(), name=st.sampled_from(NAMES), seed=st.integers(0, 1000))
 def test_any_part(data: st.DataObject, name: str, seed: int) -> None:
     weight_format = format_of(name)

@@ -20,6 +20,7 @@ from pagewire.services.executor.step.step import InvalidStep
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 from tests.makers.sampling_values import a_value
 from tests.services.executor.helpers.stepping import CPU, sampling_params
+from tests.sweep import examples
 
 EOS = (2, 5)
 STALE_TOKEN = 7
@@ -179,7 +180,7 @@ _param_strategy = st.builds(
 
 
 @given(st.data(), st.lists(_param_strategy, min_size=1, max_size=6), st.sampled_from([300, 512]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_token_does_not_depend_on_the_batch(data: st.DataObject, params: list[SamplingParams], vocab_size: int):
     """Bitwise: alone, together and in any other order."""
     logits = random_logits(len(params), vocab_size, seed=len(params))
@@ -451,7 +452,7 @@ def test_greedy_rows_return_the_logits_that_were_compared():
     assert reported_logits.logprobs[0].isfinite().all() and reported_logits.logprobs[1, 1:].isfinite().sum() == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     temperature=st.sampled_from([0.0, 0.01, 0.7, 1.0, 30.0]),

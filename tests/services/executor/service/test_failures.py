@@ -52,6 +52,7 @@ from tests.services.executor.service.test_servicer import (
     opened,
     serving,
 )
+from tests.sweep import examples
 
 # The model has no numbers wherever this token is seen; in RAISES a step fails that has it.
 NAN, RAISES = 150, 151
@@ -85,7 +86,7 @@ def innocent(length: int, seed: int) -> list[int]:
     return [token_id - 10 * (token_id in (NAN, RAISES)) for token_id in prompt(length, seed)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 14), min_size=1, max_size=4),
     poisons=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from(KINDS)), min_size=1, max_size=3),

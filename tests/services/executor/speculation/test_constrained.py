@@ -41,6 +41,7 @@ from tests.services.executor.helpers.constrained import (
 from tests.services.executor.helpers.constrained import LIMITS as OF_CONSTRAINED
 from tests.services.executor.helpers.drafting import KnownTexts
 from tests.services.executor.helpers.stepping import CPU, Driver, prompt, sampling_params
+from tests.sweep import examples
 
 LIMITS = replace(OF_CONSTRAINED, max_num_seqs=16)
 NUM_TOKENS, DRAFTS = 60, 4
@@ -162,7 +163,7 @@ def bits(mask: np.ndarray) -> list[int]:
 
 
 @given(st.sampled_from(list(KINDS)), st.integers(0, 40), st.randoms(use_true_random=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_looking_ahead_leaves_no_trace(
     tiny: Tiny, plain: list[list[int]], kind: str, num_known: int, choose: random.Random
 ) -> None:

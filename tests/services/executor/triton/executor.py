@@ -24,7 +24,11 @@ from tests.services.executor.helpers.stepping import (
 )
 
 # name -> what differs from the tiny Llama's config
-MODELS: dict[str, dict[str, Any]] = {"llama": {}, "mixtral": MIXTRAL, "mixtral in 4 bits": MIXTRAL_4_BITS}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mixtral": MIXTRAL,
+    "mixtral in 4 bits": MIXTRAL_4_BITS | {"num_hidden_layers": 1},
+}
 
 
 def generate(directory: Path, model: str) -> dict[int, list[int]]:

@@ -36,7 +36,7 @@ from pagewire.services.executor.speculation.self_draft import SelfDraft
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.graph_capture import capture_shapes
 from pagewire.services.executor.step.step import Step
-from tests.kernels.triton.interpreted import nothing_computed
+from tests.kernels.triton.interpreted import nothing_computed, quick_interpreter
 from tests.services.executor.graphs.test_cuda_graphs import ReplayedFunction
 from tests.services.executor.helpers.far_memory import far_memory, unread
 from tests.services.executor.helpers.stepping import CPU, GREEDY, LIMITS, Driver, prompt, sampling_params, tiny_llama
@@ -130,7 +130,7 @@ def generate(directory: Path, method: str, *, depth: int) -> tuple[list[list[int
 
 
 def main() -> None:
-    with far_memory():
+    with quick_interpreter(), far_memory():
         tokens, drafts = generate(Path(sys.argv[1]), sys.argv[2], depth=2)
     print(json.dumps({"backend": cpu_backend(), "tokens": tokens, "drafts": drafts}))
 

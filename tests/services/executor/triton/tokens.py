@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.kernels.ops import cpu_backend
+from tests.kernels.triton.interpreted import quick_interpreter
 from tests.services.executor.triton import executor, grammars, states
 
 
@@ -30,7 +31,8 @@ def generate(directory: Path, name: str) -> Any:
 
 def main() -> None:
     directory = Path(sys.argv[1])
-    tokens = {name: generate(directory, name) for name in sys.argv[2:]}
+    with quick_interpreter():
+        tokens = {name: generate(directory, name) for name in sys.argv[2:]}
     print(json.dumps({"backend": cpu_backend(), "tokens": tokens}))
 
 

@@ -29,6 +29,7 @@ from tests.services.executor.loading.quantization.checkpoints import (
 )
 from tests.services.executor.loading.test_loader import edit_config, edit_weights
 from tests.services.executor.models.test_models import load
+from tests.sweep import examples
 
 CONFIG: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 NIBBLE_OF_COLUMN = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -56,7 +57,7 @@ def decode_gemm(qweight: Tensor, qzeros: Tensor | None, scales: Tensor, group_si
     return scales.float().t()[:, groups] * torch.tensor(weight)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     num_outputs=st.integers(1, 5).map(lambda words: 8 * words),
     num_inputs=st.integers(1, 40),

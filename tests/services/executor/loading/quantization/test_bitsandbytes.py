@@ -25,6 +25,7 @@ from tests.services.executor.loading.quantization.checkpoints import (
     random_words,
     save_quantized,
 )
+from tests.sweep import examples
 
 NF4: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 INT8: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]}
@@ -62,7 +63,7 @@ def random_tensors(num_outputs: int, num_inputs: int, block_size: int, nested: b
     return tensors
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     num_outputs=st.integers(1, 12),
     num_inputs=st.integers(1, 8).map(lambda parts: 16 * parts),

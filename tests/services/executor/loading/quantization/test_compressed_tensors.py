@@ -32,6 +32,7 @@ from tests.services.executor.loading.quantization.checkpoints import (
     random_words,
     save_quantized,
 )
+from tests.sweep import examples
 
 MODULE = "model.layers.0.mlp.up_proj"
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
@@ -61,7 +62,7 @@ def format_of(*args: Any, **changes: Any) -> WeightFormat:
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     bits=st.sampled_from([2, 4, 8]),
     num_outputs=st.integers(1, 20),

@@ -30,6 +30,7 @@ from tests.services.executor.loading.quantization.checkpoints import (
 )
 from tests.services.executor.loading.test_loader import edit_config, edit_weights
 from tests.services.executor.models.test_models import load
+from tests.sweep import examples
 
 CONFIG: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 MODULE = "model.layers.0.mlp.up_proj"
@@ -82,7 +83,7 @@ def random_tensors(
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     bits=st.sampled_from([2, 4, 8]),
     output_words=st.integers(1, 3),

@@ -20,6 +20,7 @@ from pagewire.services.executor.loading.quantization.registry import (
     is_left_over,
     quantization_of,
 )
+from tests.sweep import examples
 
 CONFIGS: list[dict[str, Any]] = [
     {
@@ -133,7 +134,7 @@ def test_unchanged(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["quant_method"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_any_value_anywhere(config: dict[str, Any], data: st.DataObject) -> None:
     changed = copy.deepcopy(config)

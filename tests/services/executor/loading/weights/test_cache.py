@@ -29,6 +29,7 @@ from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.loading.weights.test_gguf_quantized import MIXTURES, SIZES, write_quantized
 from tests.services.executor.loading.weights.test_staging import LateTransfer
 from tests.services.executor.models.test_models import CPU, save_tiny
+from tests.sweep import examples
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_other_checkpoints_keep_their_entries(model: Path, tmp_path: Path, reads
     assert len(reads) == 2 and len(entries(tmp_path / "cache")) == 2
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), byte=st.none() | st.integers(0, 255))
 def test_a_damaged_entry_is_replaced(model: Path, tmp_path: Path, share: float, byte: int | None) -> None:
     """Cut off anywhere; or a byte changed in the header, which describes the weights."""

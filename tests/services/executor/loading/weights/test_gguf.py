@@ -295,7 +295,7 @@ def whole_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny_model("Llama"), arch="llama")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_truncated_anywhere(whole_file: Path, tmp_path: Path, share: float) -> None:
     path = tmp_path / "cut.gguf"
