@@ -30,7 +30,6 @@ from tests.services.executor.helpers.stepping import LIMITS, Driver, alone, chec
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.speculation.test_exactness import NUM_TOKENS, Follower, generate
 from tests.services.executor.speculation.test_ranks import SAMPLINGS, TEXT, proposer_of
-from tests.sweep import IS_FULL
 
 NUM_BLOCKS = 64
 SHAPE: dict[str, Any] = {
@@ -138,7 +137,7 @@ def test_graphs_change_no_token(tmp_path: Path, family: str, tensor: int, stages
     save_tiny(tmp_path, family, **SHAPE | FAMILIES[family])
     whole = load(tmp_path)
     with ranks_with_graphs(tmp_path, tensor, stages) as (ranks, graphs):
-        for seed in range(2 if IS_FULL else 1):
+        for seed in range(2):
             check_random_steps(whole, Driver(ranks, NUM_BLOCKS), seed)  # type: ignore[arg-type]
             graphs.reset()
         replayed = assert_together(graphs)
