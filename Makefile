@@ -1,14 +1,16 @@
 # `make serve` and `make test` set up .venv first. PYTHON picks the interpreter, ARGS are passed on:
 #   make serve ARGS="--port 9000 --max-num-seqs 32"
 #   make test ARGS="tests/pagewire -x"
-# Tests run in two processes, a file in one of them; WORKERS=0 runs them in one.
+# Tests run in three processes, as many of them wait; a file runs in one of them. WORKERS=0 runs them in one process.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
-WORKERS ?= 2
-# Files are taken in the order of tests/sweep.py, the long ones first.
+WORKERS ?= 3
+# Containers often set it. Tests start hundreds of processes, each of which would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+# Files are taken in the order of tests/sweep.py: those that compute and those that wait in turn.
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup serve test test-all check chaos lint docs options protos clean

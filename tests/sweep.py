@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import Any
 
 import pytest
@@ -40,13 +40,24 @@ def deselect_all_but_pairs(config: pytest.Config, items: list[pytest.Item]) -> N
         items[:] = [item for item in items if item not in out]
 
 
-def long_files_first(items: list[pytest.Item]) -> None:
-    """Moves tests that start processes or compile to the front.
+def mixed(items: list[pytest.Item]) -> None:
+    """Orders tests so that files that wait and files that compute come in turn, long ones first.
 
-    With several workers, which take one file after the other, no worker then ends long after the rest.
+    With several workers, which take one file after the other, the processors are then busy all the time, and no worker
+    ends long after the rest.
     """
-    order = ("tests/e2e/", "tests/kernels/", "tests/services/executor/triton/")
-    items.sort(key=lambda item: not item.nodeid.startswith(order))
+    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        files[item.nodeid.partition("::")[0]].append(item)
+    waiting = ("tests/e2e/recovery/", "tests/e2e/scale/", "tests/e2e/", "tests/chaos/", "tests/pagewire/process/")
+    computing = ("tests/kernels/", "tests/services/executor/triton/", "tests/services/executor/")
+    ordered = [_by(group, [file for file in files if file.startswith(group)]) for group in (waiting, computing)]
+    pairs = (file for pair in zip_longest(*ordered) for file in pair if file is not None)
+    items[:] = [item for file in dict.fromkeys([*pairs, *files]) for item in files[file]]
+
+
+def _by(prefixes: tuple[str, ...], files: list[str]) -> list[str]:
+    return sorted(files, key=lambda file: next(n for n, prefix in enumerate(prefixes) if file.startswith(prefix)))
 
 
 def covering(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -86,9 +86,9 @@ def test_errors_name_file_and_remedy(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def transformers_smollm2(reference_checkpoint: Path):
+def transformers_smollm2(smollm2_gguf: Path):
     """The conversion of the real file by transformers."""
-    return AutoTokenizer.from_pretrained(reference_checkpoint)
+    return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
 
 def test_real_gguf_against_transformers(smollm2: LoadedTokenizer, transformers_smollm2) -> None:

@@ -267,6 +267,7 @@ def test_every_tensor_type_is_read_in_pieces(tmp_path: Path, type_: Type, monkey
     np.testing.assert_array_equal(interleave(permuted.numpy(), 4), expected)
 
 
+@pytest.mark.slow  # transformers takes 15 s to read the file
 @torch.inference_mode()
 def test_real_model_equals_transformers(smollm2_gguf: Path, reference_checkpoint: Path) -> None:
     fractions: list[float] = []
