@@ -4,13 +4,14 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
-from tests.sweep import deselect_all_but_pairs, mixed
+from tests.sweep import ByLine, deselect_all_but_pairs, mixed
 
 # Tests compute little at a time, and two or three of them at once: a thread each, read when torch is imported. Threads
 # of OpenMP that wait busily for one another would take the processor of the other tests.
@@ -21,6 +22,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     deselect_all_but_pairs(config, items)
     mixed(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByLine:
+    return ByLine(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

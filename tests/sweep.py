@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from itertools import combinations, zip_longest
+from pathlib import PurePath
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 IS_FULL = os.environ.get("PAGEWIRE_TEST_ALL") == "1"
 
@@ -40,24 +42,31 @@ def deselect_all_but_pairs(config: pytest.Config, items: list[pytest.Item]) -> N
         items[:] = [item for item in items if item not in out]
 
 
+class ByLine(LoadFileScheduling):
+    """Gives a worker one file after the other; tests that share running services are one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+
+def scope_of(nodeid: str) -> str:
+    """Returns the folder of a test of whole lines, the file of any other."""
+    file = nodeid.partition("::")[0]
+    return str(PurePath(file).parent) if file.startswith("tests/e2e/") else file
+
+
 def mixed(items: list[pytest.Item]) -> None:
-    """Orders tests so that files that wait and files that compute come in turn, long ones first.
+    """Orders tests so that what waits and what computes come in turn, both before the many short files.
 
-    With several workers, which take one file after the other, the processors are then busy all the time, and no worker
-    ends long after the rest.
+    With several workers the processors are then busy all the time, and no worker ends long after the rest.
     """
-    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    scopes: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        files[item.nodeid.partition("::")[0]].append(item)
-    waiting = ("tests/e2e/recovery/", "tests/e2e/scale/", "tests/e2e/", "tests/chaos/", "tests/pagewire/process/")
-    computing = ("tests/kernels/", "tests/services/executor/triton/", "tests/services/executor/")
-    ordered = [_by(group, [file for file in files if file.startswith(group)]) for group in (waiting, computing)]
-    pairs = (file for pair in zip_longest(*ordered) for file in pair if file is not None)
-    items[:] = [item for file in dict.fromkeys([*pairs, *files]) for item in files[file]]
-
-
-def _by(prefixes: tuple[str, ...], files: list[str]) -> list[str]:
-    return sorted(files, key=lambda file: next(n for n, prefix in enumerate(prefixes) if file.startswith(prefix)))
+        scopes[scope_of(item.nodeid)].append(item)
+    waiting = [scope for scope in scopes if scope.startswith(("tests/e2e/", "tests/chaos/", "tests/pagewire/process/"))]
+    computing = [scope for scope in scopes if scope.startswith(("tests/kernels/", "tests/services/executor/triton/"))]
+    pairs = (scope for pair in zip_longest(waiting, computing) for scope in pair if scope is not None)
+    items[:] = [item for scope in dict.fromkeys([*pairs, *scopes]) for item in scopes[scope]]
 
 
 def covering(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -75,6 +75,7 @@ def test_step_against_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert found == {"Pagewire, 1 request": [1, 40], "Pagewire, 2 requests": [1, 40]}
 
 
+@pytest.mark.slow
 def test_start_against_model_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,11 @@ from tests.services.executor.models.tiny import save_tiny
 # transformers' tokenizer and model.
 Reference = tuple[Any, Any]
 
-# fp32: greedy tokens do not depend on rounding.
-EXECUTOR_FLAGS = ["--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"]
+# fp32: greedy tokens do not depend on rounding. Short steps, as an executor records each size of step while it is idle.
+EXECUTOR_FLAGS = [
+    *("--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"),
+    *("--max-num-batched-tokens", "256"),
+]
 QUICK_EXECUTOR_FLAGS = ["--dtype", "float32", "--num-gpu-blocks-override", "400"]
 # On a machine that is busy with other things, 200 requests may wait for longer than the default allows.
 SCHEDULER_FLAGS = ["--max-queue-time", "0"]

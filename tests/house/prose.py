@@ -76,7 +76,7 @@ def prose_of(path: Path) -> Iterator[Prose]:
 
 
 def _python(path: Path, text: str) -> Iterator[Prose]:
-    # A string of one line with " # " in it counts as a comment, too: the tokenizer is right, and takes ten times as long.
+    # A string of one line with " # " in it counts, too: the tokenizer is right, and takes ten times as long.
     strings = {
         line
         for node in _nodes(path)

@@ -80,6 +80,7 @@ def test_the_table_comes_last_and_names_what_did_not_run(tmp_path: Path, capsys:
     assert last == "not run: lacking"
 
 
+@pytest.mark.slow
 def test_a_real_kernel_family_passes_in_the_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     smoke = [

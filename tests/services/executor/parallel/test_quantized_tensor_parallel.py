@@ -199,6 +199,7 @@ def test_scales_of_an_fp8_cache_are_those_of_the_rank_s_heads(tmp_path: Path) ->
     assert [scales.tolist() for scales in found if scales is not None] == [[[0.5], [0.5]], [[2.0], [2.0]]]
 
 
+@pytest.mark.slow
 def test_the_default_model_on_three_ranks(smollm2_gguf: Path) -> None:
     """Tests weights as stored, in bf16: blocks of 32 and of 256 inputs, nine heads with three of keys and values."""
     prompt = [504, 3575, 282, 4649, 314]

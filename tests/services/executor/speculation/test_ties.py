@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
@@ -9,6 +10,7 @@ from pagewire.services.executor.loading.loader import load_model
 from tests.services.executor.speculation.ties import PROMPTS, Compared, Texts, compare
 
 
+@pytest.mark.slow
 def test_drafts_change_logits_by_less_than_16_bits_do(smollm2_gguf: Path) -> None:
     tokenizer = load_tokenizer(smollm2_gguf)
     prompts = [tokenizer.encode(text, add_special_tokens=True) for text in PROMPTS[:2]]

@@ -38,7 +38,7 @@ def answer_of(module: str, *arguments: Path | int | str, **environment: str) -> 
     return json.loads(result.stdout)
 
 
-QUICK = ("mixtral in 4 bits", "states", "grammars")
+QUICK = ("states", "grammars")
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=() if model in QUICK else pytest.mark.slow) for model in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
 def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, tokens: dict[str, Any], model: str) -> None:
     assert tokens[model] == generate(tmp_path, model)
 
@@ -73,9 +72,10 @@ def test_grammars_on_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path, 
     assert not re.match("[0-9]{3}-|true|false", free)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    ["draft_model", *(pytest.param(method, marks=pytest.mark.slow) for method in ("ngram", "self", "eagle3"))],
+    ["draft_model", "ngram", "self", "eagle3"],
 )
 def test_drafts_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, method: str) -> None:
     answer = answer_of("speculation", tmp_path, method, TRITON_INTERPRET="1", PAGEWIRE_CPU_KERNELS="triton")
@@ -104,7 +104,8 @@ def test_a_layer_of_a_decode_step_is_six_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "max_num_seqs"), [("llama", 1), pytest.param("llama", 130, marks=pytest.mark.slow), ("mixtral", 130)]
+    ("model", "max_num_seqs"),
+    [("llama", 1), *(pytest.param(model, 130, marks=pytest.mark.slow) for model in ("llama", "mixtral"))],
 )
 def test_serving_compiles_nothing_that_the_warm_up_has_not(tmp_path: Path, model: str, max_num_seqs: int) -> None:
     forms = answer_of("forms", tmp_path, max_num_seqs, model, TRITON_INTERPRET="0")
