@@ -18,8 +18,8 @@ Pair = tuple[tuple[str, str], ...]
 
 
 def examples(full: int) -> int:
-    """Returns how many examples a property draws: `full` in the full sweep, a quarter of them in the quick suite."""
-    return full if IS_FULL else max(full // 4, 20)
+    """Returns how many examples a property draws: `full` in the full sweep, a fifth of them in the quick suite."""
+    return full if IS_FULL else max(full // 5, 8)
 
 
 def deselect_all_but_pairs(config: pytest.Config, items: list[pytest.Item]) -> None:

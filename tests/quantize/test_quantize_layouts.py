@@ -83,7 +83,7 @@ _SIZES = {
 }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(**_SIZES, num_inputs=st.integers(32, 80))
 def test_awq(num_outputs: int, num_inputs: int, group_size: int, seed: int) -> None:
     weight = random_weight(num_outputs, num_inputs, group_size, 4, seed, symmetric=False, permuted=False)

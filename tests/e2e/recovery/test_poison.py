@@ -26,6 +26,7 @@ from tests.e2e.conftest import short_directory
 from tests.e2e.stack.test_scheduler_and_executor import Stub, scheduler
 from tests.services.executor.helpers.stepping import CPU, GREEDY, LIMITS, SEEDED, alone, prompt, tiny_llama
 from tests.services.executor.service.test_servicer import INFO, NUM_BLOCKS, serving
+from tests.sweep import examples
 
 NUM_TOKENS = 20
 WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # which would take minutes
@@ -108,7 +109,7 @@ def expected(model: DecoderModel) -> Callable[[list[int], int | None], list[int]
     return undisturbed
 
 
-@settings(max_examples=12, deadline=None, phases=WITHOUT_SHRINKING, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, phases=WITHOUT_SHRINKING, suppress_health_check=list(HealthCheck))
 @given(
     neighbors=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([None, 11])), min_size=1, max_size=5),
     poisons=st.lists(st.tuples(st.sampled_from(sorted(FAULTS)), st.integers(0, 12)), min_size=1, max_size=3),

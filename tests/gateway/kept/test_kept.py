@@ -16,6 +16,7 @@ from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 from tests.gateway.responses.test_background_responses import ended
 from tests.gateway.responses.test_responses import THINKS_SAYS_CALLS, TOOL
+from tests.sweep import examples
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 24}
@@ -262,7 +263,7 @@ async def test_a_search_is_made_once(client: httpx.AsyncClient, fake: FakeTokeni
     assert len(fake.searches) == 2
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 20), max_size=4), tokens_per_step=st.integers(1, 4), n=st.integers(1, 3))
 async def test_any_number_of_cuts(
     client: httpx.AsyncClient, fake: FakeTokenizer, cuts: list[int], tokens_per_step: int, n: int

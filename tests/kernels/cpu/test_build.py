@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +14,7 @@ import pytest
 
 from pagewire.kernels import backends
 from pagewire.kernels.cpu.runtime import build
-
-ROOT = Path(__file__).parents[3]
+from tests.kernels.forked import Forks
 
 USE_KERNELS = """
 import logging, sys
@@ -35,16 +34,12 @@ with open("/proc/self/maps") as maps:
 """
 
 
-def use_kernels(cache: Path, **environment: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", USE_KERNELS],
-        cwd=ROOT,
-        env={**os.environ, "PAGEWIRE_CACHE_DIR": str(cache), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=240,
-    ).stdout
+@pytest.fixture(scope="module")
+def use_kernels() -> Iterator[Callable[..., str]]:
+    """Returns what USE_KERNELS prints with a cache in this folder and these variables, in a process of its own."""
+    forks = Forks()
+    yield lambda cache, **environment: forks.output_of(USE_KERNELS, {"PAGEWIRE_CACHE_DIR": str(cache), **environment})
+    forks.close()
 
 
 @pytest.mark.slow
@@ -95,7 +90,9 @@ def compiler(tmp_path: Path) -> str:
     return str(script)
 
 
-def test_compiled_once_and_shared_by_concurrent_processes(tmp_path: Path, compiler: str) -> None:
+def test_compiled_once_and_shared_by_concurrent_processes(
+    tmp_path: Path, compiler: str, use_kernels: Callable[..., str]
+) -> None:
     cache = tmp_path / "cache"
     with ThreadPoolExecutor() as pool:
         outputs = list(pool.map(lambda _: use_kernels(cache, CXX=compiler), range(2)))
@@ -126,7 +123,7 @@ def test_a_truncated_library_is_compiled_again(
     assert f"compiled kernels {path} are damaged" in caplog.text
 
 
-def test_a_changed_byte_is_noticed(tmp_path: Path, compiler: str) -> None:
+def test_a_changed_byte_is_noticed(tmp_path: Path, compiler: str, use_kernels: Callable[..., str]) -> None:
     cache = tmp_path / "cache"
     use_kernels(cache, CXX=compiler)
     (path,) = cache.iterdir()
@@ -138,7 +135,7 @@ def test_a_changed_byte_is_noticed(tmp_path: Path, compiler: str) -> None:
     assert "backend cpp" in output
 
 
-def test_a_full_disk_is_named_first(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_first(tmp_path: Path, use_kernels: Callable[..., str]) -> None:
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'as: x.o: No space left on device' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -148,14 +145,14 @@ def test_a_full_disk_is_named_first(tmp_path: Path) -> None:
     assert "backend torch" in output  # slower, but it serves
 
 
-def test_without_a_compiler_torch_takes_over_and_says_so(tmp_path: Path) -> None:
+def test_without_a_compiler_torch_takes_over_and_says_so(tmp_path: Path, use_kernels: Callable[..., str]) -> None:
     output = use_kernels(tmp_path, CXX="no-such-compiler")
     assert "backend torch" in output
     assert output.count("no-such-compiler not found") == 1
     assert "install g++" in output
 
 
-def test_failing_compiler_is_quoted(tmp_path: Path) -> None:
+def test_failing_compiler_is_quoted(tmp_path: Path, use_kernels: Callable[..., str]) -> None:
     compiler = tmp_path / "broken-g++"
     compiler.write_text("#!/bin/sh\necho 'error: out of cheese' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -186,7 +183,7 @@ def test_torch_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert "slower" in caplog.text
 
 
-def test_the_triton_kernels_can_be_asked_for(tmp_path: Path) -> None:
+def test_the_triton_kernels_can_be_asked_for(tmp_path: Path, use_kernels: Callable[..., str]) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     output = use_kernels(tmp_path, PAGEWIRE_CPU_KERNELS="triton", TRITON_INTERPRET="1")
     assert "backend triton" in output

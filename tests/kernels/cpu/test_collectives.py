@@ -20,6 +20,7 @@ from pagewire.kernels.channel import channel_bytes, channel_ended, channel_turns
 from pagewire.kernels.cpu.recording import Memory, record
 from tests.kernels.implementations import fallback, native
 from tests.kernels.routes import Routes
+from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
 
@@ -83,7 +84,7 @@ def test_all_gather_puts_columns_side_by_side(
 
 
 @implementations
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data())
 def test_all_to_all_takes_rows_where_they_belong(cpu: ModuleType, data: st.DataObject) -> None:
     """Any number of rows between any two ranks, in one turn or in several."""
@@ -117,7 +118,7 @@ def test_broadcast_gives_the_roots_to_all(cpu: ModuleType, num_elements: int) ->
         assert all(torch.equal(x, torch.full_like(x, 10 * turn + 2)) for turn, x in enumerate(received))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     size=st.integers(1, 5),
     calls=st.lists(st.tuples(st.sampled_from(["sum", "gather", "root"]), st.integers(1, 2000)), max_size=30),

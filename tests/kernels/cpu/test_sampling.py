@@ -299,14 +299,14 @@ def flat_logits(seed: int) -> Tensor:
 
 
 @given(st.integers(0, 10_000), st.integers(1, NUM_TOKENS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_top_k_keeps_the_k_most_probable(seed: int, k: int):
     logits = flat_logits(seed)
     assert set(draws(logits, 1500, top_k=k).tolist()) == set(logits.argsort(descending=True)[:k].tolist())
 
 
 @given(st.integers(0, 10_000), st.floats(0.01, 0.999))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, top_p: float):
     logits = flat_logits(seed)
     order = logits.argsort(descending=True)
@@ -318,7 +318,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, top_p: float):
 
 
 @given(st.integers(0, 10_000), st.floats(0.2, 1.0))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_min_p_keeps_what_is_probable_enough_beside_the_best(seed: int, min_p: float):
     logits = flat_logits(seed)
     ratios = (logits - logits.max()).double().exp()

@@ -19,6 +19,7 @@ from pagewire.wire.streams import link as link_module
 from tests.pagewire.wire.counting import CountedRequest, CountingService, linked, serving
 from tests.pagewire.wire.peer_line import Line, assert_complete, paused, submit, up
 from tests.pagewire.wire.test_streams import eventually
+from tests.sweep import examples
 
 ONE = Affinity(b"one", b"one")
 
@@ -84,7 +85,7 @@ async def test_what_a_service_had_that_dies_goes_on_at_another_at_once(tmp_path:
     assert_complete([*requests, *more], *line.services)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     breaks=st.lists(st.lists(st.integers(0, 14), max_size=4), min_size=2, max_size=3),
     counts=st.lists(st.tuples(st.integers(1, 8), st.none() | st.integers(0, 4)), min_size=1, max_size=10),

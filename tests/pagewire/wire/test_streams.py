@@ -28,6 +28,7 @@ from tests.pagewire.wire.counting import (
     linked,
     serving,
 )
+from tests.sweep import examples
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,7 +88,7 @@ async def test_a_break_at_each_moment_costs_nothing(moment: int) -> None:
     assert len(service.sessions) >= (3 if moment < 10 else 1), "the stream did break"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     breaks=st.lists(st.integers(0, 12), max_size=5),
     counts=st.lists(st.tuples(st.integers(1, 6), st.none() | st.integers(0, 4)), min_size=1, max_size=6),

@@ -70,7 +70,7 @@ def graph_driver(model: DecoderModel, prompts: Sequence[int] = ()) -> Driver:
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_graphs_change_no_token(model: DecoderModel, data: st.DataObject) -> None:
     """Requests that come, decode in every number and order, and leave: padded, exact and eager batches mix."""
     driver = graph_driver(model, data.draw(st.sampled_from(((), PROMPTS, PROMPTS[:3]))))

@@ -42,6 +42,7 @@ if cpu_backend() != "cpp":
     pytest.skip("there is no C++ compiler: steps are not recorded", allow_module_level=True)
 
 from pagewire.services.executor.graphs.recorded_steps import MOST_TOKENS, RecordedSteps
+from tests.sweep import examples
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def recorded_driver(model: Model, limits: Limits = LIMITS, most_tokens: int = MO
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_recording_changes_no_token(model: DecoderModel, data: st.DataObject) -> None:
     """Requests that come, decode in every number and order, and leave: recorded, replayed and eager steps mix, and
     steps with prompts are padded."""
@@ -143,7 +144,7 @@ def test_which_steps_are_replayed(model: DecoderModel) -> None:
 
 
 @given(st.lists(st.integers(2, 24), min_size=1, max_size=5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_prompts_of_other_lengths_run_as_the_same_recording(model: DecoderModel, lengths: list[int]) -> None:
     """Steps split over any requests, and with a request that decodes beside them."""
     driver = recorded_driver(model)

@@ -29,6 +29,7 @@ from tests.services.executor.helpers.stepping import (
     sampling_params,
     tiny_llama,
 )
+from tests.sweep import examples
 
 SEEDED = sampling_params(seed=11, top_p=0.95)
 PENALIZED = sampling_params(seed=12, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, min_tokens=6)
@@ -79,7 +80,7 @@ def test_batched_equals_alone(model: DecoderModel, sampling: SamplingParams):
 
 
 @given(st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_chunked_equals_whole(model: DecoderModel, data: st.DataObject):
     token_ids = prompt(45)
     driver = make_driver(model)

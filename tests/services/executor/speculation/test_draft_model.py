@@ -40,6 +40,7 @@ from tests.services.executor.helpers.stepping import (
     tiny_llama,
     write_tiny_llama,
 )
+from tests.sweep import examples
 
 NUM_DRAFTS = 4
 WINDOWS: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
@@ -125,7 +126,7 @@ def test_no_drafts_beyond_what_the_drafter_can_read(model: DecoderModel, twin: D
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_texts_equal_plain_decoding(
     model: DecoderModel, twin: DecoderModel, small: DecoderModel, seed: int, depth: int
 ) -> None:

@@ -34,6 +34,7 @@ from tests.services.executor.helpers.stepping import (
     sampling_params,
     tiny_llama,
 )
+from tests.sweep import examples
 
 EOS = 2
 # Its end is by far the most probable token, and forbidden for a while.
@@ -153,7 +154,7 @@ def test_drafts_of_any_numbers_are_replayed(
 
 @pytest.mark.parametrize("make", DRIVERS)
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 0.8, 1.0]), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_text_equals_plain_decoding(
     model: DecoderModel,
     plain: Callable[[str, int], list[int]],

@@ -18,6 +18,7 @@ from tests.services.executor.helpers.stepping import (
     prompt,
     tiny_llama,
 )
+from tests.sweep import examples
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_a_text_that_repeats_itself_gains_tokens_and_one_that_does_not_costs_non
 
 
 @given(st.integers(0, 2**32), st.integers(2, 12), st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_texts_equal_plain_decoding(model: DecoderModel, seed: int, num_kinds: int, depth: int) -> None:
     """Prompts of few kinds of tokens have much to be found. Up to `depth` steps are in flight."""
     rng = np.random.default_rng(seed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.speculation.suffix import RecentOutputs, SuffixProposer
 from tests.services.executor.helpers.stepping import PENALIZED, SEEDED, Driver, alone, make_driver, prompt, tiny_llama
+from tests.sweep import examples
 
 
 def make(max_draft_tokens: int = 4, max_requests: int = 10, factor: float = 4.0) -> SuffixProposer:
@@ -59,7 +60,7 @@ def test_outputs_are_drafted_for_others_of_their_domain_only(model: DecoderModel
 
 
 @given(st.integers(0, 2**32), st.integers(2, 12), st.integers(1, 3))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_texts_equal_plain_decoding(model: DecoderModel, seed: int, num_kinds: int, depth: int) -> None:
     """Requests follow each other, with prompts of few kinds of tokens; up to `depth` steps are in flight."""
     rng = np.random.default_rng(seed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scheduling.simulation import BEFORE, Simulation, cpu_seconds, flood, warm
 from pagewire.services.scheduler.values.step import StepWork
+from tests.sweep import examples
 
 
 def test_a_stream_goes_on_beside_long_prompts_and_a_chat_overtakes_them() -> None:
@@ -172,7 +173,7 @@ def test_as_many_prompts_are_computed_at_once_as_may_be() -> None:
     assert (most, most_long) == (2, 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=12),
     st.lists(

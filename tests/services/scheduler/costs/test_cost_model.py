@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pagewire.services.scheduler.costs.cost_model import StepCosts
 from pagewire.services.scheduler.costs.prefill_budget import PrefillBudget
 from pagewire.services.scheduler.values.step import StepWork
+from tests.sweep import examples
 
 coefficients = st.tuples(st.floats(1e-3, 0.05), st.floats(1e-5, 2e-3), st.floats(1e-5, 2e-3), st.floats(0, 2e-7))
 
@@ -30,7 +31,7 @@ def seconds_of(work: StepWork, truth: tuple[float, ...]) -> float:
     return fixed + per_decode * work.num_decodes + per_token * work.num_prompt_tokens + per_pair * work.num_pairs
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(coefficients)
 def test_linear_costs_are_found(truth: tuple[float, ...]) -> None:
     costs = learned(truth)
@@ -132,7 +133,7 @@ def test_while_nothing_is_known_nothing_is_limited() -> None:
     assert PrefillBudget(StepCosts(), 2048, 0.01).fit(0, 5000) == 2048
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     st.floats(0.001, 1), st.integers(0, 8000), st.integers(1, 4000), st.integers(1, 2048), st.sampled_from([0, 0.25])
 )

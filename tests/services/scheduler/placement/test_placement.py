@@ -15,6 +15,7 @@ from tests.fakes import FakeExecutor
 from tests.services.scheduler.core.test_replicas import output_of, prompt_of
 from tests.services.scheduler.core.test_state_machine import SchedulerMachine
 from tests.services.scheduler.pure_line import PureLine
+from tests.sweep import examples
 
 SYSTEM = prompt_of(900, 160)
 
@@ -221,7 +222,7 @@ def test_a_trace_finds_more_at_the_balance_of_round_robin() -> None:
 # -- the index -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 7)), max_size=60),
     st.integers(0, 8),
@@ -274,7 +275,7 @@ class ChangingMachine(SchedulerMachine):
 
 
 TestChangingMachine = ChangingMachine.TestCase
-TestChangingMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestChangingMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_all_output_is_as_it_should_be_wherever_it_ran() -> None:

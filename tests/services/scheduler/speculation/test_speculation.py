@@ -22,6 +22,7 @@ from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
+from tests.sweep import examples
 
 MOST = 6
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -125,7 +126,7 @@ def test_it_is_as_fast_as_the_best_constant_number(curve: Curve, chance: float, 
     assert rate(curve, any_text(chance), num_streams) >= 0.96 * max(constants(curve, chance, num_streams))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     chance=st.floats(0, 1),
     num_streams=st.sampled_from([1, 2, 5, 16]),

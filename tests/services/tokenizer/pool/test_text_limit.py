@@ -15,6 +15,7 @@ from pagewire.services.tokenizer.pool.text_limit import MIN_BYTES, PIECE, Room, 
 from pagewire.services.tokenizer.templates.chat import Chat
 from pagewire.wire.rpc import RpcError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
+from tests.sweep import examples
 
 ENGLISH = "Ordinary words of a language, 12 of them, and a line's end.\n"
 # Loops forever within the sandbox, which limits ranges to 100,000 numbers.
@@ -57,7 +58,7 @@ def test_a_text_that_is_too_long_is_refused_after_a_piece_of_it(codec, monkeypat
     assert sizes == [PIECE]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.integers(1, 3000), st.sampled_from(["start", "end"]), st.sampled_from([ENGLISH, "äöü ", "x", "    \n", "1 2"])
 )

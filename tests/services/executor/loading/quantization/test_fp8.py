@@ -26,6 +26,7 @@ from tests.services.executor.loading.quantization.checkpoints import (
 )
 from tests.services.executor.loading.test_loader import edit_weights
 from tests.services.executor.models.test_models import load
+from tests.sweep import examples
 
 MODULE = "model.layers.0.mlp.up_proj"
 BLOCKS: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
@@ -45,7 +46,7 @@ def random_fp8(shape: tuple[int, int], seed: int) -> Tensor:
     return codes.masked_fill_(codes.bitwise_and(0x7F) == 0x7F, 0).view(torch.float8_e4m3fn)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(num_outputs=st.integers(1, 300), num_inputs=st.integers(1, 300), seed=st.integers(0, 1000))
 def test_blocks(num_outputs: int, num_inputs: int, seed: int) -> None:
     weight = random_fp8((num_outputs, num_inputs), seed)

@@ -16,6 +16,7 @@ from tests.services.executor.loading.quantization.checkpoints import assert_load
 from tests.services.executor.loading.quantization.test_compressed_tensors import INT4, config_of, pack_int4
 from tests.services.executor.loading.quantization.test_fp8 import BLOCKS, pack, random_fp8
 from tests.services.executor.models.test_models import load
+from tests.sweep import examples
 
 
 def weights(num_outputs: int) -> list[QuantizedWeight]:
@@ -31,7 +32,7 @@ def weights(num_outputs: int) -> list[QuantizedWeight]:
 
 
 @given(st.integers(1, 40).flatmap(lambda n: st.permutations(range(n))))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_rows_are_taken(order: list[int]) -> None:
     for weight in weights(len(order)):
         taken = take_rows(weight, torch.tensor(order))
