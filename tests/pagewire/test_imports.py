@@ -124,7 +124,7 @@ def test_nothing_imports_what_imports_it(folder: str) -> None:
     found = list(edges(folder))
     assert found
     for importer, other in found:
-        files.add(importer, imported)
+        files.add(importer, other)
         # Files that lie in the folder itself stand for themselves.
         parts = [path if path.parent == REPOSITORY / folder else path.parent for path in (importer, other)]
         if parts[0] != parts[1]:

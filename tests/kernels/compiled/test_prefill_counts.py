@@ -24,7 +24,7 @@ def counted(head_dim: int, block_size: int) -> tuple[Loop, list[Loop]]:
     return chosen, [loop for config, loop in by_config if config != table]
 
 
-@pytest.mark.parametrize(("head_dim", "block_size"), some(FORMS))
+@pytest.mark.parametrize(("head_dim", "block_size"), some(list(FORMS)))
 def test_the_table_has_the_form_that_keeps_tensor_cores_busiest(head_dim: int, block_size: int) -> None:
     chosen, others = counted(head_dim, block_size)
     assert chosen.busy > max(loop.busy for loop in others) - 0.01

@@ -21,7 +21,7 @@ from tests.sweep import IS_FULL
 Cases = Mapping[str, Callable[[], None]]
 
 
-def some_of(cases: Cases, num: int = 3) -> Cases:
+def some_of(cases: Cases, num: int = 2) -> Cases:
     """Returns `num` of these variants, from the first to the last; in the full sweep all of them."""
     names = list(cases)
     if IS_FULL or len(names) <= num:

@@ -38,13 +38,10 @@ def answer_of(module: str, *arguments: Path | int | str, **environment: str) -> 
     return json.loads(result.stdout)
 
 
-QUICK = ("states", "grammars")
-
-
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The GPU kernels' tokens by name, all from one process."""
-    names = [*MODELS, "states", "grammars"] if IS_FULL else QUICK
+    names = [*MODELS, "states", "grammars"] if IS_FULL else ["grammars"]
     environment = {"TRITON_INTERPRET": "1", "PAGEWIRE_CPU_KERNELS": "triton"}
     answer = answer_of("tokens", tmp_path_factory.mktemp("gpu"), *names, **environment)
     assert answer["backend"] == "triton"
@@ -58,6 +55,7 @@ def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, tokens: 
     assert tokens[model] == generate(tmp_path, model)
 
 
+@pytest.mark.slow
 def test_states_of_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path, tokens: dict[str, Any]) -> None:
     expected = generate(tmp_path, "states")
     assert tokens["states"] == expected

@@ -56,6 +56,7 @@ def cut(output: list[int], ends: list[int]) -> list[int]:
     return output[:end]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -1.0])
 @pytest.mark.parametrize(("width", "ends"), [(1, [4]), (3, []), (3, [4]), (5, [4, 9, 17])])
