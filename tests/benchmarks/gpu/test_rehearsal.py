@@ -42,6 +42,7 @@ sys.exit(rehearsal.main())
 """
 
 
+@pytest.mark.slow
 def test_what_cannot_be_launched_is_named(tmp_path: Path) -> None:
     program = tmp_path / "program.py"  # Triton reads a kernel's source
     program.write_text(PROGRAM)

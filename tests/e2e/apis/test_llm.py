@@ -9,7 +9,13 @@ from pagewire import LLM, SamplingParams
 
 async def test_a_batch_where_an_event_loop_runs(smollm2_gguf: Path) -> None:
     """Runs a batch as a notebook does: the calls block although an event loop runs."""
-    with LLM(str(smollm2_gguf), max_model_len=512, kv_cache_memory_bytes="64MiB", max_concurrency=16) as llm:
+    with LLM(
+        str(smollm2_gguf),
+        max_model_len=512,
+        kv_cache_memory_bytes="64MiB",
+        max_concurrency=16,
+        max_num_batched_tokens=64,
+    ) as llm:
         stack = [
             child for child in psutil.Process().children() if "pagewire.stack.own_stack" in " ".join(child.cmdline())
         ]

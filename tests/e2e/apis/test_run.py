@@ -12,7 +12,8 @@ from pagewire.errors import StartupError
 from pagewire.stack.own_stack import OwnStack
 from tests.e2e.line import REPOSITORY
 
-SMALL = ["--max-model-len=512", "--kv-cache-memory-bytes=64MiB", "--max-num-seqs=4"]
+# Few sizes of steps, which an idle executor records.
+SMALL = ["--max-model-len=512", "--kv-cache-memory-bytes=64MiB", "--max-num-seqs=4", "--max-num-batched-tokens=64"]
 
 
 def run(*argv: str, stdin: str | None) -> subprocess.CompletedProcess[str]:

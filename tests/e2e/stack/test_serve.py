@@ -23,6 +23,7 @@ def running_stack(model: Path, directory: Path) -> Iterator[tuple[subprocess.Pop
     port, log = free_port(), directory / "serve.log"
     command = [sys.executable, "-m", "pagewire.cli", "serve", str(model)]
     command += ["--port", str(port), "--grpc-port", str(free_port()), "--served-model-name", "m"]
+    command += ["--max-num-seqs", "8", "--max-num-batched-tokens", "128"]  # few sizes of steps to be recorded
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:

@@ -7,8 +7,7 @@ whether all compiled, fit in shared memory and keep their spills below the bound
 
 Without --all, what is most likely to break, on sm_90 alone, which has the largest configurations: every configuration
 of the attention tables once, in the largest tile that it is chosen for; products with int8, fp8, grouped and experts'
-weights in their largest tile; everything else in its bf16 forms for Llama's shapes; and the machine instructions of
-products.
+weights in their largest tile; of every other kernel a form; and the machine instructions of products.
 """
 
 from __future__ import annotations
@@ -73,9 +72,8 @@ def representatives() -> Iterator[tuple[int, Specialization]]:
         *skinny_forms(90),
     )
     for form in (*elementwise(90), *others):
-        present = tuple(form.types)  # one of each kernel and set of optional arguments
-        if (form.name, present) not in seen:
-            seen.add((form.name, present))
+        if form.name not in seen:
+            seen.add(form.name)
             yield 90, form
 
 

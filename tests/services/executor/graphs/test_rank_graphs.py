@@ -130,7 +130,7 @@ def assert_together(graphs: RankGraphs) -> Replays:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_graphs_change_no_token(tmp_path: Path, family: str, tensor: int, stages: int) -> None:
     """Steps of prompts, of decodes and of both, padded, exact and eager; requests with extras, which only the leader
     knows of."""

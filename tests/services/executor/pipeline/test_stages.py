@@ -152,6 +152,7 @@ def targets(model: Model) -> dict[str, torch.Tensor]:
     return model.load_targets()
 
 
+@pytest.mark.slow
 def test_the_default_model_in_stages(smollm2_gguf: Path) -> None:
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 96}
     whole = load(smollm2_gguf, **options)

@@ -400,6 +400,7 @@ async def test_metrics_are_there(service: Service):
     assert "pagewire:executor_step_seconds_bucket" in text and "pagewire:executor_step_tokens_sum" in text
 
 
+@pytest.mark.slow
 async def test_the_real_model_knows_the_capital_of_france(socket: str, smollm2_gguf: Path):
     from gguf import GGUFReader
 

@@ -123,7 +123,7 @@ def graph_driver(model: DecoderModel, proposer: KnownTexts) -> Driver:
 
 NEEDS_COMPILER = pytest.mark.skipif(cpu_backend() != "cpp", reason="there is no C++ compiler: steps are not recorded")
 DRIVERS = [
-    pytest.param(eager_driver, id="eager"),
+    pytest.param(eager_driver, id="eager", marks=pytest.mark.slow),
     pytest.param(graph_driver, id="graphs"),
     pytest.param(recorded_driver, id="recorded", marks=NEEDS_COMPILER),
 ]
