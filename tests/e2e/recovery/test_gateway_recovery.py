@@ -115,7 +115,7 @@ async def test_a_sister_goes_on_when_a_gateway_is_killed(line: Line, sister: str
     await asyncio.gather(*[client.read() for client in undisturbed])
     clients = [Client([line.base_url, sister], name, max_tokens) for name in STREAMS]
     reading = [asyncio.create_task(client.read()) for client in clients]
-    while any(len(client.events) < 15 for client in clients):
+    while any(len(client.events) < 5 for client in clients):
         assert not any(task.done() for task in reading), "nothing was left to lose"
         await asyncio.sleep(0.005)
     line.kill("gateway")
