@@ -214,6 +214,10 @@ class Server:
             is_ready = self._is_ready or (serving and name in self._links)
             await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
 
+    async def links_ended(self) -> None:
+        """Waits until streams of requests, which end by themselves, have sent why; at most LAST_CALLS_S seconds."""
+        await self._statuses.links_ended(LAST_CALLS_S)
+
     async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:
         """Becomes not ready at once, and waits until `drained` returns (no live requests), at most shutdown_timeout s.
 

@@ -122,6 +122,7 @@ async def serve(config: ExecutorConfig) -> None:
             if stopping.result():
                 drained = partial(_until_idle, worker)
     except DeviceError as error:
+        drained = server.links_ended  # the scheduler learns from its stream what failed
         raise StartupError(f"{error}; the process ends, so that a supervisor restarts it") from error
     finally:
         await rpc.cancel([stopping])

@@ -34,6 +34,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         if calls := self._calls - self._links:
             await asyncio.wait(calls, timeout=timeout)
 
+    async def links_ended(self, timeout: float) -> None:
+        """Waits at most `timeout` seconds for streams of requests to send their statuses."""
+        if self._links:
+            await asyncio.wait(set(self._links), timeout=timeout)
+
     @contextmanager
     def _running(self, *, is_link: bool = False) -> Iterator[None]:
         """Registers the call of the current task. Raises RpcError if it is cut off."""

@@ -67,6 +67,7 @@ async def supervised(model: DecoderModel, address: str) -> AsyncIterator[Supervi
             async with serving(address, start) as service:
                 with suppress(DeviceError):
                     await asyncio.wrap_future(service.worker.failed)
+                await service.server.links_ended()
                 state.num_deaths += 1
 
     keeping = asyncio.create_task(keep())

@@ -52,6 +52,7 @@ Call: TypeAlias = grpc.aio.StreamStreamCall
 @dataclass
 class Service:
     worker: Worker
+    server: rpc.Server
     stub: executor_pb2_grpc.ExecutorServiceStub
 
 
@@ -85,7 +86,7 @@ async def serving(
             await asyncio.shield(loaded)
             await server.set_serving(True)
         async with rpc.channel(address) as channel:
-            yield Service(worker, executor_pb2_grpc.ExecutorServiceStub(channel))
+            yield Service(worker, server, executor_pb2_grpc.ExecutorServiceStub(channel))
     finally:
         await server.stop()
         if wait:  # even when cancelled: a runner that is being made would take the model from the next one
