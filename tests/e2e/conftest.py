@@ -78,6 +78,13 @@ def any_line(request: pytest.FixtureRequest) -> Line:
     return line
 
 
+@pytest.fixture(scope="module")
+def slow_line(any_line: Line) -> Iterator[Line]:
+    """`any_line` with steps that take long enough for a service to be killed meanwhile."""
+    with any_line.slow_steps():
+        yield any_line
+
+
 @pytest.fixture(scope="session")
 def reference(any_line: Line, request: pytest.FixtureRequest) -> Reference:
     """The model of `any_line` in transformers, in fp32."""

@@ -3,11 +3,15 @@
 import multiprocessing
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pagewire import cli
 from pagewire.process import process
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.step.step import StepOutput
 from tests.e2e import fake_executor
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -17,6 +21,7 @@ _FORKS.set_forkserver_preload(
         *("pagewire.services.executor.main", "tests.e2e.forked"),
     ]
 )
+PAUSE = "pause"  # file beside the log of an executor
 
 
 class Forked:
@@ -70,4 +75,18 @@ def _run(argv: list[str], log: Path, environment: dict[str, str]) -> None:
     if argv[0] == "fake-executor":
         fake_executor.main(argv[1:])
     else:
+        if argv[0] == "executor":
+            _take_pauses(log.with_name(PAUSE))
         cli.main(argv)
+
+
+def _take_pauses(pause: Path) -> None:
+    """Lets each step wait for the seconds that a file contains, while there is one."""
+    execute = ModelRunner.execute
+
+    def paused(runner: ModelRunner, *arguments: Any) -> StepOutput:
+        if pause.exists():
+            time.sleep(float(pause.read_text()))
+        return execute(runner, *arguments)
+
+    ModelRunner.execute = paused  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 
 from pagewire.v1 import inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import rpc
-from tests.e2e.forked import Forked
+from tests.e2e.forked import PAUSE, Forked
 
 REPOSITORY = Path(__file__).parents[2]
 FULL_NAMES = {
@@ -116,6 +116,15 @@ class Line:
             self.flags[service] = list(flags)
         self.kill(service)
         self.start(service)
+
+    @contextmanager
+    def slow_steps(self, seconds: float = 0.005) -> Iterator[None]:
+        """Makes the executor's steps take longer, so that streams outlast what a test does to them even if the test has
+        to wait for a processor."""
+        pause = self.directory / PAUSE
+        pause.write_text(str(seconds))
+        yield
+        pause.unlink()
 
     async def wait_ready(self, *services: str) -> None:
         """Waits until each of the services (default: all, connected) reports that it can serve."""

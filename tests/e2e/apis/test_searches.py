@@ -17,9 +17,9 @@ CHOSEN = [PROMPTS[index] for index in ((3, 11) if IS_FULL else (11,))]
 
 
 @pytest.fixture(scope="module")
-def line(any_line: Line) -> Line:
+def line(slow_line: Line) -> Line:
     """The quick line; the full sweep repeats the module on the default model."""
-    return any_line
+    return slow_line
 
 
 def num_tokens(line: Line) -> int:

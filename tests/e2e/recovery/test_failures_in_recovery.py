@@ -10,9 +10,9 @@ from tests.e2e.prompts import PROMPTS
 
 
 @pytest.fixture(scope="module")
-def line(any_line: Line) -> Line:
+def line(slow_line: Line) -> Line:
     """The quick line; the full sweep repeats the module on the default model."""
-    return any_line
+    return slow_line
 
 
 def max_tokens(line: Line) -> int:
@@ -55,8 +55,10 @@ def undisturbed(line: Line) -> list[str]:
 
 async def test_an_executor_dies_again_as_it_recomputes(line: Line, undisturbed: list[str]) -> None:
     tasks = await started(line)
+    lost = line.log("scheduler").count("lost the executor")
     line.restart("executor")
-    await line.wait_blocks(0)
+    while line.log("scheduler").count("lost the executor") == lost:  # noqa: ASYNC110 - the state of a service
+        await asyncio.sleep(0.005)
     while not (await line.load()).num_running:  # noqa: ASYNC110 - the state of a service
         await asyncio.sleep(0.005)
     line.restart("executor")

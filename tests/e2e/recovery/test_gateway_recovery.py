@@ -33,9 +33,9 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def line(any_line: Line) -> Line:
+def line(slow_line: Line) -> Line:
     """The quick line; the full sweep repeats the module on the default model."""
-    return any_line
+    return slow_line
 
 
 @pytest.fixture

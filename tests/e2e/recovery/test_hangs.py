@@ -22,7 +22,8 @@ def line(quick_line: Line) -> Iterator[Line]:
     for service in SERVICES:
         quick_line.restart(service, *before[service], *HANG)
     asyncio.run(quick_line.wait_ready())
-    yield quick_line
+    with quick_line.slow_steps():
+        yield quick_line
     for service in SERVICES:
         quick_line.flags[service] = before[service]
         quick_line.restart(service)

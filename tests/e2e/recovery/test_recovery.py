@@ -29,9 +29,9 @@ SCORED = {"echo": True, "logprobs": 1}
 
 
 @pytest.fixture(scope="module")
-def line(any_line: Line) -> Line:
+def line(slow_line: Line) -> Line:
     """The quick line; the full sweep repeats the module on the default model."""
-    return any_line
+    return slow_line
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,13 @@ async def test_sigterm_lets_streams_end(quick_line: Line) -> None:
             async with http.stream("POST", f"{line.base_url}/v1/completions", json=body) as response:
                 return [data async for data in response.aiter_lines() if data][-1]
 
-        tasks = [asyncio.create_task(one()) for _ in range(8)]
-        async with asyncio.timeout(60):
-            while (await line.load()).num_running < 8:  # noqa: ASYNC110 - another process's state
-                await asyncio.sleep(0.02)
-        gateway = line.processes["gateway"]
-        gateway.send_signal(signal.SIGTERM)
+        with line.slow_steps():
+            tasks = [asyncio.create_task(one()) for _ in range(8)]
+            async with asyncio.timeout(60):
+                while (await line.load()).num_running < 8:  # noqa: ASYNC110 - another process's state
+                    await asyncio.sleep(0.02)
+            gateway = line.processes["gateway"]
+            gateway.send_signal(signal.SIGTERM)
         assert await asyncio.gather(*tasks) == ["data: [DONE]"] * 8
     assert await asyncio.to_thread(gateway.wait, 30) == 0
     line.start("gateway")
