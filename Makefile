@@ -21,7 +21,7 @@ help:
 	@echo "make test-all    the test suite and the full sweeps that it leaves out"
 	@echo "make check PATH  the tests that belong to a file or folder: make check services/scheduler/core"
 	@echo "make chaos       failures, fuzzing and a soak over whole stacks, for an hour or so"
-	@echo "make lint        formatting, lint, types, protos"
+	@echo "make lint        formatting, lint, types, protos, prose, rooms"
 	@echo "make docs        generate docs/api.md, docs/models.md and docs/from-vllm.md"
 	@echo "make options     regenerate the Python types of the sampling parameters"
 	@echo "make protos      regenerate the gRPC stubs"
@@ -39,8 +39,9 @@ $(READY): pyproject.toml
 serve: $(READY)
 	@exec $(BIN)/pagewire serve $(ARGS)
 
+# What tests/house says of the text of the code is lint.
 test: $(READY)
-	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) --ignore tests/house $(ARGS)
 
 test-all: $(READY)
 	PAGEWIRE_TEST_ALL=1 $(BIN)/python -m pytest $(SHARED) -m "" $(ARGS)
@@ -67,6 +68,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/buf lint
 	! grep -rnE '^.{121,}' kernels/cpu/csrc
+	$(BIN)/python -m pytest tests/house
 
 docs: $(READY)
 	$(BIN)/python -m pagewire.gateway.api_table > docs/api.md

@@ -192,7 +192,7 @@ def run(code: str, missing: list[str]) -> subprocess.CompletedProcess[str]:
         ("services.scheduler.core.scheduler", ["grpc", "torch", "prometheus_client"]),
         # An op's definition comes before all of its implementations, which load on first use.
         ("kernels.ops kernels.quantized", ["triton", "kernels.triton", "kernels.cpu", "kernels.reference"]),
-        ("quantize.command", ["fastapi", "gateway", "services.scheduler"]),
+        pytest.param("quantize.command", ["fastapi", "gateway", "services.scheduler"], marks=pytest.mark.slow),
         *(
             (module, ["torch", "transformers", *missing, "services", "gateway", "kernels", "quantize"])
             for module, missing in {

@@ -41,7 +41,7 @@ def answer_of(module: str, *arguments: Path | int | str, **environment: str) -> 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The GPU kernels' tokens by name, all from one process."""
-    names = [*MODELS, "states", "grammars"] if IS_FULL else ["grammars"]
+    names = [*MODELS, "states", "grammars"]
     environment = {"TRITON_INTERPRET": "1", "PAGEWIRE_CPU_KERNELS": "triton"}
     answer = answer_of("tokens", tmp_path_factory.mktemp("gpu"), *names, **environment)
     assert answer["backend"] == "triton"
@@ -62,6 +62,7 @@ def test_states_of_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path, to
     assert expected["2"] == expected["0"][: len(expected["2"])], "a prefix hit goes on with the same tokens"
 
 
+@pytest.mark.slow
 def test_grammars_on_the_gpu_kernels_give_the_tokens_of_the_cpu(tmp_path: Path, tokens: dict[str, Any]) -> None:
     assert tokens["grammars"] == generate(tmp_path, "grammars")
     decode = load_tokenizer(tmp_path / "grammars").decode

@@ -18,7 +18,8 @@ from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GOOD = "{{ bos_token }}{% for m in messages %}{{ m.content }}!{% endfor %}"
 # What they are refused with, in part.
-TOO_SLOW, TOO_LARGE = "within 1 seconds", "MemoryError|crashed its process|OverflowError|characters"
+TOO_SLOW = "within 1 seconds"
+TOO_LARGE = f"MemoryError|crashed its process|OverflowError|characters|{TOO_SLOW}"  # on a machine that is busy
 HOSTILE = {
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": TOO_SLOW,
     "{{ 10 ** (10 ** 9) }}": TOO_SLOW,  # one operation, which no thread is let between
