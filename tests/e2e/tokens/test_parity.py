@@ -148,7 +148,11 @@ async def test_prompt_logprobs_of_what_is_cached(line: Line, expected: list[Expe
 
 
 def test_whole_prompts_without_prefix_cache(line: Line, expected: list[Expected]) -> None:
-    with flags(line, "scheduler", "--no-enable-prefix-caching", "--no-enable-chunked-prefill"):
+    longest = max(len(one.prompt_token_ids) for one in expected)
+    with (
+        flags(line, "executor", "--max-num-batched-tokens", str(longest)),
+        flags(line, "scheduler", "--no-enable-prefix-caching", "--no-enable-chunked-prefill"),
+    ):
         responses = asyncio.run(generate(line, requests(expected)))
     check(expected, responses)
     assert all(r.usage.cached_tokens == 0 for r in responses)
