@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from tests.e2e import fake_executor
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
-        *("pagewire.gateway.main", "pagewire.services.tokenizer.main", "pagewire.services.scheduler.main"),
-        *("pagewire.services.executor.main", "tests.e2e.forked"),
+        "pagewire.gateway.main",
+        "pagewire.services.tokenizer.main",
+        "pagewire.services.scheduler.main",
+        "pagewire.services.executor.main",
+        "tests.e2e.forked",
     ]
 )
 PAUSE = "pause"  # file beside the log of an executor
@@ -85,7 +89,7 @@ def _take_pauses(pause: Path) -> None:
     execute = ModelRunner.execute
 
     def paused(runner: ModelRunner, *arguments: Any) -> StepOutput:
-        if pause.exists():
+        with suppress(FileNotFoundError):
             time.sleep(float(pause.read_text()))
         return execute(runner, *arguments)
 

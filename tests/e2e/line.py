@@ -85,9 +85,12 @@ class Line:
             "scheduler": [*listen, "--executor-address", self.address("executor")],
             "tokenizer": [
                 *listen,
-                *("--model", self.model),
-                *("--served-model-name", "m"),
-                *("--scheduler-address", self.address("scheduler")),
+                "--model",
+                self.model,
+                "--served-model-name",
+                "m",
+                "--scheduler-address",
+                self.address("scheduler"),
             ],
             "gateway": ["--port", str(self.port), *self._behind_gateways()],
             "sister": ["--port", str(self.sister_port), *self._behind_gateways()],  # a second gateway, if started
@@ -122,9 +125,13 @@ class Line:
         """Makes the executor's steps take longer, so that streams outlast what a test does to them even if the test has
         to wait for a processor."""
         pause = self.directory / PAUSE
-        pause.write_text(str(seconds))
-        yield
-        pause.unlink()
+        unfinished = self.directory / f"{PAUSE}.unfinished"
+        unfinished.write_text(str(seconds))
+        unfinished.rename(pause)
+        try:
+            yield
+        finally:
+            pause.unlink()
 
     async def wait_ready(self, *services: str) -> None:
         """Waits until each of the services (default: all, connected) reports that it can serve."""

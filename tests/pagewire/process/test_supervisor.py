@@ -34,8 +34,13 @@ class Stack:
         with (self.directory / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "tests.pagewire.process.stand_in", "supervise"),
-                    *(str(self.directory), json.dumps(options or {}), *items),
+                    sys.executable,
+                    "-m",
+                    "tests.pagewire.process.stand_in",
+                    "supervise",
+                    str(self.directory),
+                    json.dumps(options or {}),
+                    *items,
                 ],
                 cwd=REPOSITORY,
                 stdout=output,
@@ -92,8 +97,12 @@ def test_restarts_only_what_died_and_waits_longer_each_time(stack: Stack) -> Non
         wait_until(lambda lived=lived: len(stack.pids("executor")) > len(lived))  # type: ignore[misc]
     assert len(stack.pids("scheduler")) == 1
     assert "executor ended (killed by SIGKILL); restarting it in 0.2 s" in stack.output
-    reported = [event[2:] for event in stack.events if event[:2] == ["after", "executor"]]
-    assert reported == [["0", "False"], ["-9", "False"], ["-9", "False"]], "SIGKILL comes from outside"
+
+    def reported() -> list[list[str]]:
+        return [event[2:] for event in stack.events if event[:2] == ["after", "executor"]]
+
+    wait_until(lambda: len(reported()) == 3)
+    assert reported() == [["0", "False"], ["-9", "False"], ["-9", "False"]], "SIGKILL comes from outside"
     assert "restarting it in 0.4 s" in stack.output
     stack.process.terminate()
     assert stack.process.wait(60) == 0

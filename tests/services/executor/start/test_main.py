@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from pagewire.errors import StartupError
 from pagewire.services.executor import main
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
@@ -127,8 +128,23 @@ async def test_what_cannot_be_served_ends_the_process_with_the_reason(config: Ex
         await main.serve(dataclasses.replace(config, model_impl="pagewire"))
 
 
-async def test_a_fatal_device_error_ends_the_process(
-    config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class Unhurried(ExecutorServicer):
+    """Reports a failure late, as in a process with much else to do."""
+
+    async def Execute(
+        self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[executor_pb2.StepResult]:
+        try:
+            async for result in super().Execute(request_iterator, context):
+                yield result
+        except rpc.RpcError:
+            await asyncio.sleep(0.1)
+            raise
+
+
+@pytest.mark.parametrize("servicer", [ExecutorServicer, Unhurried])
+async def test_a_fatal_device_error_ends_the_process_after_the_stream_reports_it(
+    config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servicer: type[ExecutorServicer]
 ):
     def start(
         config: ExecutorConfig, model_path: str, progress: Callable[[float, str], None]
@@ -137,6 +153,7 @@ async def test_a_fatal_device_error_ends_the_process(
         return BrokenRunner(tiny_llama(tmp_path / "broken"), runner.limits, info.num_blocks, CPU), info
 
     monkeypatch.setattr(main, "start_runner", start)
+    monkeypatch.setattr(main, "ExecutorServicer", servicer)
     serving = asyncio.create_task(main.serve(config))
     await until_serving(config.listen)
     async with rpc.channel(config.listen) as channel:

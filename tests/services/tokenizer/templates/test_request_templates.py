@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 GOOD = "{{ bos_token }}{% for m in messages %}{{ m.content }}!{% endfor %}"
 # What they are refused with, in part.
 TOO_SLOW = "within 1 seconds"
-TOO_LARGE = f"MemoryError|crashed its process|OverflowError|characters|{TOO_SLOW}"  # on a machine that is busy
+TOO_LARGE = "MemoryError|crashed its process|OverflowError|characters"
 HOSTILE = {
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": TOO_SLOW,
     "{{ 10 ** (10 ** 9) }}": TOO_SLOW,  # one operation, which no thread is let between
@@ -41,11 +41,21 @@ HOSTILE = {
 }
 
 
-@pytest.fixture(scope="module")
-def templates():
-    templates = RequestTemplates({"bos_token": "<s>"}, timeout=1.0, memory_bytes=256 * 2**20)
+def start(timeout: float) -> Iterator[RequestTemplates]:
+    templates = RequestTemplates({"bos_token": "<s>"}, timeout, memory_bytes=256 * 2**20)
     yield templates
     templates.close()
+
+
+@pytest.fixture(scope="module")
+def templates() -> Iterator[RequestTemplates]:
+    yield from start(1.0)
+
+
+@pytest.fixture(scope="module")
+def patient_templates() -> Iterator[RequestTemplates]:
+    """Templates that a busy machine ends by their memory, too, and not by their time."""
+    yield from start(60.0)
 
 
 async def render(templates: RequestTemplates, template: str) -> str:
@@ -53,7 +63,11 @@ async def render(templates: RequestTemplates, template: str) -> str:
 
 
 @pytest.mark.parametrize("template", HOSTILE)
-async def test_no_template_takes_all_time_or_memory(templates: RequestTemplates, template: str) -> None:
+async def test_no_template_takes_all_time_or_memory(
+    templates: RequestTemplates, patient_templates: RequestTemplates, template: str
+) -> None:
+    if HOSTILE[template] != TOO_SLOW:
+        templates = patient_templates
     with pytest.raises(ChatError, match=HOSTILE[template]) as refused:
         await render(templates, template)
     assert len(str(refused.value)) < 1200
