@@ -11,7 +11,7 @@ import pytest
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
-from tests.sweep import ByLine, deselect_all_but_pairs, mixed
+from tests.sweep import ByLine, deselect_repetitions, mixed
 
 # Tests compute little at a time, and two or three of them at once: a thread each, read when torch is imported. Threads
 # of OpenMP that wait busily for one another would take the processor of the other tests.
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    deselect_all_but_pairs(config, items)
+    deselect_repetitions(config, items)
     mixed(items)
 
 

@@ -12,6 +12,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 IS_FULL = os.environ.get("PAGEWIRE_TEST_ALL") == "1"
+EVERY_CASE = os.environ.get("PAGEWIRE_EVERY_CASE") == "1"  # of the quick tests
 
 # A parameter's name and the id of its value, twice.
 Pair = tuple[tuple[str, str], ...]
@@ -22,20 +23,27 @@ def examples(full: int) -> int:
     return full if IS_FULL else max(full // 5, 8)
 
 
-def deselect_all_but_pairs(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects cases of tests that are marked with `pairs`, so that each pair of parameter values stays in one case.
+def deselect_repetitions(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects cases of tests that are marked with `pairs` or `few`, unless some tests are asked for by name.
 
-    The full sweep keeps every case. A covering of pairs finds what depends on one value or on two together, with a
-    fraction of the cases of the product.
+    pairs: each pair of parameter values stays in one case. A covering of pairs finds what depends on one value or on
+    two together, with a fraction of the cases of the product.
+    few(*ids): the cases with these ids stay.
     """
-    if IS_FULL:
+    if IS_FULL or EVERY_CASE or config.option.keyword or any("::" in argument for argument in config.args):
         return
     functions: dict[Any, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("pairs") is not None and hasattr(item, "callspec"):
+        if item.get_closest_marker("slow") is None and hasattr(item, "callspec"):
             functions[item.nodeid.partition("[")[0]].append(item)
-    kept = {item for cases in functions.values() for item in covering(cases)}
-    left_out = [item for cases in functions.values() for item in cases if item not in kept]
+    left_out = []
+    for cases in functions.values():
+        kept = cases
+        if (few := cases[0].get_closest_marker("few")) is not None:
+            kept = named(cases, few.args)
+        elif cases[0].get_closest_marker("pairs") is not None:
+            kept = covering(cases)
+        left_out += [case for case in cases if case not in kept]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         out = set(left_out)
@@ -67,6 +75,14 @@ def mixed(items: list[pytest.Item]) -> None:
     computing = [scope for scope in scopes if scope.startswith(("tests/kernels/", "tests/services/executor/triton/"))]
     pairs = (scope for pair in zip_longest(waiting, computing) for scope in pair if scope is not None)
     items[:] = [item for scope in dict.fromkeys([*pairs, *scopes]) for item in scopes[scope]]
+
+
+def named(cases: list[pytest.Item], ids: tuple[str, ...]) -> list[pytest.Item]:
+    """Returns the cases with these ids. Raises UsageError for an id that no case has."""
+    found = {case.callspec.id: case for case in cases}  # type: ignore[attr-defined]
+    if missing := set(ids) - found.keys():
+        raise pytest.UsageError(f"{cases[0].nodeid}: the mark few names {sorted(missing)}, not among {sorted(found)}")
+    return [found[id] for id in ids]
 
 
 def covering(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -54,6 +54,7 @@ def divergence(original: PreTrainedModel, state: dict[str, Tensor], tokens: Tens
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.few("gptq")
 def test_predictions_come_closer(tmp_path: Path, text: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, options = METHODS[method]
     monkeypatch.setattr(tune, "RATE", 2e-3)
@@ -79,6 +80,7 @@ def test_predictions_come_closer(tmp_path: Path, text: Path, method: str, monkey
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.few("awq", "gptq symmetric")
 def test_layers_come_closer(tmp_path: Path, text: Path, method: str) -> None:
     family, options = METHODS[method]
     original = save_model(tmp_path / "model", family)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.line import Line, http_client
 
-MAX_TOKENS = 400  # a second
+MAX_TOKENS = 200  # a second
 HANG = ["--hang-timeout", "1"]
 SERVICES = ("executor", "scheduler", "tokenizer", "gateway")
 

@@ -7,8 +7,18 @@ from tests.pagewire.test_imports import REPOSITORY, edges
 ROOT = REPOSITORY / "services/executor"
 CORE = ("service/servicer.py", "service/worker.py", "runner/model_runner.py")
 FEATURES = (
-    *("grammar", "images", "loading", "models/drafting", "models/vision", "pipeline", "ranks", "speculation", "start"),
-    *("graphs/recorded_steps.py", "runner/prompt_logprobs.py", "service/replacement.py"),
+    "grammar",
+    "images",
+    "loading",
+    "models/drafting",
+    "models/vision",
+    "pipeline",
+    "ranks",
+    "speculation",
+    "start",
+    "graphs/recorded_steps.py",
+    "runner/prompt_logprobs.py",
+    "service/replacement.py",
 )
 
 

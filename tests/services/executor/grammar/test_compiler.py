@@ -136,8 +136,13 @@ def test_subschemas_are_found_with_their_places() -> None:
         "anyOf": [True, {"if": {}}],
     }
     assert [pointer for pointer, _ in schemas(schema)] == [
-        *("", "/properties/type", "/properties/type/items/0", "/properties/enum", "/properties/enum/not"),
-        *("/anyOf/1", "/anyOf/1/if"),
+        "",
+        "/properties/type",
+        "/properties/type/items/0",
+        "/properties/enum",
+        "/properties/enum/not",
+        "/anyOf/1",
+        "/anyOf/1/if",
     ]
 
 

@@ -74,8 +74,15 @@ def test_messages_of_reasoning_share_a_budget() -> None:
     answer = [1, 7]
     marks = {"end": ids(6), "answer": ids(*answer), "closing": ids(6, 8, *answer), "budget": 3}
     assert follow(matcher(**marks), [*START, 9, 9, 6, *START, 9, 9, 9, 9, 9]) == [
-        *(*START, 9, 9, 6),
-        *(*START, 9, 6, 8, *answer),
+        *START,
+        9,
+        9,
+        6,
+        *START,
+        9,
+        6,
+        8,
+        *answer,
     ]
     calls = [*START, 9, 9, 9, 6, 9, 9, 9, 9, 9]  # a call of a tool, which is no reasoning
     assert follow(matcher(**{**marks, "budget": 4}), calls) == calls

@@ -131,6 +131,7 @@ def assert_together(graphs: RankGraphs) -> Replays:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.few("2-1-Qwen3", "2-1-Mixtral", "1-2-Gemma3Text")
 def test_graphs_change_no_token(tmp_path: Path, family: str, tensor: int, stages: int) -> None:
     """Steps of prompts, of decodes and of both, padded, exact and eager; requests with extras, which only the leader
     knows of."""
@@ -146,6 +147,7 @@ def test_graphs_change_no_token(tmp_path: Path, family: str, tensor: int, stages
 
 
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.few("4")
 def test_whole_experts(tmp_path: Path, size: int) -> None:
     changes = {"num_attention_heads": size, "num_key_value_heads": size}
     save_tiny(tmp_path, "Mixtral", **SHAPE | FAMILIES["Mixtral"] | changes)

@@ -118,6 +118,7 @@ def test_experts_in_every_form(tmp_path: Path, config: dict[str, Any], dtype: st
 
 
 @pytest.mark.parametrize("family", ["StableLm", "Gemma", "Phimoe"])
+@pytest.mark.few("Phimoe")
 def test_models_in_transformers_code(tmp_path: Path, family: str) -> None:
     """Nothing in their steps depends on what Python sees, either."""
     save_tiny(tmp_path, family, vocab_size=200, max_position_embeddings=96, head_dim=8)

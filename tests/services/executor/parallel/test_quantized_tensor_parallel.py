@@ -47,6 +47,7 @@ def logits_of(model: Model) -> Tensor:
 
 
 @pytest.mark.parametrize("type_", [Type.Q4_0, Type.Q6_K, Type.IQ4_XS], ids=lambda t: t.name)
+@pytest.mark.few("Q4_0", "IQ4_XS")
 def test_gguf(tmp_path: Path, type_: Type) -> None:
     """Shares of 128 inputs are whole blocks of Q4_0, and half ones of the others."""
     path = tmp_path / "tiny.gguf"

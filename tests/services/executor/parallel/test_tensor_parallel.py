@@ -82,6 +82,18 @@ def assert_equal_on_ranks(path: Path, size: int, *, whole_experts: bool = False,
 
 
 @pytest.mark.parametrize(("family", "size", "changes"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+@pytest.mark.few(
+    "Llama-3",
+    "Gemma3Text-2",
+    "Mixtral-2",
+    "Qwen2Moe-2",
+    "GptOss-2",
+    "DeepseekV3-2",
+    "Phi3-2",
+    "GPT2-2",
+    "Falcon-2",
+    "Cohere-2",
+)
 def test_greedy_tokens(tmp_path: Path, family: str, size: int, changes: dict[str, Any]) -> None:
     save_tiny(tmp_path, family, **changes)
     assert_equal_on_ranks(tmp_path, size)

@@ -78,6 +78,7 @@ def write_models(directory: Path, method: str) -> tuple[Path, str]:
     [("draft_model", 1), ("draft_model", 2), ("self", 0), ("eagle3", 0), ("mtp", 0)],
     ids=["draft model, whole", "draft model, split", "self", "eagle3", "mtp"],
 )
+@pytest.mark.few("draft model, split", "eagle3", "mtp")
 def test_two_ranks_draft_as_one(tmp_path: Path, method: str, ranks_of_drafter: int) -> None:
     path, drafter = write_models(tmp_path, method)
     speculation = Speculation(method, 4, model=drafter, draft_tensor_parallel_size=ranks_of_drafter)
@@ -112,6 +113,7 @@ class LateFollower(Follower):
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3", "mtp"])
+@pytest.mark.few("draft_model", "mtp")
 def test_ranks_that_learn_of_results_at_different_times_compute_the_same(tmp_path: Path, method: str) -> None:
     """A device with rows that the host may not read. The leader knows a result before the next step is
     decided, or before it is computed, or only behind it."""

@@ -57,12 +57,18 @@ def generate_in_turns(driver: Driver, stages: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("make", [ngrams, suffixes])
 @pytest.mark.parametrize(("tensor", "stages"), [(1, 2), (1, 3), (2, 2)])
+@pytest.mark.few("1-3-ngrams", "2-2-suffixes")
 def test_texts_equal_plain_decoding(tmp_path: Path, tensor: int, stages: int, make: Any) -> None:
     save_tiny(tmp_path, "Qwen3", **SIZES, head_dim=8, tie_word_embeddings=True)
     whole = load(tmp_path)
     runners = joined_runners(
         lambda group: load(tmp_path, tensor=group.tensor, stage=group.stage),
-        *(tensor, stages, LIMITS, 64, partial(_made, make), 4),
+        tensor,
+        stages,
+        LIMITS,
+        64,
+        partial(_made, make),
+        4,
     )
     staged: Any = Staged([*map(Follower, runners[:-1]), runners[-1]])  # type: ignore[list-item]
     texts = generate_in_turns(Driver(staged, 64), stages)
