@@ -13,7 +13,7 @@ from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.tool_calls import whole_calls
 from pagewire.gateway.generation.usage import UsageTotal
-from pagewire.gateway.messages.bodies.responses import (
+from pagewire.gateway.messages.bodies.answers import (
     SIGNATURE,
     AnsweredMessage,
     ContentBlock,

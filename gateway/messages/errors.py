@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.messages.bodies.responses import (
+from pagewire.gateway.messages.bodies.answers import (
     NO_THREADS,
     MessagesError,
     MessagesErrorDetail,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from pagewire.gateway.messages.bodies.responses import ModelInfo, ModelPage
+from pagewire.gateway.messages.bodies.answers import ModelInfo, ModelPage
 from pagewire.v1 import inference_pb2
 
 

@@ -11,8 +11,8 @@ from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.messages.answer import MessagesAnswer
+from pagewire.gateway.messages.bodies.answers import EVENTS, AnsweredMessage, MessagesError, TokenCount
 from pagewire.gateway.messages.bodies.requests import CountTokensRequest, MessagesRequest
-from pagewire.gateway.messages.bodies.responses import EVENTS, AnsweredMessage, MessagesError, TokenCount
 from pagewire.gateway.messages.translate import chat_request, names_of, tokenize_request
 
 router = APIRouter(route_class=JsonRoute, tags=["messages"], responses=openapi.error_responses(MessagesError))

@@ -12,7 +12,7 @@ from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
-from pagewire.gateway.messages.bodies.responses import MessagesError, ModelInfo, ModelPage
+from pagewire.gateway.messages.bodies.answers import MessagesError, ModelInfo, ModelPage
 from pagewire.gateway.messages.errors import MESSAGES
 from pagewire.gateway.messages.models import model_info, model_page
 from pagewire.gateway.models.bodies import (

@@ -7,7 +7,7 @@ from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.usage import UsageTotal
-from pagewire.gateway.responses.bodies.responses import (
+from pagewire.gateway.responses.bodies.answers import (
     InputTokensDetails,
     ModelResponse,
     OutputTokensDetails,

@@ -22,7 +22,7 @@ from pagewire.gateway.core.tokenizer_link import TokenizerLink
 from pagewire.gateway.kept.entries import by_choice
 from pagewire.gateway.kept.writing import Source, written
 from pagewire.gateway.responses.answer import response_usage
-from pagewire.gateway.responses.bodies.responses import ModelResponse
+from pagewire.gateway.responses.bodies.answers import ModelResponse
 from pagewire.gateway.responses.stored import Responses, Stored, has_ended, response_of, status_of
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.gateway.store import Jobs, Lease, LeaseLost

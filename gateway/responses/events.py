@@ -6,7 +6,7 @@ import msgspec
 
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import encode
-from pagewire.gateway.responses.bodies.responses import ModelResponse, OutputItem, OutputText, ReasoningText
+from pagewire.gateway.responses.bodies.answers import ModelResponse, OutputItem, OutputText, ReasoningText
 from pagewire.gateway.schema.answers import ChatLogprob
 
 Lifecycle = Literal[

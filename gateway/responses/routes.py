@@ -18,15 +18,15 @@ from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.responses.answer import ResponseAnswer
 from pagewire.gateway.responses.background import BACKGROUND
-from pagewire.gateway.responses.bodies.items import MessageItem
-from pagewire.gateway.responses.bodies.queries import InputItemsQuery, RetrieveQuery
-from pagewire.gateway.responses.bodies.requests import CreateResponse
-from pagewire.gateway.responses.bodies.responses import (
+from pagewire.gateway.responses.bodies.answers import (
     DeletedResponse,
     InputItemList,
     InputTokens,
     ModelResponse,
 )
+from pagewire.gateway.responses.bodies.items import MessageItem
+from pagewire.gateway.responses.bodies.queries import InputItemsQuery, RetrieveQuery
+from pagewire.gateway.responses.bodies.requests import CreateResponse
 from pagewire.gateway.responses.conversation import AnyItem, messages_of
 from pagewire.gateway.responses.events import EVENTS
 from pagewire.gateway.responses.stored import PREFIX, RESPONSES, Stored, new_id, stored_input, stored_response

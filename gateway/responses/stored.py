@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.responses.bodies.answers import InputItemList, ModelResponse, decode_response
 from pagewire.gateway.responses.bodies.items import (
     FunctionCallInput,
     FunctionCallOutput,
@@ -19,7 +20,6 @@ from pagewire.gateway.responses.bodies.items import (
     MessageItem,
 )
 from pagewire.gateway.responses.bodies.queries import InputItemsQuery
-from pagewire.gateway.responses.bodies.responses import InputItemList, ModelResponse, decode_response
 from pagewire.gateway.responses.conversation import AnyItem
 from pagewire.gateway.store import Bound, Lease, Store, Work, held
 from pagewire.wire.tenants import NO_TENANT, Tenant, present

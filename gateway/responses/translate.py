@@ -7,6 +7,12 @@ from pagewire.gateway.chat.bodies import ChatCompletionRequest
 from pagewire.gateway.chat.translate import chat_requests
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
+from pagewire.gateway.responses.bodies.answers import (
+    FunctionSettings,
+    ModelResponse,
+    ReasoningSettings,
+    TextSettings,
+)
 from pagewire.gateway.responses.bodies.requests import (
     LOGPROBS,
     SHARED,
@@ -14,12 +20,6 @@ from pagewire.gateway.responses.bodies.requests import (
     CreateResponse,
     FunctionTool,
     NamedFunction,
-)
-from pagewire.gateway.responses.bodies.responses import (
-    FunctionSettings,
-    ModelResponse,
-    ReasoningSettings,
-    TextSettings,
 )
 from pagewire.gateway.schema.chat_messages import Message
 from pagewire.gateway.schema.structured import JsonSchemaFormat, NamedSchema

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.generation.logprobs import chat_logprobs
-from pagewire.gateway.responses.bodies.responses import (
+from pagewire.gateway.responses.bodies.answers import (
     FunctionCallItem,
     IncompleteDetails,
     ItemStatus,

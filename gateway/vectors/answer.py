@@ -11,17 +11,7 @@ from msgspec import UNSET, Raw
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.head import Head
-from pagewire.gateway.vectors.bodies.requests import (
-    ClassificationRequest,
-    EmbeddingRequest,
-    PairParameters,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-    text_of,
-    texts_of,
-)
-from pagewire.gateway.vectors.bodies.responses import (
+from pagewire.gateway.vectors.bodies.answers import (
     Classification,
     ClassificationResponse,
     Embedding,
@@ -35,6 +25,16 @@ from pagewire.gateway.vectors.bodies.responses import (
     ScoreResponse,
     VectorData,
     VectorUsage,
+)
+from pagewire.gateway.vectors.bodies.requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PairParameters,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    text_of,
+    texts_of,
 )
 from pagewire.gateway.vectors.calls import VectorCall
 from pagewire.gateway.vectors.translate import (

@@ -4,6 +4,13 @@ from fastapi import APIRouter, Request
 
 from pagewire.gateway.core.json_route import JsonRoute
 from pagewire.gateway.vectors import answer
+from pagewire.gateway.vectors.bodies.answers import (
+    ClassificationResponse,
+    EmbeddingResponse,
+    PoolingResponse,
+    RerankResponse,
+    ScoreResponse,
+)
 from pagewire.gateway.vectors.bodies.cohere import CohereEmbedRequest, CohereEmbedResponse
 from pagewire.gateway.vectors.bodies.requests import (
     ClassificationRequest,
@@ -11,13 +18,6 @@ from pagewire.gateway.vectors.bodies.requests import (
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
-)
-from pagewire.gateway.vectors.bodies.responses import (
-    ClassificationResponse,
-    EmbeddingResponse,
-    PoolingResponse,
-    RerankResponse,
-    ScoreResponse,
 )
 from pagewire.gateway.vectors.calls import serve
 from pagewire.gateway.vectors.cohere import embed as cohere_embed

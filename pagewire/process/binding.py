@@ -32,7 +32,7 @@ _FEW_CORES = 4
 
 
 @dataclass(frozen=True)
-class Place:
+class CpuBinding:
     """The processors and the NUMA node of a process.
 
     cpus: sorted; empty: any. node: the preferred source of memory; None: where memory is first touched.
@@ -51,11 +51,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class CpuBindings:
     """The place of each executor, and that of gateway, tokenizer and scheduler."""
 
-    executors: Sequence[Place]
-    others: Place
+    executors: Sequence[CpuBinding]
+    others: CpuBinding
 
 
 def cpu_set(text: str) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def divide(cpus: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 def places(
     config: ServeConfig, count: int, usable: Sequence[int], of_nodes: Mapping[int, Sequence[int]]
-) -> Places | None:
+) -> CpuBindings | None:
     """Returns the places of `count` executors and of the other services; None without flags. Raises StartupError."""
     if config.cpu_bind is None and config.numa_bind is None:
         return None
@@ -108,11 +108,10 @@ def places(
     if config.cpu_bind in (None, AUTO):
         executors = _by_node(chosen, count, usable, of_nodes)
     else:
-        executors = [
-            Place(cpus, node) for cpus, node in zip(_given(config.cpu_bind or "", count, usable), chosen, strict=True)
-        ]
+        given = _given(config.cpu_bind or "", count, usable)
+        executors = [CpuBinding(cpus, node) for cpus, node in zip(given, chosen, strict=True)]
     taken = {cpu for place in executors for cpu in place.cpus}
-    return Places(executors, Place(tuple(cpu for cpu in usable if cpu not in taken)))
+    return CpuBindings(executors, CpuBinding(tuple(cpu for cpu in usable if cpu not in taken)))
 
 
 def _chosen_nodes(
@@ -141,15 +140,15 @@ def _by_node(
     of_nodes: Mapping[int, Sequence[int]],
     *,
     with_others: bool = True,
-) -> list[Place]:
+) -> list[CpuBinding]:
     """Divides the processors of each node among its executors. with_others: leaves some to the other services."""
-    found: list[Place] = [Place()] * count
+    found: list[CpuBinding] = [CpuBinding()] * count
     for node in dict.fromkeys(chosen):
         indices = [index for index in range(count) if chosen[index] == node]
         cpus = [cpu for cpu in usable if node is None or cpu in of_nodes[node]]
         spare = 0 if not with_others or len(cpus) < _FEW_CORES else -(-len(cpus) // _CORES_PER_SPARE)
         for index, part in zip(indices, divide(cpus[spare:], len(indices)), strict=True):
-            found[index] = Place(part, node)
+            found[index] = CpuBinding(part, node)
     return found
 
 
@@ -184,17 +183,17 @@ def bind(config: ServiceConfig) -> None:
         os.sched_setaffinity(0, place.cpus)
 
 
-def place_of(config: ServiceConfig, usable: tuple[int, ...], of_nodes: Mapping[int, Sequence[int]]) -> Place:
+def place_of(config: ServiceConfig, usable: tuple[int, ...], of_nodes: Mapping[int, Sequence[int]]) -> CpuBinding:
     """Returns the place of a service that is started on its own. Raises StartupError."""
     cpus = usable if config.cpu_bind is None else _checked(config.cpu_bind, usable)
     if not isinstance(config, ExecutorConfig):
-        return Place(cpus)
+        return CpuBinding(cpus)
     cpus = _of_rank(config, cpus)
     if config.numa_bind is None:
-        return Place(cpus)
+        return CpuBinding(cpus)
     chosen = _chosen_nodes(config.numa_bind, 1, cpus, of_nodes)
     (place,) = _by_node(chosen, 1, cpus, of_nodes, with_others=False)
-    return Place(cpus if config.cpu_bind is not None else place.cpus, place.node)
+    return CpuBinding(cpus if config.cpu_bind is not None else place.cpus, place.node)
 
 
 def _of_rank(config: ExecutorConfig, cpus: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.errors import StartupError
-from pagewire.process.binding import Place
+from pagewire.process.binding import CpuBinding
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Has one entry for each device.
@@ -29,7 +29,7 @@ def names(config: ServeConfig) -> list[str]:
     return ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
 
 
-def part(config: ServeConfig, listen: str, place: Place | None = None) -> ExecutorConfig:
+def part(config: ServeConfig, listen: str, place: CpuBinding | None = None) -> ExecutorConfig:
     """Returns the configuration of one executor. Flags about threads and memory apply to each executor.
 
     place: its processors and NUMA node, if they are bound.

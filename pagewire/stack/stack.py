@@ -198,7 +198,7 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
     ]
 
 
-def _places_of(places: binding.Places | None, count: int) -> Sequence[binding.Place | None]:
+def _places_of(places: binding.CpuBindings | None, count: int) -> Sequence[binding.CpuBinding | None]:
     """Returns the place of each executor, and logs the places."""
     if places is None:
         return [None] * count

@@ -7,8 +7,8 @@ from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.messages.bodies.answers import NO_THREADS
 from pagewire.gateway.messages.bodies.content import CACHE_CONTROL, STRICT, MessageParam, Name, Nothing, TextBlockParam
-from pagewire.gateway.messages.bodies.responses import NO_THREADS
 from pagewire.gateway.schema.field import Off, field, required
 from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, StopString
 from pagewire.gateway.schema.sampling import sampling_fields

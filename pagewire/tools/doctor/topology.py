@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.process import binding, local_executors
-from pagewire.process.binding import Place, Places, cpu_set, cpu_text
+from pagewire.process.binding import CpuBinding, CpuBindings, cpu_set, cpu_text
 from pagewire.tools.doctor.finding import Finding, Findings, absent, note, ok, warning
 from pagewire.tools.doctor.gpu import gpus, node_of
 from pagewire.tools.doctor.host import Host
@@ -37,7 +37,7 @@ def check_topology(host: Host, config: ServeConfig) -> Findings:
     yield from _gpu_nodes(config, places, at_gpus)
 
 
-def _places(host: Host, config: ServeConfig, usable: Sequence[int]) -> Places | None:
+def _places(host: Host, config: ServeConfig, usable: Sequence[int]) -> CpuBindings | None:
     """Raises StartupError."""
     names = local_executors.names(config)
     return binding.places(config, len(names), usable, host.nodes()) if names else None
@@ -103,7 +103,7 @@ def _numbers(host: Host, cpus: Sequence[int], file: str) -> dict[int, int]:
     return found if len(found) == len(cpus) else {}
 
 
-def _binding(host: Host, places: Places, usable: Sequence[int]) -> Finding:
+def _binding(host: Host, places: CpuBindings, usable: Sequence[int]) -> Finding:
     found = "; ".join(f"executor {index}: {_text(place)}" for index, place in enumerate(places.executors))
     found += f"; the other services: {_text(places.others)}"
     for one, other in itertools.combinations(places.executors, 2):
@@ -142,11 +142,11 @@ def _whole_cores(host: Host, cpus: Sequence[int]) -> set[int]:
     return {sibling for text in lists for sibling in cpu_set(text)}
 
 
-def _text(place: Place) -> str:
+def _text(place: CpuBinding) -> str:
     return (cpu_text(place.cpus) or "anywhere") + ("" if place.node is None else f" of node {place.node}")
 
 
-def _gpu_nodes(config: ServeConfig, places: Places, at_gpus: Sequence[int | None]) -> Findings:
+def _gpu_nodes(config: ServeConfig, places: CpuBindings, at_gpus: Sequence[int | None]) -> Findings:
     """Checks the nodes of GPUs. Executors get GPUs in order, one for each rank."""
     each = config.tensor_parallel_size * config.pipeline_parallel_size
     wrong: dict[int, tuple[int, int]] = {}

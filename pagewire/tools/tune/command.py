@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         slo,
         settings.rounds,
         60 * settings.minutes,
-        tell=lambda text: print(text, flush=True),
+        report=lambda text: print(text, flush=True),
     )
     try:
         found = search.run(may_help)

@@ -105,7 +105,7 @@ class Search:
     rounds: int = 3
     seconds: float = 600.0
     clock: Callable[[], float] = time.monotonic
-    tell: Callable[[str], None] = lambda text: None
+    report: Callable[[str], None] = lambda text: None
 
     def run(self, candidates_of: Callable[[Figures], Sequence[Candidate]]) -> Found:
         """Searches for flags. candidates_of: returns candidates for the figures without changes. The result is compared
@@ -113,7 +113,7 @@ class Search:
         found, started = Found(), self.clock()
         seen = self.measure({})
         if seen.failed:
-            self.tell(f"{seen.failed} requests fail with the flags as they are: {seen.error}")
+            self.report(f"{seen.failed} requests fail with the flags as they are: {seen.error}")
         one = self.clock() - started
         for candidate in candidates_of(seen):
             # The comparison at the end takes as long as that of a candidate.
@@ -147,7 +147,7 @@ class Search:
             if is_gain(trial.gains):
                 trial.loses = self._loses(median(before), median(after))
                 trial.is_taken = not trial.loses
-        self.tell(told(trial))
+        self.report(line_of(trial))
         return trial
 
     def _in_turns(self, these: Mapping[str, Any], those: Mapping[str, Any]) -> tuple[list[Figures], list[Figures]]:
@@ -174,7 +174,7 @@ def _percent(gain: float) -> str:
     return f"{round(gain, 2) + 0.0:+.0%}"  # avoids -0%
 
 
-def told(trial: Trial) -> str:
+def line_of(trial: Trial) -> str:
     said = " ".join(f"{flags.flag_name(name)} {value}" for name, value in trial.candidate.flags.items())
     if trial.refused:
         return f"  {'':>14}  refused    {said}: {trial.refused}"

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.process import binding
-from pagewire.process.binding import Place
+from pagewire.process.binding import CpuBinding
 
 _TWO_NODES = {0: range(8), 1: range(8, 16)}
 
 
-def _places(usable: range = range(16), **flags) -> tuple[list[Place], Place]:
+def _places(usable: range = range(16), **flags) -> tuple[list[CpuBinding], CpuBinding]:
     config = ServeConfig(**flags)
     found = binding.places(config, config.data_parallel_size, usable, _TWO_NODES)
     assert found is not None
@@ -34,7 +34,7 @@ def test_no_flag_binds_nothing() -> None:
 
 def test_an_executor_for_each_node() -> None:
     executors, others = _places(numa_bind="auto", data_parallel_size=2)
-    assert executors == [Place(tuple(range(1, 8)), 0), Place(tuple(range(9, 16)), 1)]
+    assert executors == [CpuBinding(tuple(range(1, 8)), 0), CpuBinding(tuple(range(9, 16)), 1)]
     assert others.cpus == (0, 8)  # gateway, tokenizer and scheduler
 
 
@@ -47,10 +47,10 @@ def test_a_node_is_divided_among_its_executors() -> None:
 
 def test_given_sets() -> None:
     executors, others = _places(cpu_bind="0-3|8-11", numa_bind="0,1", data_parallel_size=2)
-    assert executors == [Place((0, 1, 2, 3), 0), Place((8, 9, 10, 11), 1)]
+    assert executors == [CpuBinding((0, 1, 2, 3), 0), CpuBinding((8, 9, 10, 11), 1)]
     assert others.cpus == (4, 5, 6, 7, 12, 13, 14, 15)
     executors, _ = _places(cpu_bind="4-7", data_parallel_size=2)
-    assert executors == [Place((4, 5)), Place((6, 7))]
+    assert executors == [CpuBinding((4, 5)), CpuBinding((6, 7))]
 
 
 @given(st.integers(1, 64), st.integers(1, 9))
