@@ -36,27 +36,28 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $(READY)
 
-serve: $(READY)
-	@exec $(BIN)/pagewire serve $(ARGS)
-
-# What tests/house says of the text of the code is lint.
-test: $(READY)
-	$(BIN)/python -m pytest $(SHARED) --ignore tests/house $(ARGS)
-
-test-all: $(READY)
-	PAGEWIRE_TEST_ALL=1 $(BIN)/python -m pytest $(SHARED) -m "" $(ARGS)
-
-# What follows `check` are paths, not targets.
+# What follows `check` are paths, not targets, even where a folder has the name of one.
 ifeq (check,$(firstword $(MAKECMDGOALS)))
 CHECKED := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
 .PHONY: $(CHECKED)
 $(CHECKED):
 	@:
-endif
 
 check: $(READY)
 	@tests=$$($(BIN)/python -m tests.house.check $(CHECKED)) && \
-		echo "$$tests" && $(BIN)/python -m pytest $$tests $(ARGS)
+		echo "$$tests" && PAGEWIRE_EVERY_CASE=1 $(BIN)/python -m pytest $$tests $(ARGS)
+
+else
+
+serve: $(READY)
+	@exec $(BIN)/pagewire serve $(ARGS)
+
+# What tests/house says of the text of the code is lint.
+test: $(READY)
+	$(BIN)/python -m pytest $(SHARED) $(if $(findstring tests/house,$(ARGS)),,--ignore tests/house) $(ARGS)
+
+test-all: $(READY)
+	PAGEWIRE_TEST_ALL=1 $(BIN)/python -m pytest $(SHARED) -m "" $(ARGS)
 
 # Lengths by flags: make chaos ARGS="--schedules 20 --model-schedules 2 --soak-minutes 1"
 chaos: $(READY)
@@ -84,3 +85,5 @@ protos: $(READY)
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+endif

@@ -85,7 +85,10 @@ class BatchRun:
         await self._batches.jobs.end(self._lease)
         logger.info(
             "batch %s is %s: %d requests, %d failed",
-            *(batch.id, batch.status, batch.request_counts.total, batch.request_counts.failed),
+            batch.id,
+            batch.status,
+            batch.request_counts.total,
+            batch.request_counts.failed,
         )
 
     async def _save(self) -> None:

@@ -196,7 +196,9 @@ def _open(path: Path) -> sqlite3.Connection:
             logger.info(
                 "--data-dir %s: upgrading schema %d to %d; the events of responses that ended in the background are"
                 " dropped, and unfinished ones begin again",
-                *(path.parent, version, len(SCRIPTS)),
+                path.parent,
+                version,
+                len(SCRIPTS),
             )
         for script in SCRIPTS[version:]:
             for statement in _statements(script):

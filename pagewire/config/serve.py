@@ -38,8 +38,18 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 
 # The stack sets these fields of its services: they are not flags of `pagewire serve`.
 SET_BY_STACK = (
-    *("listen", "public_listen", "public_admin", "reuse_port"),
-    *("tokenizer_discovery", "scheduler_discovery", "executor_discovery"),
-    *("tokenizer_address", "scheduler_address", "executor_address", "cpu_share"),
-    *("rank", "leader", "group_secret"),
+    "listen",
+    "public_listen",
+    "public_admin",
+    "reuse_port",
+    "tokenizer_discovery",
+    "scheduler_discovery",
+    "executor_discovery",
+    "tokenizer_address",
+    "scheduler_address",
+    "executor_address",
+    "cpu_share",
+    "rank",
+    "leader",
+    "group_secret",
 )

@@ -46,8 +46,12 @@ _NAMES = {
 _ATTRIBUTES = {
     name.replace(".", "_"): name
     for name in (
-        *(semconv.OPERATION_NAME, semconv.PROVIDER_NAME, semconv.REQUEST_MODEL, semconv.RESPONSE_MODEL),
-        *(semconv.TOKEN_TYPE, semconv.ERROR_TYPE),
+        semconv.OPERATION_NAME,
+        semconv.PROVIDER_NAME,
+        semconv.REQUEST_MODEL,
+        semconv.RESPONSE_MODEL,
+        semconv.TOKEN_TYPE,
+        semconv.ERROR_TYPE,
     )
 }
 _UNITS = {"_seconds": "s", "_bytes": "By", "_tokens": "{token}", "_token_usage": "{token}"}
@@ -166,7 +170,8 @@ def _histograms(samples: Iterable[Sample], now_ns: int) -> Iterator[HistogramDat
 
 
 def _exemplar(sample: Sample) -> Exemplar:
-    told = sample.exemplar
-    assert told is not None
-    at_ns = round(float(told.timestamp or time.time()) * 1e9)
-    return Exemplar({}, told.value, at_ns, int(told.labels["span_id"], 16), int(told.labels["trace_id"], 16))
+    exemplar = sample.exemplar
+    assert exemplar is not None
+    at_ns = round(float(exemplar.timestamp or time.time()) * 1e9)
+    span_id, trace_id = (int(exemplar.labels[name], 16) for name in ("span_id", "trace_id"))
+    return Exemplar({}, exemplar.value, at_ns, span_id, trace_id)

@@ -19,10 +19,16 @@ from tests.deploy.test_compose import GRPC_SERVICES
 
 VALUES = [f"--values={manifests.CHART}/values-{name}.yaml" for name in ("gpu", "group")]
 EVERYTHING = [
-    *("--set=apiKeysSecret=keys", "--set=tlsSecret=tls", "--set=serviceMonitor.enabled=true"),
-    *("--set=model.existingClaim=models", "--set=model.hubTokenSecret=hub", "--set=gateway.persistence.enabled=true"),
-    *("--set=gateway.autoscaling.enabled=true", "--set=tokenizer.autoscaling.enabled=true"),
-    *("--set=scheduler.flags.max-num-seqs=64", "--set=executor.flags.kv-cache-memory-bytes=1073741824"),
+    "--set=apiKeysSecret=keys",
+    "--set=tlsSecret=tls",
+    "--set=serviceMonitor.enabled=true",
+    "--set=model.existingClaim=models",
+    "--set=model.hubTokenSecret=hub",
+    "--set=gateway.persistence.enabled=true",
+    "--set=gateway.autoscaling.enabled=true",
+    "--set=tokenizer.autoscaling.enabled=true",
+    "--set=scheduler.flags.max-num-seqs=64",
+    "--set=executor.flags.kv-cache-memory-bytes=1073741824",
 ]
 CHARTS = {
     "defaults": [],

@@ -16,8 +16,14 @@ Reference = tuple[Any, Any]
 
 # fp32: greedy tokens do not depend on rounding. Short steps, as an executor records each size of step while it is idle.
 EXECUTOR_FLAGS = [
-    *("--dtype", "float32", "--max-model-len", "4096", "--kv-cache-memory-bytes", "1GiB"),
-    *("--max-num-batched-tokens", "256"),
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "4096",
+    "--kv-cache-memory-bytes",
+    "1GiB",
+    "--max-num-batched-tokens",
+    "256",
 ]
 QUICK_EXECUTOR_FLAGS = ["--dtype", "float32", "--num-gpu-blocks-override", "400"]
 # On a machine that is busy with other things, 200 requests may wait for longer than the default allows.

@@ -35,13 +35,22 @@ class ReplicatedLine(Line):
             "scheduler": [*listen, "--executor-address", f"{self.address('executor')},{self.address('executor2')}"],
             "tokenizer": [
                 *listen,
-                *("--model", self.model, "--served-model-name", "m"),
-                *("--scheduler-address", self.address("scheduler")),
+                "--model",
+                self.model,
+                "--served-model-name",
+                "m",
+                "--scheduler-address",
+                self.address("scheduler"),
             ],
             "gateway": [
-                *("--port", str(self.port if service == "gateway" else self.sister_port)),
-                *("--tokenizer-address", f"ipv4:{self.address('tokenizer')},{self.address('tokenizer2')}"),
-                *("--data-dir", str(self.directory / "data"), "--drain-delay", "0.6"),
+                "--port",
+                str(self.port if service == "gateway" else self.sister_port),
+                "--tokenizer-address",
+                f"ipv4:{self.address('tokenizer')},{self.address('tokenizer2')}",
+                "--data-dir",
+                str(self.directory / "data"),
+                "--drain-delay",
+                "0.6",
             ],
         }[kind]
         return [kind, *rest, "--shutdown-timeout", timeout]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,9 +13,12 @@ from tests.house import prose
 from tests.house.graph import REPOSITORY, imported, imports, modules
 
 MAX_ENTRIES = 20
+PROSE = ("benchmarks", "deploy", "gateway", "kernels", "pagewire", "protos", "quantize", "services", "tests")
 MAX_LINES = 350  # of a product file
 MAX_CORE_FILES, MAX_CORE_LINES = 80, 12_000
 MAX_PERSONS = 0.5  # per 1,000 words
+# What the core's files load before a request: themselves, and what they import, directly or not.
+MAX_LOADED_FILES, MAX_LOADED_LINES = 320, 33_500
 
 # Folders with entries that are one kind of thing and grow by design.
 GROWING = {
@@ -25,22 +29,38 @@ GROWING = {
 
 # What joins the core by seams; no file of the core imports one of these folders or files.
 FEATURES = (
-    *("gateway.kept", "gateway.store", "gateway.batches", "gateway.files", "gateway.responses", "gateway.messages"),
-    *("gateway.sglang", "gateway.vectors", "gateway.operation", "gateway.page"),
+    "gateway.kept",
+    "gateway.store",
+    "gateway.batches",
+    "gateway.files",
+    "gateway.responses",
+    "gateway.messages",
+    "gateway.sglang",
+    "gateway.vectors",
+    "gateway.operation",
+    "gateway.page",
     "gateway.generation.searches",
-    *("services.tokenizer.vectors", "services.tokenizer.images", "services.tokenizer.parsers"),
+    "services.tokenizer.vectors",
+    "services.tokenizer.images",
+    "services.tokenizer.parsers",
     "services.tokenizer.generation.choices",
-    *("services.scheduler.speculation", "services.scheduler.fairness", "services.scheduler.suspicion"),
-    *("services.scheduler.placement", "services.scheduler.weights", "services.scheduler.admission"),
+    "services.scheduler.speculation",
+    "services.scheduler.fairness",
+    "services.scheduler.suspicion",
+    "services.scheduler.placement",
+    "services.scheduler.weights",
+    "services.scheduler.admission",
     "services.scheduler.grammars",
-    *("services.executor.speculation", "services.executor.ranks", "services.executor.grammar"),
-    *("services.executor.images", "services.executor.pipeline"),
+    "services.executor.speculation",
+    "services.executor.ranks",
+    "services.executor.grammar",
+    "services.executor.images",
+    "services.executor.pipeline",
     "services.executor.service.replacement",
     "services.executor.start.fault_injection",
-    *("pagewire.tools", "pagewire.stack"),
+    "pagewire.tools",
+    "pagewire.stack",
 )
-# Where a process is put together: these files import features in order to hand them to the core.
-ROOTS = re.compile(r"(.*/)?(main|app|compose|assembly|runner_setup|startup)\.py")
 
 
 def entries() -> Counter[Path]:
@@ -89,10 +109,19 @@ def test_the_core_imports_no_feature() -> None:
     crossing = {}
     for path in core():
         name = str(path.relative_to(REPOSITORY))
-        if path.suffix == ".py" and not ROOTS.fullmatch(name):
+        if path.suffix == ".py":
             names = imports(path) & known.keys()
             crossing[name] = sorted(n for n in names if any(n == one or n.startswith(f"{one}.") for one in fenced))
     assert not {name: found for name, found in crossing.items() if found}
+
+
+def test_the_core_imports_a_bounded_part_of_the_rest() -> None:
+    loaded, unseen = set[Path](), {path for path in core() if path.suffix == ".py"}
+    while unseen:
+        loaded |= unseen
+        unseen = {other for path in unseen for other in imported(path)} - loaded
+    lines = sum(path.read_text().count("\n") for path in loaded)
+    assert (len(loaded) <= MAX_LOADED_FILES, lines <= MAX_LOADED_LINES) == (True, True), (len(loaded), lines)
 
 
 @pytest.mark.parametrize("folder", ["gateway", "services"])
@@ -102,9 +131,20 @@ def test_a_service_imports_no_tool(folder: str) -> None:
         assert not [other for other in imported(path) if tools in other.parents], path
 
 
-def test_prose_speaks_of_things_as_things() -> None:
-    words, persons, places = prose.rate(piece for path in prose.files() for piece in prose.prose_of(path))
+@pytest.mark.parametrize("folder", [*PROSE, "docs README.md CONTRIBUTING.md"])
+def test_prose_speaks_of_things_as_things(folder: str) -> None:
+    words, persons, places = prose.rate(piece for path in prose.files(folder.split()) for piece in prose.prose_of(path))
     assert 1000 * persons / words < MAX_PERSONS, [f"{one.path.name}:{one.line}" for one in places[:40]]
+
+
+def test_nothing_steers_the_formatter() -> None:
+    starred = [
+        f"{path.relative_to(REPOSITORY)}:{node.lineno}"
+        for path in modules().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
+    ]
+    assert not starred, "a literal is unpacked into another: write its items"
 
 
 def test_public_docstrings_stand_alone() -> None:

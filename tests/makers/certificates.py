@@ -42,8 +42,21 @@ class Authority:
         self.ca_certs = directory / f"{name}.pem"
         self._key = directory / f"{name}.key"
         openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"),
-            *("-subj", f"/CN={name}", "-keyout", self._key, "-out", self.ca_certs),
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "30",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            self._key,
+            "-out",
+            self.ca_certs,
         )
 
     def issue(
@@ -55,11 +68,34 @@ class Authority:
         usage = f"\nextendedKeyUsage={purposes}" if purposes else ""
         extensions.write_text(f"subjectAltName={names}\nbasicConstraints=CA:FALSE{usage}\n")
         openssl(
-            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
-            *("-keyout", keyfile, "-out", request),
+            "req",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            keyfile,
+            "-out",
+            request,
         )
         openssl(
-            *("x509", "-req", "-in", request, "-CA", self.ca_certs, "-CAkey", self._key, "-CAcreateserial"),
-            *("-days", str(days), "-extfile", extensions, "-out", certfile),
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-CA",
+            self.ca_certs,
+            "-CAkey",
+            self._key,
+            "-CAcreateserial",
+            "-days",
+            str(days),
+            "-extfile",
+            extensions,
+            "-out",
+            certfile,
         )
         return Issued(certfile, keyfile, self.ca_certs)

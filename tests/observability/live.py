@@ -37,21 +37,49 @@ _POISON = 49000
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _FLAGS = {
     "executor": [
-        *("--max-model-len", "2048", "--num-gpu-blocks-override", "72", "--hang-timeout", "0"),
-        *("--fault-injection", f"{_POISON}:raise,{_POISON + 1}:nan", "--spec-method", "ngram"),
+        "--max-model-len",
+        "2048",
+        "--num-gpu-blocks-override",
+        "72",
+        "--hang-timeout",
+        "0",
+        "--fault-injection",
+        f"{_POISON}:raise,{_POISON + 1}:nan",
+        "--spec-method",
+        "ngram",
     ],
     # Steps that are long enough for the next decision to be held back: late ones are those that were.
     "scheduler": [
-        *("--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--target-itl-ms", "0"),
-        *("--max-waiting-requests", "24", "--max-queue-time", "0", "--hang-timeout", "0"),
+        "--max-num-seqs",
+        "8",
+        "--max-num-batched-tokens",
+        "512",
+        "--target-itl-ms",
+        "0",
+        "--max-waiting-requests",
+        "24",
+        "--max-queue-time",
+        "0",
+        "--hang-timeout",
+        "0",
     ],
     "tokenizer": ["--tokenizer-pool-size", "1", "--tokenizer-pool-type", "process"],
 }
 
 
 STEPS = (
-    *("in_order", "prefixes", "poison", "flood", "deadlines", "busy_tokenizer", "paused_scheduler", "stopped_executor"),
-    *("lost_executor", "lost_tokenizer", "connections", "lost_gateway"),
+    "in_order",
+    "prefixes",
+    "poison",
+    "flood",
+    "deadlines",
+    "busy_tokenizer",
+    "paused_scheduler",
+    "stopped_executor",
+    "lost_executor",
+    "lost_tokenizer",
+    "connections",
+    "lost_gateway",
 )
 
 

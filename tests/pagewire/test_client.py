@@ -69,7 +69,10 @@ async def echo(tmp_path: Path) -> AsyncIterator[tuple[Echo, str]]:
 
 async def run(*argv: str, stdin: bytes = b"") -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pagewire.cli", *argv),
+        sys.executable,
+        "-m",
+        "pagewire.cli",
+        *argv,
         cwd=REPOSITORY,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -179,7 +182,12 @@ async def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(echo: tuple[Echo, str])
     servicer, address = echo
     terminal, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pagewire.cli", "chat", "--address", address),
+        sys.executable,
+        "-m",
+        "pagewire.cli",
+        "chat",
+        "--address",
+        address,
         cwd=REPOSITORY,
         stdin=theirs,
         stdout=theirs,

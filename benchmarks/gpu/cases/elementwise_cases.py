@@ -174,8 +174,19 @@ def _step_inputs(query_lens: list[int], context_len: int, device: torch.device) 
             outputs = torch.full((3, num_tokens), -7, dtype=torch.int64, device=device)
             seq_lens, table = ints(torch.full((num_reqs,), -7)), ints(torch.full((1, num_reqs, max_blocks), -7))
             return (
-                *(rows, starts, num_blocks, no_starts, no_blocks, token_ids, computed[index], row_blocks),
-                *(*outputs[:2], outputs[2:], seq_lens, table, BLOCK_SIZE),
+                rows,
+                starts,
+                num_blocks,
+                no_starts,
+                no_blocks,
+                token_ids,
+                computed[index],
+                row_blocks,
+                *outputs[:2],
+                outputs[2:],
+                seq_lens,
+                table,
+                BLOCK_SIZE,
             )
 
         def reset() -> None:

@@ -95,8 +95,21 @@ _DIGITS_THEN_GPT2 = frozenset(
 )
 _GPT2 = frozenset(
     (
-        *("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "granite-docling", "gigachat", "roberta-bpe"),
-        *("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v2-code"),
+        "gpt-2",
+        "phi-2",
+        "mpt",
+        "olmo",
+        "jais",
+        "trillion",
+        "exaone4",
+        "granite-docling",
+        "gigachat",
+        "roberta-bpe",
+        "jina-es",
+        "jina-de",
+        "jina-v2-es",
+        "jina-v2-de",
+        "jina-v2-code",
     )
 )
 

@@ -32,6 +32,13 @@ OWN_FLAGS = frozenset({"input_file", "output_file", "url", "concurrency", "log_l
 NOT_OFFERED = (
     *SET_BY_STACK,
     "ssl_cert_reqs",
-    *("host", "port", "grpc_port", "api_server_count", "uds_dir"),
-    *("data_dir", "batch_concurrency", "max_file_bytes", "file_store_size"),
+    "host",
+    "port",
+    "grpc_port",
+    "api_server_count",
+    "uds_dir",
+    "data_dir",
+    "batch_concurrency",
+    "max_file_bytes",
+    "file_store_size",
 )

@@ -39,9 +39,18 @@ _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for 
 # Flags of ports and storage: a stack that ends with the conversation needs neither.
 _NOT_OFFERED = (
     *SET_BY_STACK,
-    *("host", "port", "grpc_port", "api_server_count", "uds_dir", "api_key", "api_key_file"),
+    "host",
+    "port",
+    "grpc_port",
+    "api_server_count",
+    "uds_dir",
+    "api_key",
+    "api_key_file",
     *WITHOUT_TLS,
-    *("data_dir", "batch_concurrency", "max_file_bytes", "file_store_size"),
+    "data_dir",
+    "batch_concurrency",
+    "max_file_bytes",
+    "file_store_size",
 )
 
 

@@ -50,7 +50,7 @@ class InputBatch:
     Example: row 4 decodes at position 9, row 0 prefills 3 of its 8 prompt tokens, from the start:
 
     rows = [4, 0]    query_lens = [1, 3]    sampled = [0]    sampled_rows = [4]
-    On the device `step_inputs` makes of it: input_ids = token_ids[[4, 0, 0, 0], [9, 0, 1, 2]], positions = [9, 0, 1, 2]
+    On the device, `step_inputs` computes: input_ids = token_ids[[4, 0, 0, 0], [9, 0, 1, 2]], positions = [9, 0, 1, 2]
 
     With two drafts for row 4: query_lens = [3, 3]  num_samples = [3]  sample_rows = [4, 4, 4]  offsets = [0, 1, 2]
     """

@@ -29,7 +29,7 @@ from pagewire.services.executor.parallel.communicator import Communicator
 
 
 class StreamUpdate(NamedTuple):
-    """The residual stream before a half of a layer, and after it: both [num_tokens, hidden_size]."""
+    """The residual stream before and after attention, or before and after the MLP: [num_tokens, hidden_size] each."""
 
     residual: Tensor
     updated: Tensor

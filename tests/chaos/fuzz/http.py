@@ -65,9 +65,23 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/batches": [{"input_file_id": "f", "endpoint": "/v1/chat/completions", "completion_window": "24h"}],
 }  # fmt: skip
 _PATHS = (
-    *("/v1/models", "/v1/models/m", "/v1/files?limit=3&after=x", "/v1/files/f", "/v1/files/f/content", "/v1/batches"),
-    *("/v1/responses/r?stream=true&starting_after=1", "/v1/responses/r/input_items?limit=2", "/version", "/docs"),
-    *("/metrics", "/v1/status", "/load", "/page/app.js", "/openapi.json", "/v1/responses/r", "/server_info"),
+    "/v1/models",
+    "/v1/models/m",
+    "/v1/files?limit=3&after=x",
+    "/v1/files/f",
+    "/v1/files/f/content",
+    "/v1/batches",
+    "/v1/responses/r?stream=true&starting_after=1",
+    "/v1/responses/r/input_items?limit=2",
+    "/version",
+    "/docs",
+    "/metrics",
+    "/v1/status",
+    "/load",
+    "/page/app.js",
+    "/openapi.json",
+    "/v1/responses/r",
+    "/server_info",
 )
 # A 501 says that a route is not served.
 _ALLOWED = (501,)

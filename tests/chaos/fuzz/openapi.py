@@ -18,7 +18,13 @@ async def fuzz(line: FuzzLine, num_examples: int, seed: int) -> None:
     with tempfile.TemporaryDirectory(prefix="pw-st-") as folder:
         python = await asyncio.to_thread(install, Path(folder))
         process = await asyncio.create_subprocess_exec(
-            *(python, SCRIPT, "--no-color", "--max-examples", str(num_examples), "--seed", str(seed)),
+            python,
+            SCRIPT,
+            "--no-color",
+            "--max-examples",
+            str(num_examples),
+            "--seed",
+            str(seed),
             cwd=folder,
             env={**os.environ, "PAGEWIRE_CHAT": str(line.http.base_url), "PAGEWIRE_EMBED": ""},
             stdout=asyncio.subprocess.PIPE,

@@ -106,7 +106,11 @@ async def listening() -> AsyncIterator[Server]:
 async def run_bench(*argv: str) -> tuple[int, str]:
     """Exit code and output of `pagewire bench`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pagewire.cli", "bench", *argv),
+        sys.executable,
+        "-m",
+        "pagewire.cli",
+        "bench",
+        *argv,
         cwd=REPOSITORY,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

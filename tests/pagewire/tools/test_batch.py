@@ -67,7 +67,7 @@ class Command:
         files = ["-i", str(self.input), "-o", str(self.output)]
         limited = [sys.executable, "-c", LIMITED, str(max_file_bytes)] if max_file_bytes else []
         return await asyncio.create_subprocess_exec(
-            *(*limited, *self._argv, *files, *flags), cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE
+            *limited, *self._argv, *files, *flags, cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE
         )
 
     async def run(self, *flags: str, **options: Any) -> tuple[int | None, str]:

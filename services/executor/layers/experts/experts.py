@@ -188,7 +188,14 @@ class RoutedMLP:
     """A feed-forward block: `sum of weight_e * down_e(act(gate_e(x)) * up_e(x))` over the experts e of each token x."""
 
     __slots__ = (
-        *("activation", "correction_bias", "down", "gate_up", "num_experts", "ranks", "router", "routing"),
+        "activation",
+        "correction_bias",
+        "down",
+        "gate_up",
+        "num_experts",
+        "ranks",
+        "router",
+        "routing",
         "whole",
     )
 

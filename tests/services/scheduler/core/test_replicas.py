@@ -297,7 +297,12 @@ async def test_others_take_over_from_an_executor_that_hangs(tmp_path: Path) -> N
     """The replica takes requests again when it goes on."""
     line = ServiceLine(tmp_path, *executors(2), hang_timeout=1)
     hangs = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.e2e.fake_executor", line.executor_addresses[0], "0", "0.01"),
+        sys.executable,
+        "-m",
+        "tests.e2e.fake_executor",
+        line.executor_addresses[0],
+        "0",
+        "0.01",
         cwd=Path(__file__).parents[4],
     )
     try:

@@ -139,7 +139,9 @@ def test_a_request_that_is_alone_gets_whole_steps() -> None:
     simulation.add(start, 5000, 1)
     simulation.run()
     assert [work.num_prompt_tokens for work, _ in simulation.steps[num_steps:] if work.num_prompt_tokens] == [
-        *(2048, 2048, 904)
+        2048,
+        2048,
+        904,
     ]
 
 

@@ -1,5 +1,6 @@
 """The phases of requests, which add up to their time, and the spans of them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,7 +71,7 @@ async def test_a_prompt_in_parts_then_an_output(
     assert server.attributes["gen_ai.response.finish_reasons"] == ("length",)
     assert server.status.is_ok and [event.name for event in server.events] == ["first token"]
     children = [span for span in spans if span is not server]
-    assert sorted(span.name for span in children) == ["decode", *["prefill"], *["prefill chunk"] * 3, "queue"]
+    assert Counter(span.name for span in children) == {"decode": 1, "prefill": 1, "prefill chunk": 3, "queue": 1}
     assert all(span.parent is not None and span.parent.span_id == server.context.span_id for span in children)
     first, last = interval(server)
     slack = 1_000_000  # clocks are read one after the other

@@ -54,7 +54,7 @@ def any_text(chance: float) -> Chance:
 def executor_info(curve: Curve, bounds: tuple[tuple[int, int], ...] = ()) -> ExecutorInfo:
     costs = tuple((size, curve(size)) for size in SIZES)
     return ExecutorInfo(
-        *(1, "fake", 1 << 20, 1000, frozenset(), 20, (), 16, 64, 2048, MOST), decode_costs=costs, draft_bounds=bounds
+        1, "fake", 1 << 20, 1000, frozenset(), 20, (), 16, 64, 2048, MOST, decode_costs=costs, draft_bounds=bounds
     )
 
 
