@@ -76,9 +76,10 @@ class _Server(uvicorn.Server):
             )
             for connection in list(connections):
                 connection.transport.abort()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait([*tasks, asyncio.create_task(asyncio.sleep(0))])
+            if cancelled := set(tasks):
+                for task in cancelled:
+                    task.cancel()
+                await asyncio.wait(cancelled, timeout=LAST_WORDS_S)
         await asyncio.gather(*(server.wait_closed() for server in self.servers))
 
     @contextmanager

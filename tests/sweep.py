@@ -34,15 +34,13 @@ def deselect_repetitions(config: pytest.Config, items: list[pytest.Item]) -> Non
         return
     functions: dict[Any, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow") is None and hasattr(item, "callspec"):
+        is_marked = any(item.get_closest_marker(name) is not None for name in ("few", "pairs"))
+        if is_marked and item.get_closest_marker("slow") is None and hasattr(item, "callspec"):
             functions[item.nodeid.partition("[")[0]].append(item)
     left_out = []
     for cases in functions.values():
-        kept = cases
-        if (few := cases[0].get_closest_marker("few")) is not None:
-            kept = named(cases, few.args)
-        elif cases[0].get_closest_marker("pairs") is not None:
-            kept = covering(cases)
+        few = cases[0].get_closest_marker("few")
+        kept = covering(cases) if few is None else named(cases, few.args)
         left_out += [case for case in cases if case not in kept]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
