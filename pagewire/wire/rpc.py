@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_CONNECTIONS = 10_000
 KEEPALIVE_MS = 20_000
 # Time for the last messages to reach clients.
-LAST_CALLS_S = 0.2
+LAST_CALLS_S = 1.0
 
 _COMMON_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -105,6 +106,10 @@ def set_timeout(context: common_pb2.RequestContext, call: grpc.aio.ServicerConte
 def trace_of(context: grpc.aio.ServicerContext) -> Trace:
     """Returns the trace in the metadata of a call."""
     return Trace.of_client(context.invocation_metadata() or ())
+
+
+async def _no_streams() -> None:
+    """For servers whose streams need no word to end."""
 
 
 @dataclass
@@ -218,11 +223,16 @@ class Server:
         """Waits until streams of requests, which end by themselves, have sent why; at most LAST_CALLS_S seconds."""
         await self._statuses.links_ended(LAST_CALLS_S)
 
-    async def stop(self, drained: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Becomes not ready at once, and waits until `drained` returns (no live requests), at most shutdown_timeout s.
+    async def stop(
+        self,
+        drained: Callable[[], Awaitable[object]] | None = None,
+        finish_streams: Callable[[], Awaitable[object]] = _no_streams,
+    ) -> None:
+        """Becomes not ready at once, and waits until `drained` returns (no live requests) and the last outputs are
+        written, at most shutdown_timeout s.
 
         Without `drained`, running requests are cut off. Streams of neighbours continue until the end, also with new
-        requests.
+        requests. finish_streams: returns once they have written what they hold.
         """
         self._is_stopping = True
         await self.set_serving(self._is_serving)
@@ -230,26 +240,37 @@ class Server:
         if drained is not None:
             if self.drain_delay is not None:
                 await asyncio.sleep(self.drain_delay)
-                refusing = asyncio.create_task(self._server.stop(grace=self.shutdown_timeout + LAST_CALLS_S))
-            try:
-                async with asyncio.timeout(self.shutdown_timeout):
-                    await drained()
-            except TimeoutError:
-                logger.warning(
-                    "requests still run after %g s (--shutdown-timeout); they are cut off, or continue elsewhere",
-                    self.shutdown_timeout,
-                )
+                refusing = asyncio.create_task(self._server.stop(grace=self.shutdown_timeout + 3 * LAST_CALLS_S))
+            await self._drain(drained, finish_streams)
         if self.drain_delay is None:
             # Streams of neighbours do not end otherwise: they are cut off, with other calls of neighbours, and
             # reconnect elsewhere.
-            if drained is not None:
-                await self._statuses.ended(LAST_CALLS_S)
             await self._server.stop(grace=None)
             return
         self._statuses.cut_off()
         await self._server.stop(grace=LAST_CALLS_S)
         if refusing is not None:
             await refusing
+
+    async def _drain(
+        self, drained: Callable[[], Awaitable[object]], finish_streams: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Waits until no request is live and streams have written the last outputs, at most shutdown_timeout s; then
+        at most LAST_CALLS_S seconds for other calls."""
+        try:
+            async with asyncio.timeout(self.shutdown_timeout):
+                await drained()
+                await finish_streams()
+        except TimeoutError:
+            logger.warning(
+                "requests still run, or their outputs are unread, after %g s (--shutdown-timeout); they are cut off, "
+                "or continue elsewhere",
+                self.shutdown_timeout,
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_CALLS_S):
+                    await finish_streams()
+        await self._statuses.ended(LAST_CALLS_S)
 
 
 async def start(servers: Sequence[Server]) -> None:

@@ -47,7 +47,8 @@ async def serve(config: SchedulerConfig) -> None:
         task.result()  # raises an error for a defect, so that the supervisor restarts the process
     engine.draining.begin()
     drained = engine.drained if signalled.result() else None
-    await asyncio.gather(*(server.stop(drained) for server in servers))
+    finish = engine.draining.finish_streams
+    await asyncio.gather(*(server.stop(drained, finish) for server in servers))
     await rpc.cancel(tasks)
 
 

@@ -73,7 +73,8 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, schedulers: Disco
         task.result()  # an error ends the process; its supervisor starts it again
     generator.draining.begin()
     drained = generator.live.drained if signal.result() else None
-    await asyncio.gather(*(server.stop(drained) for server in servers))
+    finish = generator.draining.finish_streams
+    await asyncio.gather(*(server.stop(drained, finish) for server in servers))
     await rpc.cancel(tasks)
 
 

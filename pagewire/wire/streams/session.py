@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from pagewire.wire.rpc import RpcError
+from pagewire.wire.streams.draining import Draining
 from pagewire.wire.streams.outbox import Outbox
 
 # Tokens, log probabilities and entries in one message: a few megabytes, where a message may have 64.
@@ -31,8 +32,10 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         merge: Callable[[Sequence[Output]], Output],
         size: Callable[[Output], int],
         is_last: Callable[[Output], bool],
+        draining: Draining,
     ) -> None:
-        """merge, size: of outputs, see Outbox. is_last: whether an output ends its request."""
+        """merge, size: of outputs, see Outbox. is_last: whether an output ends its request. draining: of this
+        process."""
         self.outbox: Outbox[int | None, Output] = Outbox(merge, size)
         self._size = size
         self._is_last = is_last
@@ -40,10 +43,17 @@ class Session(ABC, Generic[Request, Output, In, Out]):
             int, Callable[[], None]
         ] = {}  # number -> ends the request; it is live until its last output is taken
         self._has_sent_all = False
+        self._draining = draining
+        self._is_finishing = False
+        self._has_ended = asyncio.Event()
 
     @abstractmethod
     async def greet(self) -> Out:
         """Returns the first response, after which the client may send. Raises RpcError to refuse the stream."""
+
+    @abstractmethod
+    def greet_again(self) -> None:
+        """Puts an output under the key None into the outbox."""
 
     @abstractmethod
     def on_message(self, message: In) -> None:
@@ -80,6 +90,13 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         for end in live.values():
             end()
 
+    async def finish(self) -> None:
+        """Ends the stream once it has written the outputs that it holds; requests that still run end without one."""
+        self._is_finishing = True
+        self.close()
+        self.outbox.close()
+        await self._has_ended.wait()
+
     async def responses(self, messages: AsyncIterator[In]) -> AsyncGenerator[Out, None]:
         """Yields the responses, until the client has sent everything and received all outputs.
 
@@ -87,15 +104,23 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         """
         reader: asyncio.Task[Any] = asyncio.create_task(self._read(messages))
         try:
-            yield await self.greet()
+            greeting = await self.greet()
+            self._draining.on_begin.add(self.greet_again)
+            self._draining.streams.add(self)
+            yield greeting
             async for outputs in self.outbox:
                 if outputs.pop(None, None) is not None:
                     yield await self.greet()
                 for message in self._messages(outputs):
                     yield message
                 self._close_if_done()
-            await reader
+            # Where this side ends the stream, the client has not said that it has sent everything.
+            if not self._is_finishing:
+                await reader
         finally:
+            self._draining.on_begin.discard(self.greet_again)
+            self._draining.streams.discard(self)
+            self._has_ended.set()
             self.close()
             reader.cancel()
             # The end of the stream is handled above; when the server stops, gRPC's reader raises another error.

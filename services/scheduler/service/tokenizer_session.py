@@ -20,10 +20,9 @@ class TokenizerSession(
     Session[TokenSubmission, RequestOutput, SchedulerLinkServiceConnectRequest, SchedulerLinkServiceConnectResponse]
 ):
     def __init__(self, engine: Engine) -> None:
-        super().__init__(merged, size_of, is_last)
+        super().__init__(merged, size_of, is_last, engine.draining)
         self._engine = engine
-        engine.availability.on_model_change.add(self._greet_again)
-        engine.draining.on_begin.add(self._greet_again)
+        engine.availability.on_model_change.add(self.greet_again)
 
     async def greet(self) -> SchedulerLinkServiceConnectResponse:
         info = await self._engine.availability.wait_for_model()
@@ -49,11 +48,10 @@ class TokenizerSession(
         return convert.from_outputs(outputs)
 
     def close(self) -> None:
-        self._engine.availability.on_model_change.discard(self._greet_again)
-        self._engine.draining.on_begin.discard(self._greet_again)
+        self._engine.availability.on_model_change.discard(self.greet_again)
         if self._live:
             self._engine.weights.on_client_lost()
         super().close()
 
-    def _greet_again(self) -> None:
+    def greet_again(self) -> None:
         self.outbox.put(None, RequestOutput([], 0, 0, 0))

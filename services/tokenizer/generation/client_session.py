@@ -23,18 +23,13 @@ from pagewire.wire.streams import Session
 
 class ClientSession(Session[Received, TextOutput, ConnectRequest, ConnectResponse]):
     def __init__(self, generator: TextGenerator) -> None:
-        super().__init__(merged, size_of, is_last)
+        super().__init__(merged, size_of, is_last, generator.draining)
         self._generator = generator
 
     async def greet(self) -> ConnectResponse:
-        self._generator.draining.on_begin.add(self._greet_again)
         return ConnectResponse(draining=self._generator.draining.has_begun)
 
-    def close(self) -> None:
-        self._generator.draining.on_begin.discard(self._greet_again)
-        super().close()
-
-    def _greet_again(self) -> None:
+    def greet_again(self) -> None:
         self.outbox.put(None, GenerateResponse())
 
     def on_message(self, message: ConnectRequest) -> None:

@@ -34,10 +34,13 @@ class CountingSession(Session[GenerateSubmission, Tokens, ConnectRequest, Connec
     """Answers {token_ids: [start, count]} with start, start + 1, ..., one token per step()."""
 
     def __init__(self, may_greet: asyncio.Event, draining: Draining | None = None) -> None:
-        super().__init__(Tokens.merged, lambda tokens: len(tokens.token_ids), lambda tokens: tokens.is_last)
+        super().__init__(
+            Tokens.merged,
+            lambda tokens: len(tokens.token_ids),
+            lambda tokens: tokens.is_last,
+            draining or Draining(),
+        )
         self._may_greet = may_greet
-        self._draining = draining or Draining()
-        self._draining.on_begin.add(self._greet_again)
         self.left: dict[int, list[int]] = {}  # number -> tokens to come
         self.begun: list[GenerateSubmission] = []
         self.num_greetings = 0
@@ -47,7 +50,7 @@ class CountingSession(Session[GenerateSubmission, Tokens, ConnectRequest, Connec
         self.num_greetings += 1
         return ConnectResponse(draining=self._draining.has_begun)
 
-    def _greet_again(self) -> None:
+    def greet_again(self) -> None:
         self.outbox.put(None, Tokens([]))
 
     def on_message(self, message: ConnectRequest) -> None:
@@ -146,13 +149,15 @@ class CountingService(inference_link_pb2_grpc.InferenceLinkServiceServicer):
 
 
 @asynccontextmanager
-async def serving(directory: Path, service: CountingService, name: str = "s") -> AsyncIterator[None]:
+async def serving(
+    directory: Path, service: CountingService, name: str = "s", shutdown_timeout: float = 30.0
+) -> AsyncIterator[rpc.Server]:
     """Serves at a socket of this name."""
-    server = rpc.Server([f"unix:{directory}/{name}.sock"])
+    server = rpc.Server([f"unix:{directory}/{name}.sock"], shutdown_timeout)
     server.add(service, inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server, SERVICE)
     await server.start()
     try:
-        yield
+        yield server
     finally:
         await server.stop()
 

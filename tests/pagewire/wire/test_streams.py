@@ -399,3 +399,52 @@ async def test_a_session_greets_again_on_request(tmp_path: Path) -> None:
         service.sessions[0].outbox.put(None, Tokens([]))
         assert await asyncio.wait_for(call.read(), 10) == ConnectResponse()
         assert service.sessions[0].num_greetings == 2
+
+
+# The end of a service.
+
+SMALL_WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535)]
+
+
+@asynccontextmanager
+async def written_late(
+    directory: Path, shutdown_timeout: float = 30.0
+) -> AsyncIterator[tuple[grpc.aio.StreamStreamCall, asyncio.Task[None]]]:
+    """A stream that was greeted, and the stop of its service: one request has ended with more output than a stream
+    takes while its client does not read, and another still runs."""
+    service = CountingService()
+    service.running.clear()
+    async with (
+        serving(directory, service, "s", shutdown_timeout) as server,
+        grpc.aio.insecure_channel(f"unix:{directory}/s.sock", options=SMALL_WINDOWS) as channel,
+    ):
+        call = inference_link_pb2_grpc.InferenceLinkServiceStub(channel).Connect()
+        assert await call.read() == ConnectResponse()
+        await call.write(submit_message(1, 2))
+        await eventually(lambda: service.num_live == 2)
+        (session,) = service.sessions
+        for _ in range(3):  # the first is being written when the others come
+            session.outbox.put(1, Tokens(list(range(300_000))))
+            await asyncio.sleep(0.05)
+        session.outbox.put(1, Tokens([7], is_last=True))
+        drained = asyncio.sleep(0)
+        yield call, asyncio.create_task(server.stop(lambda: drained, service.draining.finish_streams))
+
+
+async def test_the_last_output_is_read_though_the_service_ends(tmp_path: Path) -> None:
+    """The request has ended at the service, and no other would have its last token."""
+    async with written_late(tmp_path) as (call, stopping):
+        done, _ = await asyncio.wait([stopping], timeout=0.3)
+        assert not done, "it waits for its client"
+        tokens, _ = await rest_of(call)
+        assert len(tokens[1]) == 900_001 and tokens[1][-1] == 7
+        assert tokens.keys() == {1}, "its client resubmits what still ran"
+        assert await call.code() is grpc.StatusCode.OK
+        await asyncio.wait_for(stopping, 10)
+
+
+async def test_a_client_that_does_not_read_does_not_keep_a_service(tmp_path: Path) -> None:
+    async with written_late(tmp_path, shutdown_timeout=0.1) as (call, stopping):
+        await asyncio.wait_for(stopping, 10)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await rest_of(call)

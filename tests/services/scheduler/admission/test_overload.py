@@ -50,16 +50,15 @@ async def test_a_resubmitted_request_is_let_in(tmp_path: Path) -> None:
     async with make_line(tmp_path, max_queue_time=0.001).running() as line:
         await learn(line)
         outbox = new_outbox()
-        live = [line.stub.Generate(generate_request([i, 3], max_tokens=50)) for i in range(2)]
-        await asyncio.gather(*(call.read() for call in live))
-        waiting = token_submission(1, [5, 6], max_tokens=50)
-        waiting.resubmitted = True
-        line.engine.submit(waiting, outbox, 1)
-        refused = token_submission(2, [7, 8], max_tokens=50)
-        with pytest.raises(Exception, match="would wait about"):
-            line.engine.submit(refused, outbox, 2)
+        for number in range(3):  # two have rows, and one waits
+            resubmitted = token_submission(number, [number, 6], max_tokens=500)
+            resubmitted.resubmitted = True
+            line.engine.submit(resubmitted, outbox, number)
+        refused = token_submission(3, [7, 8], max_tokens=500)
+        with pytest.raises(rpc.RpcError, match="would wait about"):
+            line.engine.submit(refused, outbox, 3)
         refused.resubmitted = True
-        line.engine.submit(refused, outbox, 2)
+        line.engine.submit(refused, outbox, 3)
 
 
 async def test_a_failure_is_no_reason_to_forecast_longer_waits(tmp_path: Path) -> None:
