@@ -229,10 +229,10 @@ class Server:
         finish_streams: Callable[[], Awaitable[object]] = _no_streams,
     ) -> None:
         """Becomes not ready at once, and waits until `drained` returns (no live requests) and the last outputs are
-        written, at most shutdown_timeout s.
+        written, at most shutdown_timeout s and a few times LAST_CALLS_S.
 
-        Without `drained`, running requests are cut off. Streams of neighbours continue until the end, also with new
-        requests. finish_streams: returns once they have written what they hold.
+        Without `drained`, running requests are cut off. Streams of neighbours continue until then, also with new
+        requests. finish_streams: ends them, and returns once they have written what they hold.
         """
         self._is_stopping = True
         await self.set_serving(self._is_serving)
@@ -243,8 +243,7 @@ class Server:
                 refusing = asyncio.create_task(self._server.stop(grace=self.shutdown_timeout + 3 * LAST_CALLS_S))
             await self._drain(drained, finish_streams)
         if self.drain_delay is None:
-            # Streams of neighbours do not end otherwise: they are cut off, with other calls of neighbours, and
-            # reconnect elsewhere.
+            # Cuts off the streams and calls of neighbours that have not ended; they reconnect elsewhere.
             await self._server.stop(grace=None)
             return
         self._statuses.cut_off()
@@ -255,8 +254,8 @@ class Server:
     async def _drain(
         self, drained: Callable[[], Awaitable[object]], finish_streams: Callable[[], Awaitable[object]]
     ) -> None:
-        """Waits until no request is live and streams have written the last outputs, at most shutdown_timeout s; then
-        at most LAST_CALLS_S seconds for other calls."""
+        """Waits until no request is live and streams have written the last outputs, at most shutdown_timeout s; if
+        they have not, LAST_CALLS_S more for outputs; and at most LAST_CALLS_S for other calls."""
         try:
             async with asyncio.timeout(self.shutdown_timeout):
                 await drained()

@@ -47,8 +47,9 @@ async def serve(config: SchedulerConfig) -> None:
         task.result()  # raises an error for a defect, so that the supervisor restarts the process
     engine.draining.begin()
     drained = engine.drained if signalled.result() else None
+    links, *others = servers
     finish = engine.draining.finish_streams
-    await asyncio.gather(*(server.stop(drained, finish) for server in servers))
+    await asyncio.gather(links.stop(drained, finish), *(server.stop(drained) for server in others))
     await rpc.cancel(tasks)
 
 

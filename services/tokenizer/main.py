@@ -73,8 +73,9 @@ async def _serve(config: TokenizerConfig, pool: TokenizerPool, schedulers: Disco
         task.result()  # an error ends the process; its supervisor starts it again
     generator.draining.begin()
     drained = generator.live.drained if signal.result() else None
+    links, *others = servers
     finish = generator.draining.finish_streams
-    await asyncio.gather(*(server.stop(drained, finish) for server in servers))
+    await asyncio.gather(links.stop(drained, finish), *(server.stop(drained) for server in others))
     await rpc.cancel(tasks)
 
 

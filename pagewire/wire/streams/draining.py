@@ -16,6 +16,7 @@ class Draining:
     def __init__(self) -> None:
         self.has_begun = False
         self.on_begin: set[Callable[[], None]] = set()
+        self.is_finishing = False
         self.streams: set[Finishable] = set()  # of neighbours, from the greeting to the end
 
     def begin(self) -> None:
@@ -25,5 +26,7 @@ class Draining:
 
     async def finish_streams(self) -> None:
         """Returns once all streams have written the outputs that they hold: those of requests that have ended here are
-        lost otherwise. Takes as long as the slowest reader."""
+        lost otherwise. Takes as long as the slowest reader. New streams are not greeted, so that they carry no request.
+        """
+        self.is_finishing = True
         await asyncio.gather(*(stream.finish() for stream in self.streams))

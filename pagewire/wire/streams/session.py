@@ -45,7 +45,7 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         self._has_sent_all = False
         self._draining = draining
         self._is_finishing = False
-        self._has_ended = asyncio.Event()
+        self._call: asyncio.Task[Any] | None = None  # serves the stream, and sends its status
 
     @abstractmethod
     async def greet(self) -> Out:
@@ -85,7 +85,7 @@ class Session(ABC, Generic[Request, Output, In, Out]):
             self._close_if_done()
 
     def close(self) -> None:
-        """Ends all live requests, after the stream has ended."""
+        """Ends all live requests, when the stream has ended or is about to."""
         live, self._live = self._live, {}
         for end in live.values():
             end()
@@ -95,7 +95,8 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         self._is_finishing = True
         self.close()
         self.outbox.close()
-        await self._has_ended.wait()
+        if self._call is not None:
+            await asyncio.wait({self._call})
 
     async def responses(self, messages: AsyncIterator[In]) -> AsyncGenerator[Out, None]:
         """Yields the responses, until the client has sent everything and received all outputs.
@@ -105,6 +106,9 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         reader: asyncio.Task[Any] = asyncio.create_task(self._read(messages))
         try:
             greeting = await self.greet()
+            if self._draining.is_finishing:
+                await asyncio.Event().wait()  # until the server cuts it
+            self._call = asyncio.current_task()
             self._draining.on_begin.add(self.greet_again)
             self._draining.streams.add(self)
             yield greeting
@@ -120,7 +124,6 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         finally:
             self._draining.on_begin.discard(self.greet_again)
             self._draining.streams.discard(self)
-            self._has_ended.set()
             self.close()
             reader.cancel()
             # The end of the stream is handled above; when the server stops, gRPC's reader raises another error.
@@ -145,7 +148,8 @@ class Session(ABC, Generic[Request, Output, In, Out]):
     async def _read(self, messages: AsyncIterator[In]) -> None:
         try:
             async for message in messages:
-                self.on_message(message)
+                if not self._is_finishing:  # later requests are the successor's
+                    self.on_message(message)
         except Exception:
             # The stream ends with this error, for instance with bytes that are not a message.
             self.close()

@@ -436,6 +436,11 @@ async def test_the_last_output_is_read_though_the_service_ends(tmp_path: Path) -
     async with written_late(tmp_path) as (call, stopping):
         done, _ = await asyncio.wait([stopping], timeout=0.3)
         assert not done, "it waits for its client"
+        await call.write(submit_message(3))
+        async with rpc.channel(f"unix:{tmp_path}/s.sock") as channel:
+            late = inference_link_pb2_grpc.InferenceLinkServiceStub(channel).Connect()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(late.read(), 0.2)  # no greeting: it would carry requests
         tokens, _ = await rest_of(call)
         assert len(tokens[1]) == 900_001 and tokens[1][-1] == 7
         assert tokens.keys() == {1}, "its client resubmits what still ran"
