@@ -119,12 +119,12 @@ class Soak:
             print(f"    {name:10} {series.latest()}", flush=True)
 
     async def _metrics(self) -> dict[str, dict[str, float]]:
-        """By service and name, of those without other labels."""
+        """By service and name, of those without other labels than the model's name."""
         text = (await self._http.get("/metrics")).text
         found: dict[str, dict[str, float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if set(sample.labels) == {"service"}:
+                if "service" in sample.labels and sample.labels.keys() <= {"service", "model_name"}:
                     found.setdefault(sample.labels["service"], {})[sample.name] = sample.value
         return found
 
