@@ -41,6 +41,8 @@ from pagewire.wire.tls import why_unavailable
 
 logger = logging.getLogger(__name__)
 
+_ENDED = "the leader has ended, and so does rank %d"
+
 
 async def follow(config: ExecutorConfig) -> None:
     """Serves until the leader ends, or ends this rank. Raises StartupError if the rank cannot continue."""
@@ -102,8 +104,10 @@ class Follower:
                 group = group_with_torch(config, config.rank, find_store(answer.store), failure)
             self._serve(link, group)
         except (EOFError, OSError) as error:
-            is_new = self._link is None and not link.is_local
-            cause = (is_new and why_unavailable(config.leader, str(error))) or error
+            if self._link is not None:
+                is_gone = isinstance(error, (EOFError, ConnectionError))  # _watch() finds the same at about this time
+                raise StartupError(f"{_ENDED % config.rank} ({error})" if is_gone else str(error)) from error
+            cause = (not link.is_local and why_unavailable(config.leader, str(error))) or error
             raise StartupError(f"the connection to the leader is lost: {cause}") from error
 
     def _serve(self, link: Link, group: Group) -> None:
@@ -175,7 +179,7 @@ class Follower:
             pass  # it has gone
         failure.set("the leader has ended")
         if not self._has_ended:
-            logger.warning("the leader has ended, and so does rank %d", self._config.rank)
+            logger.warning(_ENDED, self._config.rank)
             logging.shutdown()
             os._exit(1)
 
