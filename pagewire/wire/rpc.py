@@ -109,7 +109,7 @@ def trace_of(context: grpc.aio.ServicerContext) -> Trace:
 
 
 async def _no_streams() -> None:
-    """For servers whose streams need no word to end."""
+    """Does nothing: the default of servers without streams that end on request."""
 
 
 @dataclass
