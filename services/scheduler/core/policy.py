@@ -35,10 +35,16 @@ def has_priority(waiting: Request, running: Request) -> bool:
 
 def has_turn_before(request: Request, other: Request, is_contended: bool) -> bool:
     """Returns whether `request` is admitted first if both wait. is_contended: there are several tenants, and the least
-    served one goes first."""
+    served one goes first; among tenants that were served the same, as a newcomer and those it finds, the request with
+    the least work."""
     if is_contended and request.account is not other.account:
-        return (request.account.served, request.order) < (other.account.served, other.order)
+        return _turn(request) < _turn(other)
     return request.order < other.order
+
+
+def _turn(request: Request) -> tuple[float, int, int, int]:
+    urgency, arrival = request.order
+    return request.account.served, urgency, len(request.token_ids) - request.num_computed_tokens, arrival
 
 
 def keeping_order(running: Iterable[Request]) -> list[Request]:

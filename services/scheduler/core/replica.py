@@ -160,8 +160,7 @@ class Replica:
         outputs.refused = refused
         rows.drafts.learn(step, result, seconds)
         rows.costs.learn(step.work, seconds)
-        if self._shares.is_contended:
-            self._shares.charge_outputs((request.account for request in outputs.requests), outputs.num_tokens)
+        self._shares.charge_outputs(outputs.requests, outputs.num_tokens)
         rows.take_in(outputs)
         return outputs
 

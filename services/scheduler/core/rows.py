@@ -124,7 +124,6 @@ class Rows:
             request.num_cached_tokens = min(computed.num_tokens, request.num_prompt_tokens)
             self.counts.num_prefix_queries += request.num_tokens
             self.counts.num_prefix_hits += computed.num_tokens
-            self._shares.charge_prompt(request.account, request.num_tokens - computed.num_tokens)
         insort(self.running, request, key=by_order)
         self.version += 1
         self.quarantine.enter(request)

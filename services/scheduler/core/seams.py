@@ -3,7 +3,7 @@
 `compose.py` hands the features in. The seam of placement is in `placing.py`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,11 +87,11 @@ class Shares(Protocol):
     def count(self, account: Account, *, waiting: int = 0, running: int = 0) -> None:
         """Adds to the numbers of requests of the tenant that wait and run."""
 
-    def charge_prompt(self, account: Account, num_tokens: int) -> None:
-        """Charges the tokens that an admitted request has to compute."""
+    def charge_prompt(self, request: Request, end: int) -> None:
+        """Charges the tokens of a prompt that a step computes, up to position `end`."""
 
-    def charge_outputs(self, accounts: Iterable[Account], num_tokens: Iterable[int]) -> None:
-        """Charges the tokens that requests gained."""
+    def charge_outputs(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> None:
+        """Charges the tokens that running requests gained."""
 
     def least_served_running(self) -> float:
         """Returns the lowest counter among the tenants with running requests."""

@@ -256,9 +256,10 @@ class StepBuilder:
 
     def _overtakes(self, request: Request, missing: int, first: Request) -> bool:
         """Returns whether a waiting request is scheduled before a running prompt."""
+        remaining = len(first.token_ids) - first.num_computed_tokens
         if self._is_contended and request.account is not first.account:
-            return request.account.served < first.account.served
-        return missing < len(first.token_ids) - first.num_computed_tokens
+            return (request.account.served, missing) < (first.account.served, remaining)
+        return missing < remaining
 
     def _is_suspect_due(self, first: Request | None) -> bool:
         """Returns whether a suspect is first in line, and enters this replica as soon as it would be alone."""
@@ -313,6 +314,7 @@ class StepBuilder:
         new_blocks = self._kv.allocate_slots(request, num_tokens)
         assert new_blocks is not None
         self._budget.spend(request, request.num_computed_tokens, num_tokens)
+        self._shares.charge_prompt(request, request.num_computed_tokens + num_tokens)
         self._run(request, num_tokens, new_blocks)
         if request.num_computed_tokens < len(request.token_ids):
             self._prefilling.add(request)

@@ -1,12 +1,12 @@
 """The part of a step that prompts may take, so that decoding requests get their next token in time.
 
-A step with decodes should not take longer than --target-itl-ms. The cost model (`cost_model.py`) predicts its duration
-without prompts; prompts get the rest of the time. Prompts always get some time: a third of the time of the decodes or,
-without a set target, the larger of the decodes' time and half the default target. A step without decodes may take
-longer, as it delays only requests that arrive meanwhile; a single request has no limit. Without a set target, a step
-may also take longer when more short prompts wait than requests decode: in a burst, short steps delay more requests than
-they help. In a pipeline of S stages, decoding requests wait for S steps, each of which may take an S-th of that
-time."""
+A step with decodes should not take longer than --target-itl-ms. The cost model (`cost_model.py`) predicts its
+duration without prompts; prompts get the rest of the time. Prompts always get some time: a third of the time of the
+decodes or, without a set target, the larger of the decodes' time and half the default target. A step without decodes
+may take longer, as it delays only requests that arrive meanwhile; a single request has a longer limit. Without a set
+target, a step may also take longer when more short prompts wait than requests decode: in a burst, short steps delay
+more requests than they help. In a pipeline of S stages, decoding requests wait for S steps, each of which may take an
+S-th of that time."""
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.costs.cost_model import StepCosts
@@ -14,6 +14,7 @@ from pagewire.services.scheduler.costs.cost_model import StepCosts
 # Smaller pieces are not worth their overhead.
 MIN_CHUNK = 16
 _DEFAULT_TARGET = 0.05  # seconds
+_ALONE = 0.2  # seconds for a single request: what arrives waits for the steps in flight, two of these
 _LEAST_SHARE = 1 / 3  # of the time of the decodes
 _MAX_STRETCH = 4.0  # times the target, when more requests wait for a first token than for a next one
 # The share of the decodes' time, if these belong to tenants that were served less, which keep more than half their
@@ -34,8 +35,10 @@ class PrefillTarget:
         """Returns the seconds. num_decodes: decodes of each step. num_short_prompts: short prompts that run, or wait
         and have a row. is_alone: there is only one request. is_contended: there are several tenants; a less served one
         may send a request at any time, so steps without decodes are kept short, too."""
-        if self._target == 0 or is_alone:
+        if self._target == 0:
             return NO_LIMIT
+        if is_alone:
+            return _ALONE / costs.num_stages
         decodes, stages = costs.decode_seconds(num_decodes), costs.num_stages
         if self._target is None:
             target, least = _DEFAULT_TARGET / stages, max(decodes, _DEFAULT_TARGET / stages / 2)

@@ -3,13 +3,15 @@
 Each tenant has a virtual token counter (VTC; Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): the
 served prompt tokens plus twice the output tokens, divided by the tenant's weight. The tenant with the lowest counter
 has the next turn; among its requests, the policy decides. No tenant saves up: the counter of a returning tenant is
-raised to the lowest of the present ones. With only one tenant, nothing is counted.
+raised to the lowest of the present ones. Tokens are counted as they are computed, also while a tenant is alone: a
+tenant that comes while another one's long prompt is computed then has its turn between two parts of it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pagewire.services.scheduler.values.account import Account
+from pagewire.services.scheduler.values.request import Request
 
 # The weights of tokens in VTC.
 _OUTPUT_CHARGE = 2.0
@@ -55,15 +57,23 @@ class Ledger:
         elif was_live and not account.is_live:
             self._leave(account)
 
-    def charge_prompt(self, account: Account, num_tokens: int) -> None:
-        """Charges the tokens that an admitted request has to compute."""
-        if self.is_contended:
-            account.served += num_tokens / account.weight
+    def charge_prompt(self, request: Request, end: int) -> None:
+        """Charges the tokens of a prompt up to position `end` that were never charged: a request that loses its blocks
+        does not pay for them again."""
+        end = min(end, request.num_prompt_tokens)
+        start = max(request.num_computed_tokens, request.num_charged_tokens)
+        if end > start:
+            request.account.served += (end - start) / request.account.weight
+            request.num_charged_tokens = end
 
-    def charge_outputs(self, accounts: Iterable[Account], num_tokens: Iterable[int]) -> None:
-        """Charges the tokens that requests gained."""
-        for account, num in zip(accounts, num_tokens, strict=True):
-            account.served += _OUTPUT_CHARGE * num / account.weight
+    def charge_outputs(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> None:
+        """Charges the tokens that running requests gained."""
+        if len(self._live) == 1:  # whose they are
+            (account,) = self._live.values()
+            account.served += _OUTPUT_CHARGE * sum(num_tokens) / account.weight
+            return
+        for request, num in zip(requests, num_tokens, strict=True):
+            request.account.served += _OUTPUT_CHARGE * num / request.account.weight
 
     def least_served_running(self) -> float:
         """Returns the lowest counter among tenants with running requests."""

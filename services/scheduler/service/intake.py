@@ -45,9 +45,9 @@ def status_of(error: Exception, retry_delay: float | None = None) -> RpcError:
 
 
 def crashed_executors(num_losses: int, reason: str) -> RpcError:
-    """Returns the status of a request that crashes executors."""
+    """Returns the status of a request that makes executors fail."""
     message = (
-        f"this request crashes the executor: it was lost {num_losses} times while it ran this request, the last time "
-        f"without other requests ({reason}); see the executor's log"
+        f"this request was ended, because the executor failed {num_losses} times while it ran this request, the last "
+        f"time without other requests ({reason}); see the executor's log"
     )
     return RpcError(grpc.StatusCode.INTERNAL, message)

@@ -74,6 +74,7 @@ class Request:
         "is_resubmitted",
         "max_num_tokens",
         "num_cached_tokens",
+        "num_charged_tokens",
         "num_computed_tokens",
         "num_output_placeholders",
         "num_preemptions",
@@ -138,6 +139,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_cached_tokens: int | None = None  # tokens of the prompt; set when first scheduled
+        self.num_charged_tokens = 0  # of the prompt, to its tenant
         self.num_preemptions = 0
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None

@@ -67,7 +67,8 @@ class Rollout:
         self._learns_until = self._expects_until = time.monotonic() + RESUBMITTED_S
         self._moved = asyncio.Event()  # set by every change that the rollout may wait for
         self._rolling: asyncio.Task[None] | None = None
-        self._is_replacing = False
+        # The replacement under way, and what asked for it.
+        self._replacing: tuple[ReplaceWeightsRequest, asyncio.Task[ReplaceWeightsResponse]] | None = None
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -142,16 +143,17 @@ class Rollout:
         if request.HasField("max_wait_seconds") and not request.max_wait_seconds >= 0:
             what = f"max_wait_seconds is {request.max_wait_seconds}; it must be 0 or more"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("max_wait_seconds", what)])
-        if self._is_replacing:
+        if self._replacing is None:
+            replacing = asyncio.create_task(self._replace(request), name="replace weights")
+            replacing.add_done_callback(_log_failure)
+            self._replacing = request, replacing
+        elif self._replacing[0] != request:
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                "weights are already being replaced; try again when that has finished",
+                "other weights are already being installed; try again when that has finished",
             )
-        self._is_replacing = True
-        # The replacement continues if the caller disconnects.
-        replacing = asyncio.create_task(self._replace(request), name="replace weights")
-        replacing.add_done_callback(_log_failure)
-        return await asyncio.shield(replacing)
+        # The replacement continues if the caller disconnects, which may ask again, and then waits for the same end.
+        return await asyncio.shield(self._replacing[1])
 
     async def _replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
         try:
@@ -170,7 +172,7 @@ class Rollout:
             count = await self._settled(loaded)
             return ReplaceWeightsResponse(version=loaded.version, previous_version=previous, num_executors=count)
         finally:
-            self._is_replacing = False
+            self._replacing = None
 
     async def _settled(self, weights: Weights) -> int:
         """Waits until all executors have the weights in force, and returns the number of executors."""

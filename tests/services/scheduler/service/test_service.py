@@ -531,7 +531,7 @@ async def test_a_request_that_kills_every_executor_ends_and_the_others_do_not(tm
         assert collected.token_ids[9] == []
         assert collected.finish_reasons[9] == [common_pb2.FINISH_REASON_ERROR]
         assert collected.errors[9].code == grpc.StatusCode.INTERNAL.value[0]
-        assert "lost 2 times while it ran this request, the last time" in collected.errors[9].message
+        assert "failed 2 times while it ran this request, the last time" in collected.errors[9].message
         assert "(INTERNAL: fatal device error: a deadly token)" in collected.errors[9].message
         assert executor.num_streams == 3
         await line.wait_until_free()
