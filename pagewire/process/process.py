@@ -14,11 +14,16 @@ from pagewire.process import cgroup
 
 # Set by a supervisor for its children: its own process id.
 PARENT_PID = "PAGEWIRE_PARENT_PID"
-# The exit code of the process that this one replaces; negative for a signal.
-PREDECESSOR = "PAGEWIRE_PREDECESSOR"
+# The exit code of the process that this one replaces, negative for a signal, and its id.
+PREDECESSOR, PREDECESSOR_PID = "PAGEWIRE_PREDECESSOR", "PAGEWIRE_PREDECESSOR_PID"
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _PR_SET_PDEATHSIG = 1
 _MAX_DESCRIPTORS = 1 << 17
+
+
+def is_predecessor(pid: int) -> bool:
+    """Returns whether a process is the one that this one replaces."""
+    return os.environ.get(PREDECESSOR_PID) == str(pid)
 
 
 def predecessor_failed() -> bool:

@@ -7,6 +7,7 @@ supervisor (`pagewire.process.process`).
 import asyncio
 import logging
 import os
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pagewire.errors import StartupError
-from pagewire.process.process import PARENT_PID, PREDECESSOR
-from pagewire.process.watchdog import HEARTBEAT_FD, SUPERVISOR_MARGIN_S, Silence
+from pagewire.process.process import PARENT_PID, PREDECESSOR, PREDECESSOR_PID
+from pagewire.process.watchdog import HEARTBEAT_FD, HUNG, SUPERVISOR_MARGIN_S, Silence
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ PROBE_INTERVAL_S = 0.1
 STILL_WAITING_S = 10.0
 # One Ctrl-C may arrive twice: from the terminal and through `make`.
 SAME_SIGNAL_S = 0.5
+# For the stacks that a hung service logs before it is killed.
+STACKS_S = 1.0
 # The time that a service needs in addition to that for its requests.
 STOP_MARGIN_S = 5.0
 
@@ -90,7 +93,7 @@ class _Keeper:
             if not self._ever_ready and code != 0:
                 killed_starts += 1
                 # A service that ends by itself has logged the reason, which would not change.
-                if code > 0 or killed_starts == MAX_KILLED_STARTS:
+                if (code > 0 and code != HUNG) or killed_starts == MAX_KILLED_STARTS:
                     raise StartupError(f"the {self.service.name} cannot start ({_ending(code)}): {_remedy(code)}")
             if self._ready_at is not None:
                 was_stable = time.monotonic() - self._ready_at >= self._stable_after
@@ -113,6 +116,7 @@ class _Keeper:
                     PARENT_PID: str(os.getpid()),
                     HEARTBEAT_FD: str(beats_of_child),
                     PREDECESSOR: str(code_before),
+                    PREDECESSOR_PID: str(self._process.pid if self._process is not None else 0),
                 },
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -138,7 +142,7 @@ class _Keeper:
     async def _watch(self, started: float, beats: int) -> None:
         """Waits until the service is ready, and then kills it if it hangs. How long a start takes cannot be known.
 
-        It sends SIGKILL because SIGTERM would not reach a stopped process.
+        SIGABRT makes a process log its stacks, whatever holds the interpreter; SIGKILL also ends a stopped one.
         """
         await self._probe(started)
         if not self._hang_timeout:
@@ -152,6 +156,10 @@ class _Keeper:
         logger.error(
             "%s hangs: no sign of life for %g s (--hang-timeout); killing it", self.service.name, silence.timeout
         )
+        assert self._process is not None
+        _forbid_core_dump(self._process.pid)
+        self._signal(signal.SIGABRT)
+        await asyncio.sleep(STACKS_S)
         self._signal(signal.SIGKILL)
 
     async def _probe(self, started: float) -> None:
@@ -274,6 +282,15 @@ class Supervisor:
             on_ready()
         except Exception:  # no other code waits for this task
             logger.exception("all services are ready, but announcing it failed")
+
+
+def _forbid_core_dump(pid: int) -> None:
+    """Keeps a process from writing its memory to a file; the stacks that it logs are enough."""
+    if hasattr(resource, "prlimit"):  # Linux
+        with suppress(ProcessLookupError, PermissionError):
+            _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
+            # 0 would not stop a program that core_pattern names (core(5)).
+            resource.prlimit(pid, resource.RLIMIT_CORE, (min(1, most), most))
 
 
 def _drain(pipe: int) -> bool:

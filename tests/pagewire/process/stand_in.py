@@ -8,6 +8,7 @@ Every service notes in DIRECTORY/events: "start NAME PID", "after NAME CODE FAIL
 """
 
 import asyncio
+import faulthandler
 import json
 import logging
 import os
@@ -70,13 +71,20 @@ def serve(directory: Path, name: str, behaviour: str) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(note(f"stop {name}") * 0))
         signal.signal(signal.SIGINT, lambda *_: sys.exit(note(f"cut {name}") * 0))
     (directory / f"{name}.ready").touch()
-    if behaviour == "hangs" and events.read_text().count(f"start {name} ") == 1:
+    if behaviour in ("hangs", "sleeps") and events.read_text().count(f"start {name} ") == 1:
         for _ in range(3):
             time.sleep(0.2)
             os.write(int(os.environ[HEARTBEAT_FD]), b".")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        if behaviour == "hangs":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        faulthandler.enable()
+        sleep_here()
     while True:
         time.sleep(600)
+
+
+def sleep_here() -> None:
+    time.sleep(600)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,14 @@ def test_what_hangs_is_killed_and_started_again(stack: Stack) -> None:
     assert len(stack.pids("scheduler")) == 1
 
 
+def test_what_hangs_shows_where_and_counts_as_failed(stack: Stack) -> None:
+    """Whatever holds its interpreter, so that it cannot see to that itself."""
+    stack.start({"hang_timeout": 0.5}, executor="sleeps").wait_ready()
+    wait_until(lambda: len(stack.pids("executor")) == 2)
+    assert "in sleep_here" in stack.output
+    wait_until(lambda: ["after", "executor", str(-signal.SIGABRT), "True"] in stack.events)
+
+
 def test_what_a_dead_service_started_goes_with_it(stack: Stack) -> None:
     stack.start(tokenizer="with_child").wait_ready()
     child = stack.pids("tokenizer-child")[0]
@@ -158,6 +166,7 @@ def test_starts_that_are_killed_are_repeated(stack: Stack) -> None:
     ("behaviour", "starts", "reason"),
     [
         ("exit1", 1, "(exit code 1): see its error above"),
+        ("exit70", 3, "(exit code 70): see its error above"),  # a hang, unlike a wrong flag, may be over
         ("exit2", 1, "(exit code 2): see its error above"),
         ("killed", 3, "(killed by SIGKILL): the system kills processes when memory runs out"),
     ],
