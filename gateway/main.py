@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import grpc
 import uvicorn
@@ -16,12 +17,14 @@ from pagewire.errors import StartupError
 from pagewire.gateway.app import Parts, create_admin_app, create_app, create_metrics_app
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.worker import BatchWorker
+from pagewire.gateway.core.reading.json_content import limit_integers
 from pagewire.gateway.http.connection_limits import BACKLOG, Limits
 from pagewire.gateway.http.connections import Connections
 from pagewire.gateway.http.http_connection import Connection
 from pagewire.gateway.http.tls_listener import TlsListener
 from pagewire.gateway.store import Store, data_directory
 from pagewire.wire import rpc, tenants
+from pagewire.wire.addresses import endpoint
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 
 logger = logging.getLogger(__name__)
@@ -30,6 +33,10 @@ logger = logging.getLogger(__name__)
 UNREAD_TIMEOUT_S = 60.0
 # Seconds in which clients read the last bytes of their answers when the process ends.
 LAST_WORDS_S = 2.0
+# Seconds after which the event loop has closed its copy of a listening socket: several of its turns.
+_COPIES_CLOSED_S = 0.02
+# Seconds in which clients that have just connected send their request.
+_FIRST_REQUEST_S = 0.5
 
 
 class _Server(uvicorn.Server):
@@ -41,13 +48,47 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._listener = listener
         self._stopping = asyncio.Event()
+        self._listening: list[socket.socket] = []
+        self._taking: list[asyncio.Task[Any]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listening = sockets or []
         if self._listener is None:
-            await super().startup(sockets)
+            # The event loop closes its own copies a moment after it is asked to; see leave().
+            await super().startup([sock.dup() for sock in self._listening])
             return
         await super().startup([])
-        self.servers = [self._listener(sock, self) for sock in sockets or ()]  # type: ignore[misc]
+        self.servers = [self._listener(sock, self) for sock in self._listening]  # type: ignore[misc]
+
+    async def leave(self) -> None:
+        """Stops listening, so that new connections reach only other processes at this address. Those that the system
+        has accepted for this process are taken."""
+        for server in self.servers:
+            if isinstance(server, TlsListener):
+                server.stop_accepting()
+            else:
+                server.close()
+        await asyncio.sleep(_COPIES_CLOSED_S)
+        for listening in self._listening:
+            listening.setblocking(False)
+            with suppress(OSError):  # there are no more, or no descriptors for them
+                while True:
+                    self._take(listening.accept()[0])
+            listening.close()
+        await asyncio.gather(*self._taking, return_exceptions=True)
+
+    def _take(self, accepted: socket.socket) -> None:
+        for server in self.servers:
+            if isinstance(server, TlsListener):
+                server.take(accepted)
+                return
+        connecting = asyncio.get_running_loop().connect_accepted_socket(
+            lambda: self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state={}
+            ),
+            accepted,
+        )
+        self._taking.append(asyncio.create_task(connecting))
 
     async def main_loop(self) -> None:
         """Renews the Date header each second until stop(); uvicorn's own loop wakes ten times as often."""
@@ -61,7 +102,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes listeners and connections, busy ones after their answers; uvicorn's own waits 0.1 s even for none."""
-        for listening in (*self.servers, *(sockets or ())):
+        for server in self.servers:
+            server.close()
+        for listening in self._listening:
             listening.close()
         connections, tasks = self.server_state.connections, self.server_state.tasks
         try:
@@ -135,8 +178,8 @@ def _listen(host: str, port: int, flags: tuple[str, str], *, reuse_port: bool) -
 
 def _cannot_listen(host: str, port: int, flags: tuple[str, str], error: OSError) -> StartupError:
     return StartupError(
-        f"cannot listen on {host}:{port} ({error.strerror or error}): stop the process that uses it, or set another"
-        f" address with {flags[0]} and {flags[1]}"
+        f"cannot listen on {endpoint(host, port)} ({error.strerror or error}): stop the process that uses it, or set"
+        f" another address with {flags[0]} and {flags[1]}"
     )
 
 
@@ -154,6 +197,7 @@ async def serve(
     Raises StartupError.
     """
     tenants.check_header(config.tenant_header)
+    limit_integers()
     tls = ServiceTls(config, config.tokenizer_address.split(","))
     scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
@@ -163,13 +207,16 @@ async def serve(
     for_operators, for_scrapers = listen_for_operators(config), listen_for_scrapers(config)
     worker = BatchWorker(parts.batches, parts.files, parts.tokenizer, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process())
-    servers = {_server(app, connections, tls): sock}
+    public = _server(app, connections, tls)
+    servers = {public: sock}
     if for_operators is not None:
         servers[_server(create_admin_app(config, parts), connections, tls)] = for_operators
-        logger.info("routes for operators on %s://%s:%d", scheme, config.admin_host, for_operators.getsockname()[1])
+        logger.info(
+            "routes for operators on %s://%s", scheme, endpoint(config.admin_host, for_operators.getsockname()[1])
+        )
     if for_scrapers is not None:
         servers[_server(create_metrics_app(parts), connections, NO_TLS)] = for_scrapers
-        logger.info("metrics on http://%s:%d/metrics", config.admin_host, for_scrapers.getsockname()[1])
+        logger.info("metrics on http://%s/metrics", endpoint(config.admin_host, for_scrapers.getsockname()[1]))
     await parts.siblings.start()
     link = asyncio.create_task(parts.tokenizer.link.run())
     batches = asyncio.create_task(worker.run())
@@ -177,7 +224,7 @@ async def serve(
     serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
     watching = asyncio.create_task(connections.watch())
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
-    logger.info("REST on %s://%s:%d", scheme, config.host, sock.getsockname()[1])
+    logger.info("REST on %s://%s", scheme, endpoint(config.host, sock.getsockname()[1]))
     try:
         running = {link, *serving, watching, batches, background}
         ended, _ = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +235,10 @@ async def serve(
         await rpc.cancel([background])  # other processes continue its responses
         if stopped.result():
             await asyncio.sleep(config.drain_delay)
+            await public.leave()
+            await _first_requests(connections)
         await _drain(parts, config.shutdown_timeout if stopped.result() else 0.0)
+        parts.shutdown.over = True
         for server in servers:
             server.stop()
         await asyncio.wait(serving)
@@ -196,6 +246,7 @@ async def serve(
         await rpc.cancel([stopped, *serving, watching, batches, background, link])
         await parts.siblings.close()
         await parts.keeper.close()
+        parts.batches.suspects.close()
         await store.close()
 
 
@@ -219,6 +270,15 @@ def _server(app: Starlette, connections: Connections, tls: ServiceTls) -> _Serve
     )
 
 
+async def _first_requests(connections: Connections) -> None:
+    """Waits a moment for the requests of clients that connected before this process stopped listening."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_FIRST_REQUEST_S):
+            while connections.expect_requests():  # noqa: ASYNC110 - any of many may change
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # the requests begin
+
+
 async def _drain(parts: Parts, timeout: float) -> None:
     parts.shutdown.begun = True
     try:
@@ -226,4 +286,5 @@ async def _drain(parts: Parts, timeout: float) -> None:
             await parts.shutdown.wait_idle()
     except TimeoutError:
         logger.warning("%d generations still run after %g s and are cut off", parts.tokenizer.link.num_live, timeout)
+        parts.shutdown.over = True
         parts.tokenizer.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")

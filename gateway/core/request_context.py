@@ -30,6 +30,8 @@ def time_left() -> float | None:
 OVER_LIMIT = "pagewire.over_limit"
 # Scope key of a request without a required client certificate: only probes are answered.
 NO_CERTIFICATE = "pagewire.no_certificate"
+# Scope key of a function that closes the connection of a request after what is written.
+HANG_UP = "pagewire.hang_up"
 
 
 class RequestContext:

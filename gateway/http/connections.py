@@ -30,7 +30,7 @@ class Phase(enum.Enum):
     ANSWER = "answer"  # the request is complete, the answer is not
 
 
-class Bounded(Protocol):
+class Limited(Protocol):
     """A connection with limits, also before it speaks HTTP."""
 
     phase: Phase
@@ -55,7 +55,7 @@ class Connections:
     def __len__(self) -> int:
         return sum(map(len, self.phases.values()))
 
-    def add(self, connection: Bounded) -> None:
+    def add(self, connection: Limited) -> None:
         """Adds a connection and makes room for it. If there is none, it joins the reserve or is closed."""
         if len(self) >= self.limits.connections:
             self._make_room()
@@ -66,15 +66,21 @@ class Connections:
                 return
         self.phases[connection.phase][connection] = time.monotonic()
 
-    def move(self, connection: Bounded, phase: Phase) -> None:
+    def move(self, connection: Limited, phase: Phase) -> None:
         # A connection that was given up finishes its work, but is not counted.
         if self.phases[connection.phase].pop(connection, None) is not None:
             self.phases[phase][connection] = time.monotonic()
         connection.phase = phase
 
-    def remove(self, connection: Bounded) -> None:
+    def remove(self, connection: Limited) -> None:
         self.phases[connection.phase].pop(connection, None)
         self.stalled.pop(connection, None)
+
+    def expect_requests(self) -> bool:
+        """Returns whether there are connections that have not had a request yet."""
+        phases = self.phases
+        new = (connection.cycle is None for phase in (Phase.IDLE, Phase.HEAD) for connection in phases[phase])
+        return bool(phases[Phase.HANDSHAKE]) or any(new)
 
     def end_handshakes(self) -> None:
         for connection in list(self.phases[Phase.HANDSHAKE]):
@@ -123,7 +129,7 @@ class Connections:
         for connection in list(_since(self.stalled, now - limits.unread_s)):
             self._give_up(connection, "unread")
 
-    def _give_up(self, connection: Bounded, reason: str, error: ApiError | None = None) -> None:
+    def _give_up(self, connection: Limited, reason: str, error: ApiError | None = None) -> None:
         self.count(reason)
         self.remove(connection)
         connection.give_up(error)

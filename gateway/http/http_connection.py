@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import select
 import sys
 import time
 from typing import Any
@@ -11,9 +12,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.request_context import OVER_LIMIT
+from pagewire.gateway.core.request_context import HANG_UP, OVER_LIMIT
 from pagewire.gateway.http.connections import Connections, Phase
 from pagewire.gateway.http.upgrade import head_without_offer
+
+# Headers of which two servers might take different ones.
+_SINGLE = frozenset({b"authorization", b"content-type", b"host", b"x-api-key"})
+
+# Seconds after each probe of a client that has ended its side: enough for the round trip to most clients.
+_PROBES = (0.01, 0.05, 0.2, 0.5, 5.0)  # the last one again and again: the client may leave later
+# Seconds between two looks at a connection of which nothing is read.
+_LOOK_S = 2.0
 
 # A line for each invalid request would let any client fill the log; they are counted and logged together.
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
@@ -29,8 +38,11 @@ class Connection(HttpToolsProtocol):
         self.body_bytes = 0
         self._connections = connections
         self._limits = connections.limits
+        self._answering: Any = None  # the uvicorn cycle of the request that is answered
+        self._looks_for_end = False
         self._parsing = Phase.IDLE
         self._head_bytes = 0
+        self._unread_bytes = 0  # since the last part of the body
         self._data = b""  # the latest data
         self._is_last = False  # no request follows the present one
         self._error = ApiError(400, "the request is not valid HTTP/1.1")
@@ -44,7 +56,11 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # which tells the last request alone
+        self.pipeline.clear()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -56,20 +72,68 @@ class Connection(HttpToolsProtocol):
         if self._parsing is Phase.HEAD:
             self._head_bytes += len(data)
         self._data = data
+        self._unread_bytes += len(data)
         super().data_received(data)
+        if self._parsing is Phase.BODY and self._unread_bytes > self._limits.head_bytes:
+            # The parser keeps trailers and the like until they end.
+            self._error = ApiError(400, f"more than {self._limits.head_bytes} bytes between two parts of the body")
+            self.send_400_response("")
+            return
         if self._parsing is Phase.HEAD and self._head_bytes > self._limits.head_bytes:
             self._refuse_head()
             self.send_400_response("")
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Returns whether the connection stays open: a client may end its side alone, after a whole request."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self._parsing is not Phase.IDLE or not is_answering or self.transport.get_extra_info("sslcontext"):
+            return False
+        if self.scope["http_version"] != "1.1":  # such a client cannot be probed
+            return self.scope["method"] in ("GET", "HEAD")
+        self.cycle.keep_alive = False  # that of the last request
+        self._probe(*_PROBES)
+        return True
+
+    def _probe(self, *delays: float) -> None:
+        """Sends an interim answer, or a comment in a stream of events: if the client has closed the whole connection,
+        its system refuses the first, and sending the next one fails. The end of one side and of both look the same
+        otherwise."""
+        answering = self._answering
+        if self.transport.is_closing() or (answering.response_complete and not self.pipeline):
+            return
+        if not answering.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif answering.chunked_encoding:  # events alone have no length, and each part of the body has whole ones
+            self.transport.write(b"3\r\n:\n\n\r\n")
+        self.loop.call_later(delays[0], self._probe, *(delays[1:] or delays))
+
+    def _look_for_end(self) -> None:
+        """Notices that a client has ended its side although nothing is read, because it has sent requests ahead."""
+        self._looks_for_end = not self.transport.is_closing() and bool(self.pipeline) and hasattr(select, "POLLRDHUP")
+        if not self._looks_for_end:
+            return
+        ended = select.poll()
+        ended.register(self.transport.get_extra_info("socket"), select.POLLRDHUP)
+        found = ended.poll(0)
+        if found and found[0][1] & (select.POLLHUP | select.POLLERR):
+            self.transport.abort()
+        elif found and not self.transport.get_extra_info("sslcontext"):
+            self._probe(*_PROBES)
+        else:
+            self.loop.call_later(_LOOK_S, self._look_for_end)
 
     # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         self._parsing = Phase.HEAD
         super().on_message_begin()
+        self.scope[HANG_UP] = self.transport.close  # type: ignore[literal-required]
         if self.over_limit and len(self._connections) > self._limits.connections:
             self.scope[OVER_LIMIT] = True  # type: ignore[literal-required]
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._parsing is Phase.BODY:
+            return  # a trailer: merged into the head, it could replace what a proxy has checked (RFC 9110, 6.5.1)
         super().on_header(name, value.rstrip(b" \t"))  # not part of the value (RFC 9110, 5.5), but the parser keeps it
 
     def on_headers_complete(self) -> None:
@@ -78,10 +142,14 @@ class Connection(HttpToolsProtocol):
             if size > self._limits.head_bytes:
                 self._refuse_head()
                 raise ValueError("headers too large")
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
-            self._error = ApiError(400, f"a request must have one Host header, not {hosts}")
-            raise ValueError("no host, or several")
+        single = [name for name, _ in self.headers if name in _SINGLE]
+        if b"host" not in single and self.parser.get_http_version() == "1.1":
+            self._error = ApiError(400, "a request must have a Host header")
+            raise ValueError("no host")
+        if len(single) > len(set(single)):
+            twice = max(single, key=single.count).decode()
+            self._error = ApiError(400, f"a request may have only one header {twice}")
+            raise ValueError("a header twice")
         if len(self.pipeline) >= self._limits.pipelined:
             self._error = ApiError(
                 400, f"more than {self._limits.pipelined} requests wait for answers on this connection"
@@ -90,14 +158,17 @@ class Connection(HttpToolsProtocol):
         if self._offers_upgrade():
             return
         super().on_headers_complete()
+        if self.pipeline and not self._looks_for_end:
+            self._look_for_end()
         if self.over_limit or self._is_last:
             self.cycle.keep_alive = False
         self._parsing = Phase.BODY
-        self.body_bytes = 0
+        self.body_bytes = self._unread_bytes = 0
         self._moved()
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
+        self._unread_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -107,6 +178,10 @@ class Connection(HttpToolsProtocol):
         self._parsing = Phase.IDLE
         self._head_bytes = 0
         self._moved()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     # Callbacks of the answer.
 

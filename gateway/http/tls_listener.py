@@ -86,34 +86,43 @@ class TlsListener:
         self._wants_certificate = tls.wants_certificates
         self._connections = connections
         self._server = server
-        self._task = asyncio.create_task(self._run())
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._loop.add_reader(sock, self._accept)
 
     def close(self) -> None:
         """Stops accepting connections and ends handshakes."""
-        self._task.cancel()
+        self.stop_accepting()
         self._connections.end_handshakes()
 
+    def stop_accepting(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+
     async def wait_closed(self) -> None:
-        await asyncio.wait([self._task])
+        """Returns at once: uvicorn calls it, and nothing lasts after close()."""
 
-    async def _run(self) -> None:
+    def take(self, accepted: socket.socket) -> None:
+        """Begins the handshake of a connection."""
+        accepted.setblocking(False)
+        handshake = Handshake(accepted)
+        self._connections.add(handshake)
+        if not handshake.is_over:
+            handshake.begin(self._open(handshake))
+
+    def _accept(self) -> None:
         try:
-            while True:
-                handshake = Handshake(await self._accept())
-                self._connections.add(handshake)
-                if not handshake.is_over:
-                    handshake.begin(self._open(handshake))
-        except Exception:
-            logger.exception("connections are no longer accepted")
-            self._server.should_exit = True
-
-    async def _accept(self) -> socket.socket:
-        while True:
-            try:
-                return (await asyncio.get_running_loop().sock_accept(self._sock))[0]
-            except OSError as error:
-                logger.error("a connection cannot be accepted: %s", error)
-                await asyncio.sleep(_NO_DESCRIPTORS_S)
+            accepted, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # its client is gone
+        except OSError as error:
+            logger.error("a connection cannot be accepted: %s", error)
+            self._loop.remove_reader(self._sock)
+            self._pause = self._loop.call_later(_NO_DESCRIPTORS_S, self._loop.add_reader, self._sock, self._accept)
+            return
+        self.take(accepted)
 
     async def _open(self, handshake: Handshake) -> None:
         limits = self._connections.limits

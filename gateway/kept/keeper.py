@@ -32,6 +32,7 @@ from pagewire.wire import rpc, tenants
 MAX_KEY_CHARS = 255
 # The least time between two entries of an answer that is not streamed: its client reads only the end.
 WHOLE_PACE_S = 0.25
+_LARGE_BODY = 256 * 1024  # bytes; sorting such a body takes longer than a turn of the event loop may
 
 
 class About(msgspec.Struct):
@@ -153,6 +154,8 @@ def _position(last_event: str, id: str | None) -> tuple[str, int]:
 
 
 async def _fingerprint(request: Request) -> str:
-    """Returns a hash of path and body, the same for the same JSON in other bytes."""
+    """Returns a hash of path and body, the same for the same JSON in other bytes unless it is large."""
+    if len(content := await request.body()) > _LARGE_BODY:
+        return hashlib.sha256(f"{request.url.path}\n".encode() + content).hexdigest()
     body = json.dumps(await request.json(), sort_keys=True)
     return hashlib.sha256(f"{request.url.path}\n{body}".encode(errors="surrogatepass")).hexdigest()

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY
 
+from pagewire.gateway.http import http_connection
 from pagewire.gateway.http.connection_limits import Limits
 from pagewire.process import process
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
@@ -268,3 +269,104 @@ async def test_few_requests_are_sent_ahead_of_their_answers(client: httpx.AsyncC
             await raw.reader.readuntil(b"}")
         await raw.send("GET /version HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
         assert (await raw.rest()).count("HTTP/1.1 200 ") < 100
+
+
+async def sent(
+    client: httpx.AsyncClient, body: bytes, times: int = 1
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Sends a completion's request so many times, and nothing else."""
+    url = client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    writer.write(times * (head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)))
+    return reader, writer
+
+
+async def test_a_client_that_ends_its_side_gets_its_answer(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.running.clear()
+    reader, writer = await sent(client, b'{"prompt": "half", "max_tokens": 3}')
+    writer.write_eof()
+    await eventually(lambda: len(fake.live) == 1)
+    for _ in range(2):
+        assert b"HTTP/1.1 100 Continue" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    fake.running.set()
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert b"HTTP/1.1 200 OK" in answer and b"connection: close" in answer
+    writer.close()
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_a_client_that_has_sent_requests_ahead_and_is_gone_leaves_nothing_running(
+    client: httpx.AsyncClient,
+    fake: FakeTokenizer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bytes,
+    later: bool,
+) -> None:
+    monkeypatch.setattr(http_connection, "_LOOK_S", 0.1)
+    monkeypatch.setattr(http_connection, "_PROBES", (0.01, 0.1))
+    fake.steps_left = 0
+    body = b'{"prompt": "gone", "max_tokens": 40, "stream": %s}' % stream
+    _, writer = await sent(client, body, times=5)
+    await eventually(lambda: fake.live)
+    if later:
+        writer.write_eof()
+        await asyncio.sleep(0.5)
+    writer.close()
+    await eventually(lambda: not fake.live)
+    fake.steps_left = None
+    await asyncio.sleep(0.1)
+    assert not fake.live and len(fake.received) == 1 and "Exception" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_all_requests_that_a_client_has_sent_before_it_ends_its_side_are_answered(
+    client: httpx.AsyncClient, fake: FakeTokenizer, stream: bytes
+) -> None:
+    fake.step_s = 0.01
+    body = b'{"prompt": "half", "max_tokens": 10, "stream": %s}' % stream
+    reader, writer = await sent(client, body, times=5)
+    writer.write_eof()
+    answers = await asyncio.wait_for(reader.read(), 20)
+    assert answers.count(b"HTTP/1.1 200 OK") == len(fake.received) == 5
+    writer.close()
+
+
+async def test_an_old_client_that_ends_its_side_gets_what_is_not_computed(client: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(b"GET /livez HTTP/1.0\r\n\r\n")
+    writer.write_eof()
+    assert b" 200 OK" in await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+
+
+async def test_a_stream_whose_client_ends_its_side_goes_on(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.steps_left = 3
+    reader, writer = await sent(client, b'{"prompt": "half", "max_tokens": 40, "stream": true}')
+    await asyncio.wait_for(reader.readuntil(b"data: "), 20)
+    writer.write_eof()
+    await asyncio.wait_for(reader.readuntil(b"\r\n3\r\n:\n\n\r\n"), 20)
+    fake.steps_left = None
+    assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    writer.close()
+
+
+async def test_a_stream_whose_client_is_gone_ends(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.steps_left = 3
+    reader, writer = await sent(client, b'{"prompt": "gone", "max_tokens": 40, "stream": true}')
+    await asyncio.wait_for(reader.readuntil(b"data: "), 20)
+    await eventually(lambda: fake.steps_left == 0)
+    with contextlib.suppress(TimeoutError):  # with unread bytes, its system would reset the connection
+        while await asyncio.wait_for(reader.read(1 << 20), 0.2):
+            pass
+    writer.close()
+    await eventually(lambda: not fake.live)
+
+
+async def test_a_client_that_is_gone_leaves_nothing_running(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.running.clear()
+    with contextlib.suppress(httpx.ReadTimeout):
+        await client.post("/v1/completions", json={"prompt": "gone", "max_tokens": 3}, timeout=0.2)
+    await eventually(lambda: not fake.live)

@@ -1,6 +1,7 @@
 """Requests that two servers may read in two ways, paths that point elsewhere, and what clients would have us log."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
@@ -10,12 +11,13 @@ import pytest
 
 from pagewire.config import GatewayConfig
 from pagewire.telemetry import logs
-from tests.gateway.conftest import running_gateway
+from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.http.test_connections import HEAD, closed, connected
 
 BODY = json.dumps({"prompt": "p", "max_tokens": 2})
 CHUNKED = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
+ENDS = "\r\n"
 LENGTH = f"Content-Length: {len(BODY)}\r\n"
 TE = "Transfer-Encoding: chunked\r\n"
 H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
@@ -43,6 +45,9 @@ H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA
         pytest.param(f"{HEAD}{TE}\r\n{CHUNKED}".replace(f"{len(BODY):x}\r\n", f"{len(BODY):x}\n"), id="chunk, bare LF"),
         pytest.param(f"{HEAD}{TE}\r\n-1\r\n{BODY}\r\n0\r\n\r\n", id="negative chunk"),
         pytest.param(f"{HEAD}Host: y\r\n{LENGTH}\r\n{BODY}", id="two hosts"),
+        pytest.param(f"{HEAD}Authorization: a\r\nauthorization: b\r\n{LENGTH}\r\n{BODY}", id="two keys"),
+        pytest.param(f"{HEAD}X-Api-Key: a\r\nX-Api-Key: a\r\n{LENGTH}\r\n{BODY}", id="one key twice"),
+        pytest.param(f"{HEAD}Content-Type: text/plain\r\n{LENGTH}\r\n{BODY}", id="two types"),
         pytest.param(f"{HEAD}{LENGTH}\r\n{BODY}".replace("Host: x\r\n", ""), id="no host"),
         pytest.param("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\x1b[31m\r\n\r\n", id="escape sequence"),
         pytest.param("\x16\x03\x01\x02\x00\x01\x00", id="TLS"),
@@ -73,6 +78,41 @@ async def test_nothing_follows_an_offer_of_another_protocol(client: httpx.AsyncC
     assert answer.startswith("HTTP/1.1 200 ")
     assert "connection: close" in answer
     assert answer.count('{"version"') == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 1000])
+async def test_trailers_are_dropped(fake: FakeTokenizer, address: str, pieces: int) -> None:
+    """Trailers are dropped also where they come with the head: a proxy has checked the head alone."""
+    trailers = "Authorization: Bearer right\r\nHost: y\r\nX-Request-Id: forged\r\n"
+    for key, status in (("wrong", 401), ("right", 200)):
+        head = f"{HEAD}Authorization: Bearer {key}\r\n{TE}Connection: close\r\n\r\n"
+        request = f"{head}{CHUNKED.removesuffix(ENDS)}{trailers}{ENDS}"
+        async with running_gateway(address, api_key="right") as client, connected(client) as raw:
+            await wait_ready(client)
+            for start in range(0, len(request), len(request) // pieces + 1):
+                await raw.send(request[start : start + len(request) // pieces + 1])
+            answer = await raw.rest()
+        assert answer.startswith(f"HTTP/1.1 {status} ") and "forged" not in answer
+
+
+@pytest.mark.parametrize("rest", ["0\r\nX: ", "1;x="])
+async def test_what_does_not_end_between_two_parts_of_a_body_is_cut_off(client: httpx.AsyncClient, rest: str) -> None:
+    """The parser would keep it, whether the client has a key or not."""
+    async with connected(client) as raw:
+        await raw.send(f"{HEAD}{TE}\r\n{rest}")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                await raw.send("a" * 10_000)
+                await asyncio.sleep(0.001)
+        answer = await raw.rest()
+    assert not answer or "bytes between two parts of the body" in answer
+    assert (await client.get("/livez")).status_code == 200
+
+
+async def test_a_length_has_a_bounded_number_of_digits(client: httpx.AsyncClient) -> None:
+    async with connected(client) as raw:
+        await raw.send(f"{HEAD}Content-Length: {len(BODY):05000}\r\nConnection: close\r\n\r\n{BODY}")
+        assert (await raw.rest()).startswith("HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("offer", ["Connection: Upgrade\r\nUpgrade: websocket\r\n", H2C])

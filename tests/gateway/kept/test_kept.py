@@ -1,5 +1,6 @@
 """Generations that outlive their connection: an Idempotency-Key, Last-Event-ID, and gateways that die."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -147,6 +148,28 @@ async def test_any_gateway_goes_on_after_the_last_event(fake: FakeTokenizer, add
                 assert said(again.text) == expected_text(PROMPT, 3)
     again_submitted = [one for one in fake.submissions if one.resubmitted and not one.request.request_id.endswith("-1")]
     assert all(one.resume_token_ids for one in again_submitted), "other choices are let in with the first"
+
+
+async def test_a_gateway_that_stops_breaks_off_what_another_can_continue(fake: FakeTokenizer, address: str) -> None:
+    """An error in the stream would be the client's answer; a broken connection is what clients resume."""
+    leave = asyncio.Event()
+    body, text = BODY | {"seed": 3}, ""
+    async with running_gateway(address) as stays:
+        await wait_ready(stays)
+        async with running_gateway(address, leave, shutdown_timeout=0.1) as stops:
+            await wait_ready(stops)
+            fake.step_s = 0.02
+            with pytest.raises(httpx.RemoteProtocolError, match="closed connection"):
+                async with stops.stream("POST", CHAT, json=body, headers=KEY) as response:
+                    async for piece in response.aiter_text():
+                        text += piece
+                        if not leave.is_set() and text.count("\n\n") >= 3:
+                            fake.running.clear()
+                            leave.set()
+        assert "error" not in text and said(text)
+        fake.running.set()
+        rest = await stays.post(CHAT, json=body, headers={"Last-Event-ID": id_of(events(text)[-1])})
+        assert said(text + rest.text) == expected_text(PROMPT, 3)
 
 
 async def test_a_response_with_a_key_is_made_and_stored_once(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
