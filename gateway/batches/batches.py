@@ -17,6 +17,7 @@ from pagewire.gateway.batches.bodies import (
     BatchRequestCounts,
     window_seconds,
 )
+from pagewire.gateway.batches.suspects import Suspects
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.files.bodies import MAX_EXPIRY_S
@@ -49,13 +50,14 @@ class Batches:
     def __init__(self, store: Store, files: Files) -> None:
         self._files = files
         self._documents = store.documents("batch")
-        self._folder = store.directory / "batches"
-        self._folder.mkdir(exist_ok=True)
+        self.folder = store.directory / "batches"
+        self.folder.mkdir(exist_ok=True)
+        self.suspects = Suspects(self.folder)
         self.jobs = store.jobs("batch")
 
     def working_file(self, name: str) -> Path:
         """Returns a file of a running batch. name: the id of the batch (its input) or of a file of answers."""
-        return self._folder / name
+        return self.folder / name
 
     async def create(self, request: BatchRequest) -> Batch:
         id, now = f"batch_{uuid.uuid4().hex}", int(time.time())

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from pagewire.gateway.core.body import Body
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.files.bodies import MAX_EXPIRY_S, ExpiresAfter
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
@@ -58,7 +59,7 @@ class BatchRequest(Parameters):
     output_expires_after: ExpiresAfter | None = field("gateway", "When the output is deleted. Unset: after 30 days.")
 
 
-class BatchQuery(BaseModel):
+class BatchQuery(BoundedModel):
     """A page of the batches, the newest first. `after` is the last id of the previous page."""
 
     model_config = ConfigDict(extra="forbid")

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from pagewire.batch.results import Answer
+from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.request_context import IN_PROCESS
 from pagewire.wire.tenants import Tenant
 
@@ -18,7 +19,10 @@ class InProcess:
 
     async def post(self, path: str, body: Mapping[str, Any], request_id: str, tenant: Tenant) -> Answer:
         """Returns the answer, with any status. If the call is cancelled, the request is aborted."""
-        content = json.dumps(body).encode()
+        try:
+            content = json.dumps(body, ensure_ascii=False).encode()  # NaN as it was read, for the route to refuse
+        except (RecursionError, UnicodeEncodeError) as error:  # it can be read, and not be written
+            return Answer(400, encode({"error": {"message": f"the body cannot be read: {error}"}}), request_id)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(content)),

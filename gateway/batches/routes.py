@@ -9,7 +9,7 @@ from pagewire.batch.lines import ENDPOINTS
 from pagewire.gateway.batches.batches import BATCHES
 from pagewire.gateway.batches.bodies import Batch, BatchList, BatchQuery, BatchRequest
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["batches"])
 

@@ -22,6 +22,8 @@ from pagewire.gateway.batches.bodies import (
     BatchRequestCounts,
     BatchUsage,
 )
+from pagewire.gateway.batches.suspects import MAX_FAILURES, failures_file
+from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.store import Lease
@@ -35,9 +37,11 @@ REPORT_S = 1.0
 LOOK_S = 1.0
 # The most lines of a batch: all of their custom ids are in memory.
 MAX_REQUESTS = 200_000
-# The number of processes that may die while they run a batch before its remaining lines are taken for the cause.
+# The number of processes that may die while they run a batch before its remaining lines are taken for the cause. They
+# are killed for other reasons, too; lines that end a process by themselves are found by suspects.py before.
 MAX_DEATHS = 20
 EXPIRED = "batch_expired", "the completion window ended before this request could be run"
+POISONED = f"this request was refused, as the gateway failed {MAX_FAILURES} times while it handled it"
 DEADLY = "gateway_died", f"the gateway died {MAX_DEATHS} times while it ran this batch"
 
 ListModels = Callable[[], Awaitable[Sequence[str]]]
@@ -63,6 +67,7 @@ class BatchRun:
         self._record = record
         self._batch = record.batch
         self._input = batches.working_file(record.batch.id)
+        self._failures = batches.suspects.failures(record.batch.id)
 
     async def run(self, room: asyncio.Semaphore, concurrency: int, stopping: asyncio.Event) -> None:
         """Runs the batch to its end, or until `stopping`: then requests in flight end, and the next process continues.
@@ -82,13 +87,15 @@ class BatchRun:
             return
         for name in (batch.id, self._record.output_file_id, self._record.error_file_id):
             self._batches.working_file(name).unlink(missing_ok=True)
+        failures_file(self._batches.folder, batch.id).unlink(missing_ok=True)
         await self._batches.jobs.end(self._lease)
         logger.info(
-            "batch %s is %s: %d requests, %d failed",
+            "batch %s: %s; %d of %d requests failed%s",
             batch.id,
             batch.status,
-            batch.request_counts.total,
             batch.request_counts.failed,
+            batch.request_counts.total,
+            "" if batch.errors is None else f", {len(batch.errors.data)} errors in its file",
         )
 
     async def _save(self) -> None:
@@ -105,6 +112,12 @@ class BatchRun:
 
     async def _validate(self) -> None:
         batch = self._batch
+        if self._lease.lost_leases >= MAX_DEATHS:
+            message = f"the gateway died {MAX_DEATHS} times while it read the file"
+            batch.errors = BatchErrors(data=[BatchError(code="gateway_died", line=None, message=message, param=None)])
+            batch.status, batch.failed_at = "failed", int(time.time())
+            await self._save()
+            return
         checked = await asyncio.to_thread(lines.check, self._input, [batch.endpoint], MAX_REQUESTS)
         if checked.models and not checked.errors:
             lines.check_models(checked, await self._served())
@@ -181,7 +194,12 @@ class BatchRun:
             await asyncio.sleep(LOOK_S)
 
     async def _ask(self, line: Line) -> Answer:
-        return await self._post(line, f"{self._batch.id}-{line.number}")
+        id = f"{self._batch.id}-{line.number}"
+        failures = self._failures.get(line.number, 0)
+        if failures >= MAX_FAILURES:
+            return Answer(500, encode(ApiError(500, POISONED, code="gateway_died").body()), id)
+        async with self._batches.suspects.handling(self._batch.id, line.number, is_suspect=failures > 0):
+            return await self._post(line, id)
 
     async def _report(self, results: Results) -> None:
         while True:

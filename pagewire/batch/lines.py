@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pagewire.files.json_counts import TooManyValues, check_counts
+
 # The values of `url`, if the server has the endpoint.
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -142,7 +144,10 @@ def _parse(number: int, raw: bytes, endpoints: Collection[str]) -> Line:
     if len(raw) > MAX_LINE_BYTES:
         raise LineError(number, "line_too_long", f"longer than {MAX_LINE_BYTES} bytes")
     try:
+        check_counts(raw)
         value = json.loads(raw)
+    except TooManyValues as error:
+        raise LineError(number, "body_too_complex", f"the line has {error}", "body") from None
     except (ValueError, RecursionError) as error:  # including text that is not UTF-8
         raise LineError(number, "invalid_json_line", f"not valid JSON: {error}") from None
     if not isinstance(value, dict):

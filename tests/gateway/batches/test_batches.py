@@ -4,8 +4,8 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, closing
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 
 from pagewire.gateway.batches import bodies
 from pagewire.wire.rpc import RpcError
-from tests.gateway.conftest import eventually, openai_client, running_gateway, wait_ready
+from tests.gateway.batches.conftest import Official
+from tests.gateway.conftest import eventually, running_gateway, wait_ready
 from tests.gateway.core.test_openapi import check
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
@@ -31,22 +32,6 @@ def chat(number: int, **parameters: Any) -> dict[str, Any]:
 
 def jsonl(lines: Sequence[Any]) -> bytes:
     return b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
-
-
-Official = Callable[[httpx.AsyncClient], openai.AsyncOpenAI]
-
-
-@pytest.fixture
-async def official() -> AsyncIterator[Official]:
-    """Makes an official client of a gateway."""
-    async with AsyncExitStack() as clients:
-
-        def make(client: httpx.AsyncClient) -> openai.AsyncOpenAI:
-            made = openai_client(client)
-            clients.push_async_callback(made.close)
-            return made
-
-        yield make
 
 
 async def start(ai: openai.AsyncOpenAI, lines: Sequence[Any], endpoint: str = CHAT, **more: Any) -> Any:
@@ -67,13 +52,14 @@ async def content(ai: openai.AsyncOpenAI, id: str | None) -> list[dict[str, Any]
 
 
 async def test_a_batch_answers_like_http(ai: openai.AsyncOpenAI, client: httpx.AsyncClient) -> None:
-    lines = [chat(number) for number in range(20)] + [chat(20, temperature=-1), chat(21, nonsense=1)]
+    wrong = [{"temperature": -1}, {"nonsense": 1}, {"temperature": float("nan")}, {"temperature": float("inf")}]
+    lines = [chat(number) for number in range(20)] + [chat(20 + index, **one) for index, one in enumerate(wrong)]
     created = await start(ai, lines, metadata={"for": "me"})
     assert (created.object, created.status, created.endpoint) == ("batch", "validating", CHAT)
     assert created.expires_at == created.created_at + 24 * 3600
     batch = await end(ai, created.id)
     assert (batch.status, batch.errors, batch.metadata) == ("completed", None, {"for": "me"})
-    assert batch.request_counts.to_dict() == {"total": 22, "completed": 20, "failed": 2}
+    assert batch.request_counts.to_dict() == {"total": 24, "completed": 20, "failed": 4}
     assert batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
     answers = {line["custom_id"]: line for line in await content(ai, batch.output_file_id)}
     assert answers.keys() == {f"q{number}" for number in range(20)}
@@ -91,6 +77,8 @@ async def test_a_batch_answers_like_http(ai: openai.AsyncOpenAI, client: httpx.A
     assert {custom_id: (one["status_code"], one["body"]["error"]["param"]) for custom_id, one in errors.items()} == {
         "q20": (400, "temperature"),
         "q21": (400, "nonsense"),
+        "q22": (400, "temperature"),
+        "q23": (400, "temperature"),
     }
     file = await ai.files.retrieve(batch.output_file_id)
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
@@ -306,3 +294,11 @@ async def test_what_is_documented_is_answered(
     ]:
         answer = await client.request(method, path)
         check(document, route, method, answer.status_code, "application/json", answer.json())
+
+
+async def test_a_line_of_too_many_values_fails_the_batch(ai: openai.AsyncOpenAI) -> None:
+    line = json.dumps(chat(0)).replace('"seed": 0', f'"stop": [{"[]," * 200_000}[]]').encode() + b"\n"
+    batch = await end(ai, (await start(ai, [line])).id)
+    assert batch.status == "failed"
+    (error,) = batch.errors.data
+    assert error.code == "body_too_complex" and "200003 lists; at most 100000" in error.message
