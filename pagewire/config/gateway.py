@@ -10,7 +10,7 @@ from pagewire.config.shared import KeysConfig, OperatorsConfig, RecoveryConfig, 
 class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     """The REST API, compatible with OpenAI's."""
 
-    host: str = flag("127.0.0.1", "address on which REST and the public gRPC listen", group="network")
+    host: str = flag("127.0.0.1", "address on which REST and the public gRPC listen", group="network", kind="host")
     port: int = flag(8000, "REST port", group="network", valid=PORT)
     admin_port: int | None = flag(
         None,

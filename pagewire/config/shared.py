@@ -84,6 +84,7 @@ class OperatorsConfig:
         "127.0.0.1",
         "address on which --admin-port, or the --metrics-port of a single service, listens",
         group="network",
+        kind="host",
     )
 
 

@@ -60,6 +60,17 @@ def json_value(text: str, source: str) -> dict[str, Any]:
     return value
 
 
+def host(text: str, source: str) -> str:
+    """Returns the name or the address of a host, without the brackets of a URL. Raises UsageError."""
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    try:
+        text.encode("idna")
+    except UnicodeError as error:
+        raise UsageError(f"{source}: expected the name or the address of a host, got {text!r:.200}") from error
+    return text
+
+
 def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
     choices = field.metadata["choices"]
     if choices and text not in choices:
@@ -68,6 +79,8 @@ def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
         raise UsageError(f"{source}: expected one of {', '.join(choices)}, got {text!r}")
     if field.metadata["kind"] == "json" and text:
         json_value(text, source)
+    if field.metadata["kind"] == "host":
+        text = host(text, source)
     parts = text.split(",") if field.metadata["takes"] == "words" else [text]
     if field.metadata["secret"] and any(not part or part != part.strip() for part in parts):
         # An empty secret would protect nothing, and HTTP drops spaces around the value of a header.

@@ -1,5 +1,6 @@
 """Replacing weights while requests run: POST /v1/admin/weights, and SGLang's route."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -20,11 +21,14 @@ from pagewire.gateway.schema.parameters import Parameters
 from pagewire.gateway.schema.unsupported import Refused
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 from pagewire.wire.rpc import RpcError
+from pagewire.wire.status import error_details
 
 router = APIRouter(route_class=AdminRoute, tags=["operation"])
 
 _PATTERN = r"^[A-Za-z0-9._:+-]{1,64}$"
 _STATUSES = {grpc.StatusCode.FAILED_PRECONDITION: 409, grpc.StatusCode.RESOURCE_EXHAUSTED: 507}
+# Seconds before the same is asked again of a tokenizer service that has died, or of its successor.
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class WeightsBody(Parameters):
@@ -126,10 +130,15 @@ async def update_weights_from_disk(request: Request, body: DiskWeightsBody) -> R
 
 
 async def _replace(tokenizer: TokenizerClient, wanted: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
-    """Raises ApiError."""
-    try:
-        return await tokenizer.admin.ReplaceWeights(wanted, timeout=time_left())
-    except grpc.aio.AioRpcError as error:
-        if error.code() in _STATUSES:
-            raise ApiError(_STATUSES[error.code()], error.details() or error.code().name) from error
-        raise from_rpc(RpcError.from_call(error)) from error
+    """Asks again when the tokenizer service dies meanwhile, as the replacement goes on. Raises ApiError."""
+    for pause in (*_PAUSES_S, None):
+        try:
+            return await tokenizer.admin.ReplaceWeights(wanted, timeout=time_left())
+        except grpc.aio.AioRpcError as error:
+            is_broken = error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error)
+            if not is_broken or pause is None:
+                if error.code() in _STATUSES:
+                    raise ApiError(_STATUSES[error.code()], error.details() or error.code().name) from error
+                raise from_rpc(RpcError.from_call(error)) from error
+        await asyncio.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")

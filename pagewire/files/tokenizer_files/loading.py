@@ -6,7 +6,6 @@ special tokens and BOS/EOS rules of `tokenizer_config.json`, chat templates, and
 that are not BPE.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from pagewire.files.damaged_file import remedy
 from pagewire.files.gguf import read_metadata
+from pagewire.files.json_file import read_json_object
 from pagewire.files.tokenizer_files.conversion import convert
 from pagewire.files.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError
 from pagewire.files.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
@@ -172,12 +172,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return read_json_object(file)
     except ValueError as error:
-        raise TokenizerLoadError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
-    if not isinstance(value, dict):
-        raise TokenizerLoadError(f"{file} must hold a JSON object; {remedy(file)}")
-    return value
+        raise TokenizerLoadError(str(error)) from error
 
 
 def _directory_templates(path: Path, config: dict[str, Any]) -> dict[str, str | None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pagewire.files.damaged_file import remedy
+from pagewire.files.json_file import read_json_object
 from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.models.registry import ARCHITECTURES
 
@@ -93,9 +93,6 @@ def dtype_of(raw: Mapping[str, Any]) -> torch.dtype | None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: cannot be read as JSON ({error}); {remedy(path)}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object; {remedy(path)}")
-    return value
+        return read_json_object(path)
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pagewire.config import TokenizerConfig, json_object
 from pagewire.errors import StartupError
-from pagewire.files.damaged_file import remedy
+from pagewire.files.json_file import read_json_object
 from pagewire.files.models import is_of_hub
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer
 from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
@@ -232,11 +232,9 @@ def _image_token_id(model_path: Path) -> int | None:
     if not file.is_file():
         return None
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json_object(file)
     except ValueError as error:
-        raise StartupError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
-    if not isinstance(raw, dict):
-        raise StartupError(f"{file} must hold a JSON object; {remedy(file)}")
+        raise StartupError(str(error)) from error
     key = _IMAGE_TOKEN_KEYS.get(raw.get("model_type", ""))
     token_id = None if key is None else raw.get(key, raw.get("image_token_id"))
     if key is not None and not isinstance(token_id, int):

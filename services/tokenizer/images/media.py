@@ -22,6 +22,7 @@ MAX_REDIRECTS = 5
 MAX_FETCHES = 16  # at once; each may take --max-image-bytes of memory
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
+_RELAYS_OF_6TO4 = ipaddress.IPv4Network("192.88.99.0/24")  # deprecated (RFC 7526), which Python counts as global
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all allotted addresses
 # Characters of a URL that an error message quotes.
 _SHOWN = 100
@@ -187,7 +188,7 @@ def _is_public(address: str) -> bool:
     """Whether an address is public. An IPv6 address that stands for an IPv4 one is judged by the latter."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
-        return found.is_global and not found.is_multicast
+        return found.is_global and not found.is_multicast and found not in _RELAYS_OF_6TO4
     if found in _NAT64:
         return _is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)))
     if found.ipv4_mapped is not None:

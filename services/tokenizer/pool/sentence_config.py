@@ -1,11 +1,10 @@
 """Settings of sentence-transformers for the texts of a model: prompts, and lower case."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pagewire.files.damaged_file import remedy
+from pagewire.files.json_file import read_json_object
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,4 @@ def read_sentence_config(path: Path) -> SentenceConfig:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON ({error}); {remedy(file)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object; {remedy(file)}")
-    return content
+    return read_json_object(file) if file.is_file() else {}

@@ -9,6 +9,7 @@ from pagewire.config import TokenizerConfig
 from pagewire.config.sampling_checks import check_value
 from pagewire.config.sampling_params import BY_NAME
 from pagewire.errors import InvalidRequest, StartupError
+from pagewire.files.json_file import read_json_object
 from pagewire.v1.common_pb2 import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -48,19 +49,16 @@ def read_generation_defaults(config: TokenizerConfig, model_path: Path) -> Sampl
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise StartupError(f"{file} must hold a JSON object")
-    return content
+        return read_json_object(file)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
 
 
 def _overrides(text: str) -> dict[str, float]:
     flag = "--override-generation-config"
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"{flag} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise StartupError(f'{flag} must be a JSON object, as {{"temperature": 0.6}}')

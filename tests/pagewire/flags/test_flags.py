@@ -59,6 +59,8 @@ def test_model_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         (["--cudagraph-capture-sizes", "4,0"], "--cudagraph-capture-sizes: expected whole numbers"),
         (["--cudagraph-capture-sizes="], "--cudagraph-capture-sizes: expected whole numbers"),
         (["--port"], "--port"),
+        (["--host", "a..b"], "--host: expected the name or the address of a host, got 'a..b'"),
+        (["--admin-host", "a" * 64], "--admin-host: expected the name or the address of a host, got 'aaa"),
         (["--hf-overrides", "{"], "--hf-overrides: expected a JSON object, got '{'"),
         (["--override-generation-config", "[1]"], "--override-generation-config: expected a JSON object, got '[1]'"),
         (["--speculative-config", '{"a": {"b": 1, "b": 2}}'], "--speculative-config: key 'b' is given twice"),
@@ -178,6 +180,10 @@ def test_what_is_no_size(text: str) -> None:
         flags.parse_size(text)
 
 
+def test_an_address_may_be_in_the_brackets_of_a_url() -> None:
+    assert parse("--host", "[::1]").host == "::1"
+
+
 def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy[Any]:
     """Valid values of a field."""
     base = next((t for t in typing.get_args(type_) if t is not type(None)), type_)
@@ -200,6 +206,8 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
             values = values.map(lambda text: ",".join(filter(None, "".join(text.split()).split(","))))
         if field.metadata["kind"] == "json":
             values = st.dictionaries(values, values).map(json.dumps)
+        if field.metadata["kind"] == "host":
+            values = st.sampled_from(["", "0.0.0.0", "::", "::1", "localhost", "a.example", "bücher.example"])
     return values | st.just(field.default)
 
 

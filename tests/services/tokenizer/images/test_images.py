@@ -271,8 +271,8 @@ def test_images_that_a_separate_tokenizer_switches_off_are_logged(tmp_path, capl
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "config.json is not valid JSON"),
-        ("[]", "config.json must hold a JSON object"),
+        ("{", "config.json: cannot be read as JSON"),
+        ("[]", "config.json: expected a JSON object"),
         ('{"model_type": "llava"}', "key image_token_index must name the placeholder token of images, found None"),
         ('{"model_type": "llava", "image_token_index": 99999}', "names 99999 .* which the tokenizer does not have"),
     ],

@@ -97,7 +97,7 @@ async def test_http_only_from_hosts_that_are_allowed():
             await named.read(f"http://127.0.0.1:{port}/0")
         with pytest.raises(MediaError, match="not public"):
             await reader("*").read(f"http://localhost:{port}/0")
-        private = ["127.0.0.1", "169.254.169.254", "10.0.0.1", "0.0.0.0", "100.64.0.1", "224.0.0.1"]
+        private = ["127.0.0.1", "169.254.169.254", "10.0.0.1", "0.0.0.0", "100.64.0.1", "224.0.0.1", "192.88.99.1"]
         private += ["[::1]", "[::ffff:127.0.0.1]", "[::127.0.0.1]", "[64:ff9b::127.0.0.1]", "[64:ff9b::10.0.0.1]"]
         private += ["[2002:7f00:1::]", "[fe80::1]", "[fec0::1]", "[fd00::1]", "[ff02::1]"]
         for host in private:
