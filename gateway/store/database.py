@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
@@ -178,12 +179,26 @@ def _method(work: Work[Params, Result], kind: str) -> Method[Params, Result]:
     return method
 
 
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Waits for others that open the same new file: SQLite itself does not, as two that wait here block each other.
+    Raises sqlite3.Error."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
 def _open(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error, and StartupError for an unknown schema."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         # If a process dies, nothing that was committed is lost; if the machine dies, the last moments may be.
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")  # processes that start together make one schema
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, closing
@@ -18,7 +19,7 @@ from pagewire.errors import StartupError
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.store import Bound, Bounds, LeaseLost, Store, data_directory, database, failure, held, open_log
 from pagewire.gateway.store import store as store_module
-from pagewire.gateway.store.database import SCRIPTS
+from pagewire.gateway.store.database import SCRIPTS, Database
 
 LEASE_S = 0.8
 BOUNDS = Bounds(count=10, bytes=50, ttl_s=60, drops_unfinished=False)
@@ -371,3 +372,15 @@ async def test_a_truncated_database_is_refused_with_the_remedy(tmp_path: Path, s
     os.truncate(path, int(path.stat().st_size * share))
     with pytest.raises(StartupError, match="move a damaged one away"):
         Store(tmp_path)
+
+
+async def test_gateways_that_open_a_new_directory_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    def opened(path: Path) -> Database:
+        together.wait()
+        return Database(path)
+
+    for number in range(40):
+        together, path = threading.Barrier(4), tmp_path / f"{number}.db"
+        databases = await asyncio.gather(*(asyncio.to_thread(opened, path) for _ in range(4)))
+        for opened_one in databases:
+            await opened_one.close()
