@@ -15,6 +15,7 @@ from pagewire.gateway.chat import routes as chat_routes
 from pagewire.gateway.completions import routes as completions_routes
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.answering import GENERATIONS, Generations
+from pagewire.gateway.core.body_room import BodyRoom
 from pagewire.gateway.core.error_handlers import install_handlers
 from pagewire.gateway.core.errors import OPENAI, Dialect
 from pagewire.gateway.core.middleware import MAX_BODY_BYTES, SHUTDOWN, GracefulShutdown, RequestMiddleware
@@ -162,6 +163,7 @@ def _served(app: FastAPI, config: GatewayConfig, parts: Parts, *, host: str) -> 
         RequestMiddleware,
         door=parts.door,
         shutdown=parts.shutdown,
+        room=BodyRoom(),
         max_timeout=config.request_timeout,
         tenant_header=config.tenant_header,
         body_limits={"/v1/files": config.max_file_bytes + MAX_BODY_BYTES},

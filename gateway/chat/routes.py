@@ -7,7 +7,7 @@ from pagewire.gateway.chat.answer import ChatAnswer
 from pagewire.gateway.chat.bodies import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from pagewire.gateway.chat.translate import chat_requests
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.head import head_of

@@ -7,7 +7,7 @@ from pagewire.gateway.completions.answer import CompletionAnswer, prompt_texts
 from pagewire.gateway.completions.bodies import Completion, CompletionChunk, CompletionRequest
 from pagewire.gateway.completions.translate import completion_requests
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.grammar import names_of

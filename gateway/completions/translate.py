@@ -2,6 +2,7 @@
 
 from pagewire.gateway.completions.bodies import CompletionRequest
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.generation.choice_limits import check_choices
 from pagewire.gateway.generation.translate import choices_of, generate_request
 from pagewire.gateway.schema.parameters import as_list
 from pagewire.v1 import inference_pb2
@@ -26,18 +27,21 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
             f"the request has {total} completions (prompts times {factor}); at most {MAX_GENERATIONS} are possible"
         )
         raise ApiError(400, message, param="prompt")
+    common = generate_request(body, max_tokens, body.logprobs)
+    if body.echo and body.logprobs is not None:
+        params = common.sampling_params
+        params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)
+    if body.add_special_tokens is not None:
+        common.add_special_tokens = body.add_special_tokens
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        common.best_of = body.best_of
+    check_choices(common, total, "prompt", count * sum(map(len, prompts)))
     for prompt in prompts:
-        request = generate_request(body, max_tokens, body.logprobs)
-        if body.echo and body.logprobs is not None:
-            params = request.sampling_params
-            params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(common)
         if isinstance(prompt, str):
             request.text = prompt
         else:
             request.token_ids.ids.extend(prompt)
-        if body.add_special_tokens is not None:
-            request.add_special_tokens = body.add_special_tokens
-        if body.best_of is not None and body.best_of > (body.n or 1):
-            request.best_of = body.best_of
         requests.extend(choices_of(request, body))
     return requests

@@ -55,7 +55,9 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RecursionError)
     async def on_recursion_error(request: Request, error: RecursionError) -> Response:
-        # Only bodies nest; JSON is read and written up to some depth.
+        # JSON is read and written up to some depth.
+        if request.method != "POST":
+            raise error  # the fault is not in a body
         return error_response(ApiError(400, "the body is nested too deeply"), request.scope)
 
     @app.exception_handler(RequestValidationError)

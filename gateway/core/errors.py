@@ -20,6 +20,7 @@ _TYPES = {
     413: "invalid_request_error",
     416: "invalid_request_error",
     422: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
     501: "not_supported_error",
     503: "service_unavailable_error",
@@ -51,6 +52,11 @@ _PROMPTS = ("text", "token_ids", "prompt", "prompt_token_ids")
 CONTAINERS = ("sampling_params", "options")
 
 
+# What an error may repeat of a request, whose names and values have any length.
+MAX_MESSAGE_CHARS = 4000
+MAX_PARAM_CHARS = 400
+
+
 class ApiError(Exception):
     """A request that ends with an HTTP error."""
 
@@ -72,17 +78,21 @@ class ApiError(Exception):
             violations: (path in the gRPC request, description) of each fault. When the error is sent, they are phrased
                 for the client and replace param and message.
         """
-        super().__init__(message)
+        super().__init__(_cut(message, MAX_MESSAGE_CHARS))
         self.retry_delay = retry_delay
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _cut(message, MAX_MESSAGE_CHARS)
+        self.param = None if param is None else _cut(param, MAX_PARAM_CHARS)
         self.code = code
         self.violations = tuple(violations)
 
     def body(self) -> ErrorResponse:
         kind = _TYPES.get(self.status, "server_error")
         return ErrorResponse(error=ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class Dialect(Protocol):

@@ -8,8 +8,7 @@ A field is given as data: the path of a `Violation`, or the `param` of an ApiErr
 their field; the rest of their text is not examined.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pagewire.gateway.core.errors import CONTAINERS, ApiError, parameter_of
 
@@ -21,6 +20,7 @@ _OF_GRPC = {
 }
 # To the services, a form and the calls of tools are both a grammar.
 GRAMMAR, TOOLS = "grammar", "tools"
+_ENDS = ("", ".", "[")  # after a name in a path that begins with it: a, a.b, a[0]
 
 
 def rename(error: ApiError, names: Mapping[str, str]) -> ApiError:
@@ -56,7 +56,8 @@ def _named(path: str, description: str, names: Mapping[str, str]) -> tuple[str |
 
 
 def _own_name(parameter: str, names: Mapping[str, str]) -> str:
-    head = next((head for head in _heads(parameter) if head in names), None)
+    heads = [name for name in names if parameter.startswith(name) and parameter[len(name) : len(name) + 1] in _ENDS]
+    head = max(heads, key=len, default=None)
     return parameter if head is None else names[head] + parameter[len(head) :]
 
 
@@ -67,10 +68,3 @@ def _led_by(own: str, description: str, *names: str) -> str:
         if rest != description and rest[:1] in ("", " ", ":", ","):
             return own + rest
     return description
-
-
-def _heads(parameter: str) -> Iterator[str]:
-    """Yields the path and all paths that contain it: a.b[0].c, a.b[0], a.b, a."""
-    yield parameter
-    for match in reversed(list(re.finditer(r"[.\[]", parameter))):
-        yield parameter[: match.start()]

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway.core import metrics
 from pagewire.gateway.core.app_state import AppState
+from pagewire.gateway.core.body_room import BodyPlace, BodyRoom
 from pagewire.gateway.core.error_handlers import error_response
 from pagewire.gateway.core.errors import OPENAI, ApiError, Dialect, from_rpc
 from pagewire.gateway.core.request_context import (
@@ -47,6 +48,8 @@ _SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 # nginx's status for a client that disconnected before its answer; never sent.
 CLIENT_GONE = 499
+_LENGTH_DIGITS = 20  # of a length; longer numbers take the square of their length
+_SHOWN = 200  # characters of a path in a log line
 
 DialectOf = Callable[[str, Mapping[bytes, bytes]], Dialect]
 
@@ -55,8 +58,9 @@ class GracefulShutdown:
     """The state of the shutdown, and the number of requests in flight."""
 
     def __init__(self) -> None:
-        self.announced = False  # not ready, but still accepts requests
-        self.begun = False  # accepts no requests
+        self.announced = False  # not ready for balancers, but still accepts connections
+        self.begun = False  # accepts no connections; requests of those that it has are answered, and what lasts ends
+        self.over = False  # what still runs is cut off
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -84,6 +88,7 @@ class RequestMiddleware:
         *,
         door: Door,
         shutdown: GracefulShutdown,
+        room: BodyRoom,
         body_limits: Mapping[str, int],
         needs_no_key: Callable[[str], bool] = lambda path: False,
         dialect_of: DialectOf = lambda path, headers: OPENAI,
@@ -92,7 +97,8 @@ class RequestMiddleware:
     ) -> None:
         """
         Args:
-            body_limits: path -> bytes, for paths with a limit above MAX_BODY_BYTES.
+            room: for the bodies of all requests in flight.
+            body_limits: path -> bytes, for paths with a limit above MAX_BODY_BYTES, which write bodies to files.
             needs_no_key: whether a path is served without an API key.
             dialect_of: (path, headers) -> the API that the client speaks.
             max_timeout: seconds that a request may take.
@@ -106,6 +112,7 @@ class RequestMiddleware:
         self._dialect_of = dialect_of
         self._tenant_header = tenant_header
         self._shutdown = shutdown
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -132,14 +139,19 @@ class RequestMiddleware:
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         with ExitStack() as held:
             refusal = self._refuse(scope, headers) or self._set_deadline(scope, headers) or self._admit(scope, held)
-            await self._answer_unless(refusal, scope, receive, send)
+            place = None
+            if scope["path"] not in self._body_limits:
+                place = BodyPlace(self._room, _client(scope))
+                held.callback(place.close)
+                refusal = refusal or _no_room(place, _content_length(headers))
+            await self._answer_unless(refusal, scope, self._limited(scope, receive, place), send)
 
     async def _answer_unless(self, refusal: ApiError | None, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal is not None:
             await error_response(refusal, scope)(scope, receive, send)
             return
         try:
-            await self._app(scope, _limited(receive, self._body_limit(scope["path"])), send)
+            await self._app(scope, receive, send)
         except ClientDisconnect:  # before the end of its body, or before its answer
             metrics.CLIENTS_GONE.inc()
         except Exception:
@@ -164,7 +176,7 @@ class RequestMiddleware:
             return ApiError(401, message, code="invalid_api_key")
         if OVER_LIMIT in scope and path not in _QUIET:
             return ApiError(503, "this gateway has too many connections; try again")
-        if self._shutdown.begun and path not in _QUIET:
+        if self._shutdown.over and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
         if _content_length(headers) > (limit := self._body_limit(path)):
             return ApiError(413, _too_large(limit))
@@ -194,6 +206,23 @@ class RequestMiddleware:
         deadline.set(None if limit is None else request_context(scope).started + limit)
         return None
 
+    def _limited(self, scope: Scope, receive: Receive, place: BodyPlace | None) -> Receive:
+        """Limits a body as it arrives, perhaps without a Content-Length. place: None: it needs no room."""
+        limit = self._body_limit(scope["path"])
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > limit:
+                raise HTTPException(413, _too_large(limit))
+            if place is not None:
+                place.grow(size)
+            return message
+
+        return limited
+
     def _body_limit(self, path: str) -> int:
         return self._body_limits.get(path, MAX_BODY_BYTES)
 
@@ -214,29 +243,29 @@ class RequestMiddleware:
         return None
 
 
+def _client(scope: Scope) -> str:
+    """Returns the name under which a body takes room. Lines of batches, which are asked again when there is none, leave
+    some to the other requests of their tenant."""
+    name = tenants.present.get().name
+    return f"{name}/batches" if IN_PROCESS in scope else name
+
+
+def _no_room(place: BodyPlace, size: int) -> ApiError | None:
+    try:
+        place.grow(size)
+    except ApiError as error:
+        return error
+    return None
+
+
 def _content_length(headers: Mapping[bytes, bytes]) -> int:
     """Returns the length of the body; 0 if it is unknown."""
     length = headers.get(b"content-length", b"0")
-    return int(length) if length.isdigit() else 0
+    return int(length) if length.isdigit() and len(length) < _LENGTH_DIGITS else 0
 
 
 def _too_large(limit: int) -> str:
-    return f"the body is larger than {limit} bytes"
-
-
-def _limited(receive: Receive, limit: int) -> Receive:
-    """Limits bodies without a Content-Length as they arrive."""
-    size = 0
-
-    async def limited() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > limit:
-            raise HTTPException(413, _too_large(limit))
-        return message
-
-    return limited
+    return f"the body is larger than {limit} bytes; send less, or several requests"
 
 
 def _sender(context: RequestContext, send: Send, shutdown: GracefulShutdown) -> Send:
@@ -260,6 +289,11 @@ def _answered(method: str, path: str, status: int) -> Counter:
     return metrics.HTTP_REQUESTS.labels(method, path, str(status))
 
 
+def _shown(path: str) -> str:
+    """Returns a path as the log shows it: a line of it is the client's to fill, whether it has a key or not."""
+    return quote(path) if len(path) <= _SHOWN else f"{quote(path[:_SHOWN])}..."
+
+
 def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     route: Any = scope.get("route")
     # Paths without a route would make one time series each.
@@ -271,6 +305,6 @@ def _record(scope: Scope, context: RequestContext, quiet: bool) -> None:
     _answered(scope["method"], path, status).inc()
     metrics.HTTP_DURATION.labels(scope["method"], path).observe(context.elapsed)
     logger.info(
-        "%s %s %d %.3fs%s", scope["method"], quote(scope["path"]), status, context.elapsed, context.note,
+        "%s %s %d %.3fs%s", scope["method"], _shown(scope["path"]), status, context.elapsed, context.note,
         extra={"request_id": context.request_id, "trace_id": context.trace_id},
     )  # fmt: skip

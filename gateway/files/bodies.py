@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
 from pagewire.gateway.core.body import Body
+from pagewire.gateway.core.reading.bounded import BoundedModel
 
 MAX_LISTED_FILES = 10_000
 # The least and the greatest lifetime of files, also of the answers of batches.
@@ -13,7 +14,7 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 Purpose = Literal["batch", "batch_output"]
 
 
-class FileQuery(BaseModel):
+class FileQuery(BoundedModel):
     """A page of the files. `after` is the last id of the previous page."""
 
     model_config = ConfigDict(extra="forbid")
@@ -24,7 +25,7 @@ class FileQuery(BaseModel):
     purpose: str | None = None
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(BoundedModel):
     """The seconds for which a file is kept."""
 
     model_config = ConfigDict(extra="forbid")
@@ -33,7 +34,7 @@ class ExpiresAfter(BaseModel):
     seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 
 
-class UploadForm(BaseModel):
+class UploadForm(BoundedModel):
     """The fields of an upload besides the file."""
 
     model_config = ConfigDict(extra="forbid")

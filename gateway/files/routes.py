@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.files.bodies import UPLOAD, DeletedFile, File, FileList, FileQuery
 from pagewire.gateway.files.files import FILES, not_found
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from pagewire.config.sampling_checks import MAX_GRAMMAR_BYTES
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.schema.generation import GenerationParameters
@@ -33,6 +34,9 @@ def grammar_of(body: GenerationParameters) -> Grammar | None:
     if len(given) > 1:
         *others, param = given
         raise ApiError(400, f"{param} cannot be combined with {' and '.join(others)}; give one of them", param=param)
+    for param, grammar in given.items():
+        if (size := grammar.ByteSize()) > MAX_GRAMMAR_BYTES:
+            raise ApiError(400, f"{param} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are possible", param=param)
     return next(iter(given.values()), None)
 
 

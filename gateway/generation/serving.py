@@ -9,17 +9,18 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire.gateway.core import metrics
 from pagewire.gateway.core.answering import GENERATIONS
-from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, encode
+from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.field_names import rename
-from pagewire.gateway.core.middleware import CLIENT_GONE
+from pagewire.gateway.core.middleware import CLIENT_GONE, SHUTDOWN, GracefulShutdown
 from pagewire.gateway.core.reply import Line, PendingChoice
-from pagewire.gateway.core.request_context import RequestContext, request_context, time_left
+from pagewire.gateway.core.request_context import HANG_UP, RequestContext, request_context, time_left
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.answer import Answer, fingerprint, finish_reason
 from pagewire.gateway.generation.resumable import Outputs, Resumable
 from pagewire.gateway.generation.usage import UsageTotal
+from pagewire.gateway.generation.whole import content_of, send_whole
 from pagewire.telemetry import semconv
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
@@ -36,6 +37,10 @@ OK = 200
 
 class ClientGone(Exception):
     """The client closed its connection."""
+
+
+class _Interrupted(Exception):
+    """A stream that any other gateway can continue breaks off, as this one ends: its client resumes it."""
 
 
 class GenerationResponse(Response):
@@ -88,11 +93,16 @@ class GenerationResponse(Response):
         status = 0
         try:
             rpc_context = tenants.attach(tenants.present.get(), span.trace.attach_to(common_pb2.RequestContext()))
-            await self._serve(context, rpc_context, receive, send)
+            await self._serve(context, rpc_context, receive, send, SHUTDOWN.in_scope(scope))
         except ClientGone:
             self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()
             context.status = CLIENT_GONE
+        except _Interrupted:
+            self._failure = "interrupted; its client can continue at another gateway"
+            scope[HANG_UP]()
+            while (await receive())["type"] != "http.disconnect":
+                pass
         except ApiError as error:
             self._failure = error.message
             status = error.status
@@ -105,7 +115,12 @@ class GenerationResponse(Response):
             self._record(span, scope, context, status or context.status)
 
     async def _serve(
-        self, context: RequestContext, rpc_context: common_pb2.RequestContext, receive: Receive, send: Send
+        self,
+        context: RequestContext,
+        rpc_context: common_pb2.RequestContext,
+        receive: Receive,
+        send: Send,
+        shutdown: GracefulShutdown,
     ) -> None:
         try:
             reply = self._begin(rpc_context)
@@ -117,7 +132,7 @@ class GenerationResponse(Response):
         try:
             if self._streaming:
                 # In a separate task, so that a token does not wake the layers that wait for the end of the response.
-                await asyncio.create_task(self._stream(reply, context, send))
+                await asyncio.create_task(self._stream(reply, context, send, shutdown))
             else:
                 await self._whole(reply, send)
         except RpcError as error:
@@ -141,15 +156,12 @@ class GenerationResponse(Response):
     async def _whole(self, reply: Outputs, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
         self._finish_reasons = [finish_reason(output) for output in outputs]
-        content = encode(self._answer.whole(reply.choices, outputs, self._usage))
+        content = await content_of(self._answer, reply.choices, outputs, self._usage, self._choices_per_prompt)
         if self._ended is not None:
             await self._ended()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-        headers += _weights_header(reply.choices)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
+        await send_whole(send, content, _weights_header(reply.choices))
 
-    async def _stream(self, reply: Outputs, context: RequestContext, send: Send) -> None:
+    async def _stream(self, reply: Outputs, context: RequestContext, send: Send, shutdown: GracefulShutdown) -> None:
         """Sends the head with the first output: until then, an error can have its own status."""
         answer, usage, started = self._answer, self._usage, False
         try:
@@ -182,6 +194,8 @@ class GenerationResponse(Response):
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not context.status:
                 raise api_error from error
+            if self._kept is not None and shutdown.over:
+                raise _Interrupted from None
             rename(api_error, context.names)
             self._failure, self._failed_status = api_error.message, api_error.status
             last = []

@@ -4,13 +4,11 @@ import secrets
 
 from pagewire.config.sampling_params import BY_NAME, seed_of_choice
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.generation.choice_limits import check_choices
 from pagewire.gateway.generation.grammar import grammar_of
 from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import BeamSearch, GenerateRequest
-
-# All choices of a request; each carries the prompt, including images.
-MAX_CHOICES_BYTES = 128 * 1024 * 1024
 
 
 def generate_request(body: GenerationParameters, max_tokens: int | None, logprobs: int | None) -> GenerateRequest:
@@ -38,9 +36,9 @@ def generate_request(body: GenerationParameters, max_tokens: int | None, logprob
         bad_words=body.bad_words,
         thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
     )
-    for token_id, bias in (body.logit_bias or {}).items():
-        request.sampling_params.logit_bias_ids.append(int(token_id))
-        request.sampling_params.logit_bias_values.append(bias)
+    if body.logit_bias:
+        request.sampling_params.logit_bias_ids.extend(map(int, body.logit_bias))
+        request.sampling_params.logit_bias_values.extend(body.logit_bias.values())
     if body.skip_special_tokens is not None:
         request.skip_special_tokens = body.skip_special_tokens
     if body.use_beam_search:
@@ -61,9 +59,7 @@ def choices_of(request: GenerateRequest, body: GenerationParameters) -> list[Gen
 
     Raises ApiError 400.
     """
-    if (size := request.ByteSize() * (body.n or 1)) > MAX_CHOICES_BYTES:
-        message = f"{body.n} choices of this request are {size} bytes; at most {MAX_CHOICES_BYTES} are possible"
-        raise ApiError(400, message, param="n")
+    check_choices(request, body.n or 1, "n")
     seed = secrets.randbits(63) if body.seed is None else body.seed
     if is_search(request):
         request.n = body.n or 1

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from pagewire.gateway.chat.translate import chat_requests
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.resumable import KEEPER

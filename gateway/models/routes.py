@@ -9,7 +9,7 @@ from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import ErrorResponse
 from pagewire.gateway.core.encoding import json_response
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.messages.bodies.answers import MessagesError, ModelInfo, ModelPage

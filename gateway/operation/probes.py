@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.encoding import json_response
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.operation.bodies import Health
 from pagewire.gateway.operation.readiness import READINESS
 

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from pagewire import __version__
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.operation.bodies import (
     AbortBody,

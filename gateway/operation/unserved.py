@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 

@@ -28,12 +28,14 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
     Raises ApiError 400 for the output of an unknown call, and if there is no message.
     """
     messages: list[Message] = []
+    thoughts: dict[int, list[str]] = {}  # of the message at this index
     if instructions:
         messages.append(Message(role="system", content=instructions))
     call_ids: set[str] = set()
+    system = [instructions] if instructions else []  # texts of the first message
     for item in items:
         if isinstance(item, MessageItem) and item.role != "assistant":
-            _add_message(messages, item)
+            _add_message(messages, item, system)
         elif isinstance(item, FunctionCallOutput):
             if item.call_id not in call_ids:
                 message = f"no earlier function_call has the call_id {item.call_id!r} of this function_call_output"
@@ -44,14 +46,20 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
             call_ids.add(item.call_id)
             function = CalledFunction(name=item.name, arguments=item.arguments)
             calling = _assistant(messages, fits=lambda last: True)
-            calling.tool_calls = [*(calling.tool_calls or ()), PastToolCall(id=item.call_id, function=function)]
+            if calling.tool_calls is None:
+                calling.tool_calls = []
+            calling.tool_calls.append(PastToolCall(id=item.call_id, function=function))
         elif isinstance(item, ReasoningInput):
             if text := _reasoning(item):
-                fresh = _assistant(messages, fits=_says_nothing)
-                fresh.reasoning = (fresh.reasoning or "") + text
+                _assistant(messages, fits=_says_nothing)
+                thoughts.setdefault(len(messages) - 1, []).append(text)
         elif isinstance(item, MessageItem):
             fresh = _assistant(messages, fits=_says_nothing)
             fresh.content = _content(item.content)
+    if len(system) > 1:
+        messages[0].content = "\n\n".join(system)
+    for index, texts in thoughts.items():
+        messages[index].reasoning = "".join(texts)
     for one in messages:
         if _says_nothing(one):
             one.content = ""  # reasoning only; some templates fail on null
@@ -60,13 +68,13 @@ def messages_of(instructions: str | None, items: Sequence[AnyItem]) -> list[Mess
     return messages
 
 
-def _add_message(messages: list[Message], item: MessageItem) -> None:
+def _add_message(messages: list[Message], item: MessageItem, system: list[str]) -> None:
+    """Adds a message, or its text to those of the first message, which are joined at the end."""
     role = "system" if item.role == "developer" else item.role
     content = _content(item.content)
-    if role == "system" and len(messages) == 1 and messages[0].role == "system":
-        first = messages[0].content
-        if isinstance(content, str) and isinstance(first, str):
-            messages[0].content = f"{first}\n\n{content}"
+    if role == "system" and isinstance(content, str) and (not messages or (len(messages) == 1 and system)):
+        system.append(content)
+        if messages:
             return
     messages.append(Message(role=role, content=content))
 

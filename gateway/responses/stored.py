@@ -25,9 +25,10 @@ from pagewire.gateway.store import Bound, Lease, Store, Work, held
 from pagewire.wire.tenants import NO_TENANT, Tenant, present
 
 PREFIX = "resp_"
-# The most responses of one conversation, and bytes of their inputs and outputs.
+# The most responses of one conversation, and bytes and items of their inputs and outputs.
 MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 32 * 1024 * 1024
+MAX_CHAIN_ITEMS = 20_000
 
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(Items)
@@ -86,14 +87,15 @@ class Responses:
     async def conversation(self, id: str) -> list[AnyItem]:
         """Returns all items up to this response and its output. Raises ApiError 400 naming a missing response."""
         turns: list[list[AnyItem]] = []
-        size, next_id = 0, id or None
+        size, num_items, next_id = 0, 0, id or None
         while next_id is not None:
             stored = await self._previous(next_id)
             size += len(stored.input) + len(stored.response)
-            if len(turns) == MAX_CHAIN or size > MAX_CHAIN_BYTES:
+            num_items += _num_items(stored)
+            if len(turns) == MAX_CHAIN or size > MAX_CHAIN_BYTES or num_items > MAX_CHAIN_ITEMS:
                 message = (
-                    f"the conversation that ends with {id!r} has more than {MAX_CHAIN} responses or {MAX_CHAIN_BYTES}"
-                    " bytes: begin a new one, with what matters as input"
+                    f"the conversation that ends with {id!r} has more than {MAX_CHAIN} responses, {MAX_CHAIN_ITEMS}"
+                    f" items or {MAX_CHAIN_BYTES} bytes: begin a new one, with what matters as input"
                 )
                 raise ApiError(400, message, param="previous_response_id")
             turns.append([*_ITEMS.validate_json(stored.input), *_output_items(stored)])
@@ -111,24 +113,32 @@ class Responses:
     async def resolve(self, items: Sequence[AnyItem]) -> list[AnyItem]:
         """Returns the items with references replaced. Raises ApiError 400 for an item that is not stored."""
         resolved: list[AnyItem] = []
+        responses: dict[str, dict[str | None, AnyItem]] = {}  # by id, with their items by id
+        num_bytes = num_items = 0
         for index, item in enumerate(items):
-            resolved.append(await self._resolve(item, index) if isinstance(item, ItemReference) else item)
+            if not isinstance(item, ItemReference):
+                resolved.append(item)
+                continue
+            parts = item.id.split("_")
+            if (id := PREFIX + parts[1] if len(parts) == 3 else "") not in responses:
+                stored = await self.find(id) if id else None
+                if stored is not None:
+                    num_bytes += len(stored.input) + len(stored.response)
+                    num_items += _num_items(stored)
+                _check_referenced(num_bytes, num_items, index)
+                found = [] if stored is None else [*_ITEMS.validate_json(stored.input), *_output_items(stored)]
+                responses[id] = {one.id: one for one in found}
+            if (one := responses[id].get(item.id)) is None:
+                raise ApiError(
+                    400,
+                    f"no item {item.id!r}: {self._why()}; give the item itself",
+                    param=f"input[{index}].id",
+                    code="item_not_found",
+                )
+            num_bytes += len(one.model_dump_json())
+            _check_referenced(num_bytes, num_items, index)
+            resolved.append(one)
         return resolved
-
-    async def _resolve(self, reference: ItemReference, index: int) -> AnyItem:
-        """Finds the item in the response that its id names."""
-        parts = reference.id.split("_")
-        stored = await self.find(PREFIX + parts[1]) if len(parts) == 3 else None
-        items = [*_ITEMS.validate_json(stored.input), *_output_items(stored)] if stored is not None else ()
-        for item in items:
-            if item.id == reference.id:
-                return item
-        raise ApiError(
-            400,
-            f"no item {reference.id!r}: {self._why()}; give the item itself",
-            param=f"input[{index}].id",
-            code="item_not_found",
-        )
 
     async def input_items(self, id: str, query: InputItemsQuery) -> InputItemList:
         """Returns a page of the input. Raises ApiError."""
@@ -159,6 +169,21 @@ class Responses:
 
 
 RESPONSES = AppState[Responses]("responses")
+
+
+def _num_items(stored: Stored) -> int:
+    """Returns how many items the input of a response has."""
+    return len(msgspec.json.decode(stored.input, type=list[msgspec.Raw]))
+
+
+def _check_referenced(num_bytes: int, num_items: int, index: int) -> None:
+    """Raises ApiError 400 if the items that an input names, and the responses that hold them, are too large."""
+    if num_bytes > MAX_CHAIN_BYTES or num_items > MAX_CHAIN_ITEMS:
+        message = (
+            f"the responses with the items that input names have more than {MAX_CHAIN_BYTES} bytes or {MAX_CHAIN_ITEMS}"
+            " items; name items of fewer responses, or give the items themselves"
+        )
+        raise ApiError(400, message, param=f"input[{index}].id")
 
 
 def _duration(seconds: float) -> str:

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.functions import PastFunctionCall, calls_to_tool_calls
 from pagewire.gateway.schema.parameters import Parameters
@@ -12,14 +13,14 @@ from pagewire.gateway.schema.tools import PastToolCall, Tool
 from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED_IN_MESSAGE, check_names, refused_names
 
 
-class TextPart(BaseModel):
+class TextPart(BoundedModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text"]
     text: str
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(BoundedModel):
     """The URL of an image. `detail` changes nothing: the model's own image processor decides."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -28,7 +29,7 @@ class ImageUrl(BaseModel):
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class ImagePart(BaseModel):
+class ImagePart(BoundedModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["image_url"]
@@ -38,7 +39,7 @@ class ImagePart(BaseModel):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-class Message(BaseModel):
+class Message(BoundedModel):
     """One turn of the conversation."""
 
     model_config = ConfigDict(

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import required
 from pagewire.gateway.schema.tools import (
     CalledFunction,
@@ -20,7 +21,7 @@ from pagewire.gateway.schema.tools import (
 FunctionChoice = Annotated[Literal["none", "auto"] | FunctionName, Field(union_mode="left_to_right")]
 
 
-class PastFunctionCall(BaseModel):
+class PastFunctionCall(BoundedModel):
     """A function call from an earlier answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid")

@@ -6,18 +6,28 @@ are those of the table in `pagewire.config.sampling_params`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 
 from pagewire.config.sampling_params import INT32_MAX, LENGTH_PENALTY, MAX_BAD_WORDS, MAX_CHOICES
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import Off, RequestId, field
-from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, LogitBias, Parameters, StopString, TokenId
+from pagewire.gateway.schema.parameters import (
+    LABEL,
+    MODEL,
+    CacheSalt,
+    LogitBias,
+    Parameters,
+    StopString,
+    StopStrings,
+    TokenId,
+)
 from pagewire.gateway.schema.sampling import EAGER, sampling_fields
 from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import Choices, ResponseFormat, Schema, StructuredOutputs
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BoundedModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = field("gateway", "One more chunk at the end, with `usage` and no choices.", False)
@@ -53,7 +63,7 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
     logit_bias: LogitBias | None = field(
         "executor", "Token ids in decimal -> -100 to 100, added to their logits. " + EAGER
     )
-    stop: StopString | list[StopString] | None = field(
+    stop: StopString | StopStrings | None = field(
         "tokenizer", "Strings that end the output; they are not part of it.", union_mode="left_to_right"
     )
     stop_token_ids: list[TokenId] | None = field(
@@ -63,7 +73,7 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
         "executor",
         "Only these tokens are sampled. Include the end tokens, or the output ends at `max_tokens`. " + EAGER,
     )
-    bad_words: list[Annotated[str, StringConstraints(min_length=1)]] | None = field(
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = field(
         "tokenizer", f"Words that must not occur in the output, at most {MAX_BAD_WORDS}. " + EAGER
     )
     include_stop_str_in_output: bool | None = field("tokenizer", "Keep the stop string in the output.", False)

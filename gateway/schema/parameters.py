@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -15,6 +14,7 @@ from pydantic import (
 )
 
 from pagewire.config.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED, Refused, check_names, refused_names
 
 MODEL = "A served model; unset: the first one."
@@ -31,6 +31,10 @@ Prompts = Annotated[
 ]
 CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]
 StopString = Annotated[str, StringConstraints(min_length=1)]
+# Each choice of each prompt has a copy.
+MAX_STOP_STRINGS = 1024
+MAX_BIASED_TOKENS = 65_536
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
@@ -44,6 +48,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
 
 LogitBias = Annotated[
     dict[str, float],
+    Field(max_length=MAX_BIASED_TOKENS),
     AfterValidator(_logit_bias),
     WithJsonSchema(
         {
@@ -57,7 +62,7 @@ LogitBias = Annotated[
 ]
 
 
-class Parameters(BaseModel):
+class Parameters(BoundedModel):
     """A request body without conversions: text is not a number, and a number is not a boolean."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())

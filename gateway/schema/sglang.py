@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import RequestId, field
 from pagewire.gateway.schema.structured import Schema
 
@@ -18,7 +19,7 @@ OF_SGLANG = {
 }
 
 
-class SglangParameters(BaseModel):
+class SglangParameters(BoundedModel):
     """Copies each parameter that has SGLang's name to ours."""
 
     rid: RequestId | None = field("gateway", "SGLang's name of `request_id`.")

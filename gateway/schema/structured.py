@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import field, required
 
 # A JSON schema, which the executor checks.
@@ -12,19 +13,19 @@ Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 _STRICT = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
-class TextFormat(BaseModel):
+class TextFormat(BoundedModel):
     model_config = _STRICT
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
+class JsonObjectFormat(BoundedModel):
     model_config = _STRICT
 
     type: Literal["json_object"]
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(BoundedModel):
     """A schema that the output follows, strict or not."""
 
     model_config = _STRICT
@@ -35,14 +36,14 @@ class NamedSchema(BaseModel):
     strict: bool | None = field("gateway", "Ignored: the output always follows the schema.")
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(BoundedModel):
     model_config = _STRICT
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
 
-class Structure(BaseModel):
+class Structure(BoundedModel):
     model_config = _STRICT
 
     begin: str = required("executor", "The text before the JSON; begins with a trigger.")
@@ -50,7 +51,7 @@ class Structure(BaseModel):
     end: str = required("executor", "The text after the JSON.")
 
 
-class StructuralTagFormat(BaseModel):
+class StructuralTagFormat(BoundedModel):
     """A `format` in xgrammar's language; or `structures` and `triggers`, the older form."""
 
     model_config = _STRICT
@@ -76,7 +77,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(BoundedModel):
     """One form; for json and json_object also the whitespace."""
 
     model_config = _STRICT

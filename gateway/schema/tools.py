@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import field, required
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -11,7 +12,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 Name = Annotated[str, StringConstraints(min_length=1)]
 
 
-class Function(BaseModel):
+class Function(BoundedModel):
     """A function that the model may call. Its arguments follow the schema if it must be called, or if it is strict."""
 
     model_config = _STRICT
@@ -24,20 +25,20 @@ class Function(BaseModel):
     strict: bool | None = field("tokenizer", "The arguments of every call follow the schema.", False)
 
 
-class Tool(BaseModel):
+class Tool(BoundedModel):
     model_config = _STRICT
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(BaseModel):
+class FunctionName(BoundedModel):
     model_config = _STRICT
 
     name: Name
 
 
-class NamedToolChoice(BaseModel):
+class NamedToolChoice(BoundedModel):
     """The one tool that must be called."""
 
     model_config = _STRICT
@@ -46,14 +47,14 @@ class NamedToolChoice(BaseModel):
     function: FunctionName
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(BoundedModel):
     model_config = _STRICT
 
     mode: Literal["auto", "required"] = required("gateway", "Whether one of them must be called.")
     tools: Annotated[list[NamedToolChoice], Field(min_length=1)] = required("gateway", "The model sees only these.")
 
 
-class AllowedToolChoice(BaseModel):
+class AllowedToolChoice(BoundedModel):
     """A subset of the tools."""
 
     model_config = _STRICT
@@ -67,7 +68,7 @@ ToolChoice = Annotated[
 ]
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(BoundedModel):
     """A called function. `arguments` as the model wrote them, usually a JSON object."""
 
     model_config = _STRICT
@@ -77,7 +78,7 @@ class CalledFunction(BaseModel):
     parsed_arguments: Any = field("gateway", "The arguments as the official client parsed them. Ignored.")
 
 
-class PastToolCall(BaseModel):
+class PastToolCall(BoundedModel):
     """A tool call from an earlier answer. `index` is left over from streaming."""
 
     model_config = _STRICT

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pagewire.gateway.core.errors import ApiError
 
+_LONGEST_NAME = 64  # that is worth a hint: finding one takes its square
 # Of a body's schema: the parameters that it refuses, and why.
 REFUSED = "x-refused"
 
@@ -139,6 +140,7 @@ def _is_harmless(value: Any, refused: Refused) -> bool:
 
 
 def _unknown(name: str, names: list[str], where: str) -> ApiError:
-    nearest = difflib.get_close_matches(name, names, n=1)
+    nearest = difflib.get_close_matches(name, names, n=1) if len(name) <= _LONGEST_NAME else []
+    name = name[: 2 * _LONGEST_NAME]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return ApiError(400, f"unknown parameter {where + name!r}{hint}", param=where + name, code="unknown_parameter")

@@ -10,7 +10,15 @@ from pagewire.config.sampling_params import INT32_MAX, INT64_MAX, MAX_CHOICES
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.schema.field import RequestId, field
-from pagewire.gateway.schema.parameters import CacheSalt, LogitBias, Parameters, StopString, TokenId, TokenIdList
+from pagewire.gateway.schema.parameters import (
+    CacheSalt,
+    LogitBias,
+    Parameters,
+    StopString,
+    StopStrings,
+    TokenId,
+    TokenIdList,
+)
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.structured import Schema
 from pagewire.gateway.schema.unsupported import UNSUPPORTED, Refused
@@ -43,7 +51,7 @@ class NativeSamplingParams(_SameSampling):  # type: ignore[misc, valid-type]  # 
         "executor", "The same seed gives the same output."
     )
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field("gateway", "Outputs for each prompt.", 1)
-    stop: StopString | list[StopString] | None = field(
+    stop: StopString | StopStrings | None = field(
         "tokenizer", "Strings that end the output; they are not part of it.", union_mode="left_to_right"
     )
     stop_token_ids: list[TokenId] | None = field("scheduler", "Tokens that end the output.")

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from pagewire.gateway.completions.bodies import CompletionRequest
 from pagewire.gateway.completions.translate import completion_requests
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.json_route import JsonRoute, parse
+from pagewire.gateway.core.reading.json_route import JsonRoute, parse
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.resumable import KEEPER
@@ -23,7 +23,7 @@ async def generate(request: Request, body: NativeGenerateRequest) -> Response:
     """Continues each prompt in SGLang's own API, with an output or a list of them; with `stream: true` as events."""
     context = request_context(request.scope)
     context.names = names_of(body)
-    completion = parse(CompletionRequest, completion_body(body))
+    completion = await parse(CompletionRequest, completion_body(body))
     kept = await KEEPER.of(request).open(request, completion)
     if body.rid is not None and kept is None and "x-request-id" not in request.headers:
         context.request_id = body.rid

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.vectors import answer
 from pagewire.gateway.vectors.bodies.answers import (
     ClassificationResponse,

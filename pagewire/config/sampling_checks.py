@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_GRAMMAR_BYTES = 2**20
 MAX_BAD_WORD_TOKENS = 64
+# Token ids and texts in the parameters of all choices of a request: each choice has its own.
+MAX_VALUES = 1_000_000
 # Log probabilities of a prompt's tokens and of the alternatives: more would not fit into one message.
 MAX_PROMPT_LOGPROBS = 1_000_000
 MAX_MARK_TOKENS = 64
@@ -37,6 +39,22 @@ def resolve(params: "SamplingParams") -> "SamplingParams":
     if not resolved.HasField("seed"):
         resolved.seed = secrets.randbits(63)
     return resolved
+
+
+def num_values(params: "SamplingParams") -> int:
+    """Returns how many token ids and texts the parameters of one choice have."""
+    num_ids = len(params.logit_bias_ids) + len(params.stop_token_ids) + len(params.allowed_token_ids)
+    return num_ids + len(params.grammar.choice.texts)
+
+
+def check_num_values(params: "SamplingParams", num_choices: int) -> None:
+    """Raises InvalidRequest if the parameters have too many token ids and texts for so many choices."""
+    if (count := num_choices * num_values(params)) > MAX_VALUES:
+        raise InvalidRequest(
+            f"stop_token_ids, allowed_token_ids, logit_bias_ids and grammar.choice have {count} values in all"
+            f" {num_choices} choices; at most {MAX_VALUES} are possible: ask for fewer choices, or give fewer values",
+            f"{_PATH}.stop_token_ids",
+        )
 
 
 def _checks(params: "SamplingParams") -> Iterator[Callable[[], None]]:
@@ -156,10 +174,17 @@ def _checks_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: i
     if params.HasField("thinking"):
         for name in ("start", "end", "answer", "closing"):
             lists[f"thinking.{name}"] = getattr(params.thinking, name).token_ids
+    for name, token_ids in lists.items():
+        yield partial(_check_num_ids, name, len(token_ids), vocab_size)
     for index, word in enumerate(params.bad_words):
         lists[f"bad_words[{index}]"] = word.token_ids
     for name, token_ids in lists.items():
         yield partial(check_token_ids, name, token_ids, vocab_size, f"{_PATH}.{name}")
+
+
+def _check_num_ids(name: str, count: int, vocab_size: int) -> None:
+    if count > vocab_size:
+        raise InvalidRequest(f"{name} has {count} ids, and the vocabulary only {vocab_size}", f"{_PATH}.{name}")
 
 
 def _check_num_logprobs(name: str, wanted: int, max_logprobs: int) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import field, required
 
 STRICT = ConfigDict(strict=True, extra="forbid")
@@ -15,7 +16,7 @@ CACHE_CONTROL: Any = field("gateway", "Ignored: common beginnings of prompts are
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
-class TextBlockParam(BaseModel):
+class TextBlockParam(BoundedModel):
     model_config = STRICT
 
     type: Literal["text"]
@@ -24,7 +25,7 @@ class TextBlockParam(BaseModel):
     cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
-class Base64Source(BaseModel):
+class Base64Source(BoundedModel):
     model_config = STRICT
 
     type: Literal["base64"]
@@ -32,14 +33,14 @@ class Base64Source(BaseModel):
     data: str = required("tokenizer", "The image's bytes in base64.")
 
 
-class UrlSource(BaseModel):
+class UrlSource(BoundedModel):
     model_config = STRICT
 
     type: Literal["url"]
     url: Name = required("tokenizer", "A URL that the server may fetch (`--allowed-media-domains`).")
 
 
-class ImageBlockParam(BaseModel):
+class ImageBlockParam(BoundedModel):
     model_config = STRICT
 
     type: Literal["image"]
@@ -47,7 +48,7 @@ class ImageBlockParam(BaseModel):
     cache_control: dict[str, Any] | None = CACHE_CONTROL
 
 
-class ThinkingBlockParam(BaseModel):
+class ThinkingBlockParam(BoundedModel):
     """The assistant's reasoning before its answer."""
 
     model_config = STRICT
@@ -57,7 +58,7 @@ class ThinkingBlockParam(BaseModel):
     signature: str | None = field("gateway", "Not checked.")
 
 
-class RedactedThinkingBlockParam(BaseModel):
+class RedactedThinkingBlockParam(BoundedModel):
     """Reasoning that only Anthropic can read; it is ignored."""
 
     model_config = STRICT
@@ -66,13 +67,13 @@ class RedactedThinkingBlockParam(BaseModel):
     data: str
 
 
-class DirectCaller(BaseModel):
+class DirectCaller(BoundedModel):
     model_config = STRICT
 
     type: Literal["direct"]
 
 
-class ToolUseBlockParam(BaseModel):
+class ToolUseBlockParam(BoundedModel):
     """A call that the assistant made."""
 
     model_config = STRICT
@@ -88,7 +89,7 @@ class ToolUseBlockParam(BaseModel):
 ToolResultPart = Annotated[TextBlockParam | ImageBlockParam, Field(discriminator="type")]
 
 
-class ToolResultBlockParam(BaseModel):
+class ToolResultBlockParam(BoundedModel):
     """The result of a call."""
 
     model_config = STRICT
@@ -123,7 +124,7 @@ _BLOCKS_OF: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class MessageParam(BaseModel):
+class MessageParam(BoundedModel):
     """A part of a turn: neighbors of the same role are one turn."""
 
     model_config = STRICT

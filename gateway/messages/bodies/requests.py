@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.messages.bodies.answers import NO_THREADS
 from pagewire.gateway.messages.bodies.content import CACHE_CONTROL, STRICT, MessageParam, Name, Nothing, TextBlockParam
 from pagewire.gateway.schema.field import Off, field, required
-from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, StopString
+from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, StopStrings
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.unsupported import Refused
 
@@ -33,7 +34,7 @@ _DISPLAY = "`omitted`: thinking blocks without their text."
 _ONE_CALL = "Return only the first call."
 
 
-class ToolParam(BaseModel):
+class ToolParam(BoundedModel):
     """A tool that the client runs."""
 
     model_config = STRICT
@@ -62,7 +63,7 @@ def _only_own_tools(tools: Any) -> Any:
     return tools
 
 
-class ToolChoiceAuto(BaseModel):
+class ToolChoiceAuto(BoundedModel):
     """A tool may be called."""
 
     model_config = STRICT
@@ -71,7 +72,7 @@ class ToolChoiceAuto(BaseModel):
     disable_parallel_tool_use: bool | None = field("tokenizer", _ONE_CALL, False)
 
 
-class ToolChoiceAny(BaseModel):
+class ToolChoiceAny(BoundedModel):
     """A tool must be called: a grammar forces a call, with any model."""
 
     model_config = STRICT
@@ -80,7 +81,7 @@ class ToolChoiceAny(BaseModel):
     disable_parallel_tool_use: bool | None = field("executor", "Exactly one call.", False)
 
 
-class ToolChoiceTool(BaseModel):
+class ToolChoiceTool(BoundedModel):
     """The tool of this name must be called, once."""
 
     model_config = STRICT
@@ -90,7 +91,7 @@ class ToolChoiceTool(BaseModel):
     disable_parallel_tool_use: bool | None = field("executor", "Ignored: there is always one call.", True)
 
 
-class ToolChoiceNone(BaseModel):
+class ToolChoiceNone(BoundedModel):
     """The model does not see the tools."""
 
     model_config = STRICT
@@ -98,7 +99,7 @@ class ToolChoiceNone(BaseModel):
     type: Literal["none"]
 
 
-class ThinkingEnabled(BaseModel):
+class ThinkingEnabled(BoundedModel):
     """Turns thinking on in templates that can."""
 
     model_config = STRICT
@@ -110,7 +111,7 @@ class ThinkingEnabled(BaseModel):
     display: Literal["summarized", "omitted"] | None = field("gateway", _DISPLAY)
 
 
-class ThinkingAdaptive(BaseModel):
+class ThinkingAdaptive(BoundedModel):
     """Thinking without a budget: its length depends on the model and on `output_config.effort`."""
 
     model_config = STRICT
@@ -119,7 +120,7 @@ class ThinkingAdaptive(BaseModel):
     display: Literal["summarized", "omitted"] | None = field("gateway", _DISPLAY)
 
 
-class ThinkingDisabled(BaseModel):
+class ThinkingDisabled(BoundedModel):
     """Turns thinking off in templates that can."""
 
     model_config = STRICT
@@ -127,14 +128,14 @@ class ThinkingDisabled(BaseModel):
     type: Literal["disabled"]
 
 
-class JsonOutputFormat(BaseModel):
+class JsonOutputFormat(BoundedModel):
     model_config = STRICT
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(BoundedModel):
     model_config = STRICT
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = field(
@@ -178,9 +179,7 @@ class MessagesRequest(_SampledRequest):  # type: ignore[misc, valid-type]  # its
     """A request for the next turn of a conversation."""
 
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = required("scheduler", "Most tokens of the output.")
-    stop_sequences: list[StopString] | None = field(
-        "tokenizer", "Strings that end the output; they are not part of it."
-    )
+    stop_sequences: StopStrings | None = field("tokenizer", "Strings that end the output; they are not part of it.")
     stream: bool | None = field("gateway", "Answer with events.", False)
     cache_salt: CacheSalt | None = field(
         "scheduler", "The prefix cache is shared only with requests with the same salt."

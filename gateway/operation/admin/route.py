@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import IN_PROCESS
 from pagewire.wire.addresses import is_loopback
 from pagewire.wire.keys import caller

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.operation.admin import weights
 from pagewire.gateway.operation.exposition.source import METRICS
 from pagewire.gateway.operation.status import routes as status_routes

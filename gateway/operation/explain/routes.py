@@ -11,7 +11,7 @@ from pagewire.gateway.core import openapi
 from pagewire.gateway.core.answering import GENERATIONS
 from pagewire.gateway.core.encoding import json_response
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.operation.explain.bodies import Explanation
 from pagewire.gateway.operation.explain.report import explain

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.tools import Name
 from pagewire.gateway.schema.unsupported import Refused, check_names
@@ -29,7 +30,7 @@ _UNSUPPORTED: Mapping[str, Refused] = {
 }
 
 
-class InputTextPart(BaseModel):
+class InputTextPart(BoundedModel):
     model_config = _STRICT
 
     type: Literal["input_text"]
@@ -37,7 +38,7 @@ class InputTextPart(BaseModel):
     prompt_cache_breakpoint: dict[str, Any] | None = field("gateway", _CACHED)
 
 
-class InputImagePart(BaseModel):
+class InputImagePart(BoundedModel):
     model_config = _STRICT
 
     type: Literal["input_image"]
@@ -50,7 +51,7 @@ class InputImagePart(BaseModel):
     prompt_cache_breakpoint: dict[str, Any] | None = field("gateway", _CACHED)
 
 
-class OutputTextPart(BaseModel):
+class OutputTextPart(BoundedModel):
     """Text from an earlier answer."""
 
     model_config = _STRICT
@@ -61,7 +62,7 @@ class OutputTextPart(BaseModel):
     logprobs: list[Any] | None = field("gateway", "Ignored.")
 
 
-class RefusalPart(BaseModel):
+class RefusalPart(BoundedModel):
     model_config = _STRICT
 
     type: Literal["refusal"]
@@ -73,7 +74,7 @@ _PARTS = ("input_text", "input_image", "output_text", "refusal")
 Content = Annotated[str | Annotated[list[InputPart], Field(min_length=1)], Field(union_mode="left_to_right")]
 
 
-class MessageItem(BaseModel):
+class MessageItem(BoundedModel):
     """A message. `type` is optional."""
 
     model_config = _STRICT
@@ -88,7 +89,7 @@ class MessageItem(BaseModel):
     phase: str | None = field("gateway", "Ignored.")
 
 
-class FunctionCallInput(BaseModel):
+class FunctionCallInput(BoundedModel):
     """A call from an earlier answer."""
 
     model_config = _STRICT
@@ -101,7 +102,7 @@ class FunctionCallInput(BaseModel):
     status: Status | None = field("gateway", "Ignored.")
 
 
-class FunctionCallOutput(BaseModel):
+class FunctionCallOutput(BoundedModel):
     model_config = _STRICT
 
     type: Literal["function_call_output"]
@@ -112,21 +113,21 @@ class FunctionCallOutput(BaseModel):
     status: Status | None = field("gateway", "Ignored.")
 
 
-class SummaryText(BaseModel):
+class SummaryText(BoundedModel):
     model_config = _STRICT
 
     type: Literal["summary_text"]
     text: str
 
 
-class ReasoningTextPart(BaseModel):
+class ReasoningTextPart(BoundedModel):
     model_config = _STRICT
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningInput(BaseModel):
+class ReasoningInput(BoundedModel):
     """The model's reasoning before an earlier answer."""
 
     model_config = _STRICT
@@ -138,7 +139,7 @@ class ReasoningInput(BaseModel):
     status: Status | None = field("gateway", "Ignored.")
 
 
-class ItemReference(BaseModel):
+class ItemReference(BoundedModel):
     """An item of a stored response."""
 
     model_config = _STRICT
@@ -147,7 +148,7 @@ class ItemReference(BaseModel):
     id: Given = required("gateway", "The id of an item of an input or an output.")
 
 
-_ITEMS: Mapping[str, type[BaseModel]] = {
+_ITEMS: Mapping[str, type[BoundedModel]] = {
     "message": MessageItem,
     "function_call": FunctionCallInput,
     "function_call_output": FunctionCallOutput,
@@ -158,7 +159,7 @@ _ITEMS: Mapping[str, type[BaseModel]] = {
 
 def _kind(item: Any) -> str:
     """Returns the type of an item, which is JSON or parsed."""
-    if isinstance(item, BaseModel):
+    if isinstance(item, BoundedModel):
         return next(kind for kind, model in _ITEMS.items() if isinstance(item, model))
     kind = item.get("type") if isinstance(item, dict) else None
     if kind is None:

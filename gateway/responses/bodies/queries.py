@@ -2,13 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from pagewire.gateway.core.reading.bounded import BoundedModel
 
 # Everything that could be included always is. The official client writes the brackets.
 Include = Annotated[str | None, Field(None, alias="include[]", description="Ignored.")]
 
 
-class InputItemsQuery(BaseModel):
+class InputItemsQuery(BoundedModel):
     """A page of the items; `after` is the last id of the previous page."""
 
     model_config = ConfigDict(extra="forbid")
@@ -20,7 +22,7 @@ class InputItemsQuery(BaseModel):
     include_list: Include
 
 
-class RetrieveQuery(BaseModel):
+class RetrieveQuery(BoundedModel):
     """The form of a stored response. `stream`: the events of a background response, after number `starting_after`."""
 
     model_config = ConfigDict(extra="forbid")

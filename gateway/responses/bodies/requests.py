@@ -4,10 +4,11 @@ import copy
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.responses.bodies.items import Input
 from pagewire.gateway.schema.field import Off, RequestId, field, required
 from pagewire.gateway.schema.generation import GenerationParameters
@@ -22,7 +23,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 LOGPROBS = "message.output_text.logprobs"
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(BoundedModel):
     """A function that the model may call."""
 
     model_config = _STRICT
@@ -50,7 +51,7 @@ def _only_functions(tools: Any) -> Any:
 FunctionTools = Annotated[list[FunctionTool], BeforeValidator(_only_functions)]
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(BoundedModel):
     """The function that must be called, or one that may be called."""
 
     model_config = _STRICT
@@ -59,7 +60,7 @@ class NamedFunction(BaseModel):
     name: Name
 
 
-class AllowedResponseTools(BaseModel):
+class AllowedResponseTools(BoundedModel):
     """A subset of the tools."""
 
     model_config = _STRICT
@@ -74,7 +75,7 @@ FunctionChoice = Annotated[
 ]
 
 
-class NamedJsonSchema(BaseModel):
+class NamedJsonSchema(BoundedModel):
     """A schema that the output follows, strict or not."""
 
     model_config = _STRICT
@@ -86,7 +87,7 @@ class NamedJsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class TextConfig(BaseModel):
+class TextConfig(BoundedModel):
     """The form of the text."""
 
     model_config = _STRICT
@@ -97,7 +98,7 @@ class TextConfig(BaseModel):
     verbosity: Literal["medium"] | None = field("gateway", "Chat templates have no other.", "medium")
 
 
-class ReasoningConfig(BaseModel):
+class ReasoningConfig(BoundedModel):
     """The reasoning of models that reason."""
 
     model_config = _STRICT
@@ -109,7 +110,7 @@ class ReasoningConfig(BaseModel):
     generate_summary: Literal["auto"] | None = field("gateway", "Older name of `summary`.")
 
 
-class ResponseStreamOptions(BaseModel):
+class ResponseStreamOptions(BoundedModel):
     model_config = _STRICT
 
     include_obfuscation: Off | None = field("gateway", "Padding against eavesdropping is not supported.", False)

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.chat_messages import ChatPromptParameters, Messages
 from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, Prompts
@@ -89,7 +90,7 @@ class PoolingRequest(EmbeddingRequest):
     task: Literal["embed", "classify"] | None = field("gateway", "Unset: the task of the served model.")
 
 
-class TextDocument(BaseModel):
+class TextDocument(BoundedModel):
     """A text as an object."""
 
     model_config = ConfigDict(strict=True, extra="forbid")

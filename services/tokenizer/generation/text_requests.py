@@ -18,6 +18,8 @@ from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 # Each is searched for at every token, on the event loop that serves all requests.
 MAX_STOP_STRINGS = 1024
+# They are encoded twice, with and without a space before them.
+MAX_BAD_WORDS_CHARS = 128 * 1024
 # The limit of prompt and resumed output: more than any model reads. At up to five bytes each, they fit into a message
 # to the scheduler along with its other fields.
 MAX_TOKENS = 2_000_000
@@ -36,6 +38,7 @@ def check_parameters(received: Received, params: common_pb2.SamplingParams) -> N
             (
                 partial(_check_texts, "stop", request.stop, MAX_STOP_STRINGS, "strings"),
                 partial(_check_texts, "bad_words", request.bad_words, MAX_BAD_WORDS, "words"),
+                partial(_check_bad_words, request.bad_words),
                 partial(resolve, params),
                 partial(check_messages, request.chat),
             )
@@ -51,6 +54,12 @@ def _check_texts(field: str, texts: Sequence[str], most: int, noun: str) -> None
         if not text:
             message = f"{field} contains an empty string; each must have at least one character"
             raise InvalidRequest(message, f"{field}[{index}]")
+
+
+def _check_bad_words(words: Sequence[str]) -> None:
+    if (size := sum(map(len, words))) > MAX_BAD_WORDS_CHARS:
+        message = f"bad_words have {size} characters together; at most {MAX_BAD_WORDS_CHARS} are possible"
+        raise InvalidRequest(message, "bad_words")
 
 
 def prompt_field(request: inference_pb2.GenerateRequest) -> str:

@@ -9,7 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
-from pagewire.gateway.core.json_route import JsonRoute
+from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.operation.bodies import Version
 from pagewire.wire.rpc import RpcError
 from tests.gateway.fake_tokenizer import FakeTokenizer

@@ -305,25 +305,6 @@ async def test_recovery_has_a_bound(fake: FakeTokenizer, address: str) -> None:
 # The gateway shuts down.
 
 
-async def test_shutdown_lets_streams_end(fake: FakeTokenizer, address: str) -> None:
-    leave = asyncio.Event()
-    async with running_gateway(address, leave, shutdown_timeout=20) as client:
-        await wait_ready(client)
-        fake.running.clear()
-        stream = asyncio.create_task(client.post(TEXT, json={"prompt": "p", "seed": 1, "stream": True}))
-        await eventually(lambda: fake.live)
-        leave.set()
-        async with asyncio.timeout(10):
-            while (await client.get("/readyz")).status_code == 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        refused = await client.post(TEXT, json={"prompt": "p"})
-        assert refused.status_code == 503
-        assert "shutting down" in refused.json()["error"]["message"]
-        assert (await client.get("/livez")).status_code == 200
-        fake.running.set()
-        assert text_of(await stream) == expected_text("p", 1, 16)
-
-
 async def test_shutdown_cuts_what_takes_too_long(fake: FakeTokenizer, address: str) -> None:
     leave = asyncio.Event()
     async with running_gateway(address, leave, shutdown_timeout=0.1) as client:

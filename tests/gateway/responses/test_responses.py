@@ -10,6 +10,7 @@ import openai
 import pydantic
 import pytest
 
+from pagewire.gateway.responses import stored
 from pagewire.v1 import common_pb2
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.inference_pb2 import GenerateResponse, ToolCallDelta
@@ -367,6 +368,58 @@ async def test_items_may_be_named_instead_of_repeated(ai: openai.AsyncOpenAI, fa
     references: Any = [{"type": "item_reference", "id": asked.id}, {"id": first.output[0].id}]
     await ai.responses.create(model="fake", input=[*references, {"role": "user", "content": "two"}])
     assert render(fake.received[-1].chat) == f"<user>one<assistant>{first.output_text}<user>two<assistant>"
+
+
+async def test_the_items_that_an_input_names_are_bounded_together(
+    ai: openai.AsyncOpenAI, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.max_model_len = 100_000
+    first = await ai.responses.create(model="fake", input="one" * 200)
+    [asked] = (await ai.responses.input_items.list(first.id)).data
+    monkeypatch.setattr(stored, "MAX_CHAIN_BYTES", 20_000)
+    references: Any = [{"type": "item_reference", "id": asked.id}]
+    await ai.responses.create(model="fake", input=references * 10, store=False)
+    with pytest.raises(openai.BadRequestError, match="the items that input names have more than 20000 bytes"):
+        await ai.responses.create(model="fake", input=references * 100, store=False)
+
+
+async def test_the_items_of_a_conversation_are_bounded_together(
+    ai: openai.AsyncOpenAI, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "MAX_CHAIN_ITEMS", 100)
+    empty = [{"type": "reasoning", "id": f"rs_{i}", "summary": []} for i in range(60)]
+    first = await ai.responses.create(model="fake", input=[*empty, {"role": "user", "content": "one"}])  # type: ignore[list-item]
+    [asked] = (await ai.responses.input_items.list(first.id, limit=1)).data
+    second = await client.post(RESPONSES, json={"input": "two", "previous_response_id": first.id})
+    third = await client.post(
+        RESPONSES,
+        json={"input": [*empty, {"role": "user", "content": "x"}], "previous_response_id": second.json()["id"]},
+    )
+    assert (second.status_code, third.status_code) == (200, 200)
+    refused = await client.post(RESPONSES, json={"input": "four", "previous_response_id": third.json()["id"]})
+    assert refused.status_code == 400 and "100 items" in refused.json()["error"]["message"]
+    monkeypatch.setattr(stored, "MAX_CHAIN_ITEMS", 50)
+    with pytest.raises(openai.BadRequestError, match="50 items; name items of fewer responses"):
+        await ai.responses.create(model="fake", input=[{"type": "item_reference", "id": asked.id}])
+
+
+async def test_thoughts_instructions_and_calls_are_collected(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    def item(**fields: Any) -> dict[str, Any]:
+        return fields
+
+    thoughts = [
+        item(type="reasoning", id=f"rs_{i}", summary=[{"type": "summary_text", "text": f"{i}."}]) for i in range(5)
+    ]
+    calls = [item(type="function_call", call_id=f"c{i}", name="f", arguments="{}") for i in range(5)]
+    systems = [item(role="system", content=f"s{i}") for i in range(5)]
+    body = {"instructions": "Be brief.", "input": [*systems, item(role="user", content="u"), *thoughts, *calls]}
+    answer = await client.post(RESPONSES, json=body)
+    assert answer.status_code == 200, answer.text
+    system, _, assistant = fake.received[-1].chat.messages
+    assert system.content == "\n\n".join(["Be brief.", *(f"s{i}" for i in range(5))])
+    assert assistant.reasoning == "0.1.2.3.4." and [call.id for call in assistant.tool_calls] == [
+        f"c{i}" for i in range(5)
+    ]
 
 
 async def test_the_prompt_is_counted_beforehand(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:

@@ -120,6 +120,8 @@ def test_what_the_model_allows() -> None:
         check_for_model(of(allowed_token_ids=[3, 10]), vocab_size=10, max_logprobs=5)
     with pytest.raises(InvalidRequest, match=r"bad_words\[1\] contains 10; the vocabulary is 0 to 9"):
         check_for_model(of(bad_words=bad_words([1], [3, 10])), vocab_size=10, max_logprobs=5)
+    with pytest.raises(InvalidRequest, match="allowed_token_ids has 11 ids, and the vocabulary only 10"):
+        check_for_model(of(allowed_token_ids=[1] * 11), vocab_size=10, max_logprobs=5)
     with pytest.raises(InvalidRequest, match="logit_bias_ids contains 10; the vocabulary is 0 to 9"):
         check_for_model(of(logit_bias_ids=[3, 10]), vocab_size=10, max_logprobs=5)
 

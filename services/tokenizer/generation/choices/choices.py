@@ -5,8 +5,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from pagewire.config.sampling_checks import check_num_values
 from pagewire.config.sampling_params import seed_of_choice
-from pagewire.services.tokenizer.errors import invalid
+from pagewire.errors import InvalidRequest
+from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.generation.choices.counts import checked_count
 from pagewire.services.tokenizer.generation.choices.search_requests import searched
 from pagewire.services.tokenizer.generation.client_session import ClientSession
@@ -26,11 +28,16 @@ async def generate(
 
     Raises RpcError.
     """
-    if received.request.HasField("beam_search"):
+    request = received.request
+    try:
+        check_num_values(received.given, max(request.n, request.best_of))
+    except InvalidRequest as error:
+        raise invalid_request(error) from error
+    if request.HasField("beam_search"):
         for response in await searched(generator, received):
             yield response
         return
-    n, best_of = _counts(received.request)
+    n, best_of = _counts(request)
     if best_of == n:
         async with aclosing(_all(generator, received, n)) as responses:
             async for response in responses:

@@ -25,6 +25,11 @@ from tests.services.tokenizer.service.answers import TEXT, code_of, details_of
         ({"text": "x", "stop": ["a", ""]}, "empty string"),
         ({"text": "x", "bad_words": ["a", ""]}, "bad_words contains an empty string"),
         ({"text": "x", "bad_words": ["a"] * 1025}, "bad_words has 1025 words; at most 1024"),
+        ({"text": "x", "bad_words": ["w " * 70_000]}, "bad_words have 140000 characters together; at most 131072"),
+        (
+            {"text": "x", "n": 128, "sampling_params": {"stop_token_ids": [*range(10_000)]}},
+            "have 1280000 values in all 128 choices; at most 1000000 are possible",
+        ),
         ({"text": "x", "stop": ["a"] * 1025}, "stop has 1025 strings; at most 1024"),
         (
             {"chat": {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ '%99d' % 1 }}"}},

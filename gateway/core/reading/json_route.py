@@ -1,8 +1,7 @@
 """Routes that take and return JSON, without FastAPI's dependencies."""
 
+import asyncio
 import inspect
-import json
-import re
 from collections.abc import Callable, Coroutine
 from email.message import Message
 from typing import Any, TypeVar, get_type_hints
@@ -16,13 +15,13 @@ from starlette.responses import Response
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import json_response
-from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.json_content import parse_json
 from pagewire.gateway.core.validation import with_integers
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Half of a surrogate pair: two halves make a character, a lone half is invalid.
-_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Lists are reported one after the other; a body of more lists of floats than this is refused for them.
+_MAX_ATTEMPTS = 16
 
 
 class JsonRoute(APIRoute):
@@ -55,49 +54,40 @@ class JsonRoute(APIRoute):
         async def handle(request: Request) -> Response:
             arguments = dict(request.path_params)
             if query is not None:
-                arguments["query"] = parse(query, dict(request.query_params))
+                arguments["query"] = await parse(query, dict(request.query_params))
             if model is not None:
-                arguments["body"] = parse(model, await _read(request))
+                arguments["body"] = await parse(model, await _read(request))
             answer = await endpoint(request=request, **arguments)
             return json_response(answer) if isinstance(answer, Body) else answer
 
         return handle
 
 
-def parse(model: type[Model], body: Any) -> Model:
+async def parse(model: type[Model], body: Any) -> Model:
     """Returns the parsed body. Raises RequestValidationError or ApiError."""
-    while True:
+    for attempts_left in reversed(range(_MAX_ATTEMPTS)):
         try:
             return model.model_validate(body)
         except ValidationError as error:
-            located = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
-            if not with_integers(located, body):
+            found = error.errors(include_url=False, include_input=False)
+            located = [{**one, "loc": ("body", *one["loc"])} for one in found]
+            if not attempts_left or not with_integers(located, body):
                 raise RequestValidationError(located, body=body) from None
+        await asyncio.sleep(0)  # a large body takes a while
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def _read(request: Request) -> Any:
     """Returns the JSON of a body; its bytes if its content type is not JSON, None if it is empty.
 
-    Raises RequestValidationError or ApiError, RecursionError if it is nested too deeply, and UnicodeEncodeError for
-    half a surrogate pair, which a text with JSON in it would carry to services that fail on it.
+    Raises what parse_json() does.
     """
     content = await request.body()
     if not content:
         return None
     if not _is_json(request.headers.get("content-type", "")):
         return content
-    try:
-        body = json.loads(content)
-    except json.JSONDecodeError as error:
-        invalid = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
-        raise RequestValidationError([invalid], body=error.doc) from None
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON: not UTF-8 at byte {error.start}") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
-    if _ESCAPED_SURROGATE.search(content):
-        json.dumps(body, ensure_ascii=False).encode()
-    return body
+    return await parse_json(content)
 
 
 def _is_json(content_type: str) -> bool:

@@ -1,0 +1,1 @@
+"""Reading requests: their JSON, its validation in bounded time, and what is wrong with it."""
