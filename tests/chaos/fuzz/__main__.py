@@ -19,6 +19,7 @@ from pathlib import Path
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
 from tests.chaos.fuzz import executor as fuzz_executor
+from tests.chaos.fuzz import floods as fuzz_floods
 from tests.chaos.fuzz import grammars as fuzz_grammars
 from tests.chaos.fuzz import grpc as fuzz_grpc
 from tests.chaos.fuzz import http as fuzz_http
@@ -30,6 +31,7 @@ from tests.chaos.fuzz.mutation import Mutator
 
 NUM_CASES = 1000
 _NUM_BETWEEN_CHECKS = 20  # cases
+_CASES_PER_FLOOD = 5  # cases of others, which take less time
 _CASES_PER_EXAMPLE = 50  # of each of so many operations, by Schemathesis
 
 
@@ -102,13 +104,20 @@ async def _texts(seeds: Sequence[int]) -> None:
 
 
 async def _stack(seeds: Sequence[int]) -> None:
-    with fuzz_stack.running_stack() as url:
-        await fuzz_stack.fuzz(url, seeds)
+    with fuzz_stack.running_stack() as stack:
+        await fuzz_stack.fuzz(stack.url, seeds)
+
+
+async def _floods(seeds: Sequence[int]) -> None:
+    await _over_line(fuzz_floods.fuzz, seeds[: max(1, len(seeds) // _CASES_PER_FLOOD)])
+    with fuzz_stack.running_stack() as stack:
+        await fuzz_floods.fuzz_stack(stack.url, stack.grpc, seeds[: max(1, len(seeds) // _CASES_PER_FLOOD)])
 
 
 FUZZERS: dict[str, Callable[[Sequence[int]], Coroutine[None, None, None]]] = {
     "openapi": _openapi,
     "stack": _stack,
+    "floods": _floods,
     "http": _http,
     "grpc": _grpc,
     "executor": _executor,

@@ -198,16 +198,16 @@ class Mutator:
             part.SetInParent()
             self._change(part, depth + 1)
         else:
-            setattr(message, field.name, self._value(field))
+            setattr(message, field.name, self.scalar(field))
 
     def _change_map(self, message: Message, field: FieldDescriptor, depth: int) -> None:
         assert field.message_type is not None
         key, value = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
         entries = getattr(message, field.name)
         if value.message_type is not None:
-            self._change(entries[self._value(key)], depth + 1)
+            self._change(entries[self.scalar(key)], depth + 1)
         else:
-            entries[self._value(key)] = self._value(value)
+            entries[self.scalar(key)] = self.scalar(value)
 
     def _change_repeated(self, message: Message, field: FieldDescriptor, depth: int) -> None:
         values = getattr(message, field.name)
@@ -218,11 +218,12 @@ class Mutator:
             part = self.random.choice(values) if len(values) and action < 0.7 else values.add()
             self._change(part, depth + 1)
         elif len(values) and action < 0.5:
-            values[self.random.randrange(len(values))] = self._value(field)
+            values[self.random.randrange(len(values))] = self.scalar(field)
         else:
-            values.extend(self._value(field) for _ in range(self.random.choice((1, 2, _MAX_REPEATS))))
+            values.extend(self.scalar(field) for _ in range(self.random.choice((1, 2, _MAX_REPEATS))))
 
-    def _value(self, field: FieldDescriptor) -> Any:
+    def scalar(self, field: FieldDescriptor) -> Any:
+        """A value of the type of a field that holds no message."""
         kind = field.cpp_type
         if kind in _INTEGER_RANGES:
             low, high = _INTEGER_RANGES[kind]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.fuzz import executor as fuzz_executor
+from tests.chaos.fuzz import floods as fuzz_floods
 from tests.chaos.fuzz import grammars as fuzz_grammars
 from tests.chaos.fuzz import grpc as fuzz_grpc
 from tests.chaos.fuzz import http as fuzz_http
@@ -26,6 +27,10 @@ async def line(tmp_path: Path, smollm2_gguf: Path) -> AsyncIterator[FuzzLine]:
 
 async def test_rest(line: FuzzLine) -> None:
     await fuzz_line(fuzz_http.fuzz, line, range(150))
+
+
+async def test_floods(line: FuzzLine) -> None:
+    await fuzz_line(fuzz_floods.fuzz, line, range(40))
 
 
 async def test_every_rpc(line: FuzzLine) -> None:

@@ -161,7 +161,7 @@ async def test_metrics_count_by_cause(model: DecoderModel, tmp_path: Path) -> No
             scheduler(tmp_path, "s", executor.address) as stub,
         ):
             reason = await generate(stub, [5, FIRST, 6], None)
-    assert isinstance(reason, str) and "it was lost 2 times" in reason
+    assert isinstance(reason, str) and "the executor failed 2 times" in reason
     assert counter._value.get() == before + 1
 
 

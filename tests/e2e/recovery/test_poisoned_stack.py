@@ -79,7 +79,7 @@ async def test_two_processes_die_and_the_neighbors_have_their_texts(stack: Stack
     await asyncio.sleep(0.1)
     with pytest.raises(APIError) as raised:
         await stack.complete([1, 2, FAULTS[kind], 5])
-    assert "it was lost 2 times while it ran this request" in str(raised.value)
+    assert "the executor failed 2 times while it ran this request" in str(raised.value)
     assert REASONS[kind] in str(raised.value)
     assert await asyncio.gather(*neighbors) == undisturbed
     assert stack.num_deaths == before + 2
