@@ -52,7 +52,7 @@ _PROMPTS = ("text", "token_ids", "prompt", "prompt_token_ids")
 CONTAINERS = ("sampling_params", "options")
 
 
-# What an error may repeat of a request, whose names and values have any length.
+# Of a message and the name of a parameter: a request can have texts of any length there.
 MAX_MESSAGE_CHARS = 4000
 MAX_PARAM_CHARS = 400
 

@@ -68,7 +68,7 @@ class Ledger:
 
     def charge_outputs(self, requests: Sequence[Request], num_tokens: Sequence[int]) -> None:
         """Charges the tokens that running requests gained."""
-        if len(self._live) == 1:  # whose they are
+        if len(self._live) == 1:  # the rows of this account
             (account,) = self._live.values()
             account.served += _OUTPUT_CHARGE * sum(num_tokens) / account.weight
             return

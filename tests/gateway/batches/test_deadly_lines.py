@@ -18,7 +18,7 @@ from tests.gateway.batches.test_batches import ENDED, chat, jsonl
 from tests.gateway.conftest import plain_http
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
-# A gateway that hangs over a body with this word, as over a body that nobody foresaw.
+# A gateway that hangs over a body with this word, as it might over an unforeseen one.
 GATEWAY = """
 import time
 from pagewire.cli import main

@@ -18,7 +18,7 @@ LIMIT = 4 * SMALL_BYTES
 
 
 def body(num_bytes: int) -> dict[str, Any]:
-    """A request that is valid, whose prompt is short, with this many bytes."""
+    """A valid request of this many bytes, with a short prompt."""
     return {"prompt": "p", "metadata": {"note": "x" * 500}, "user": "u" * num_bytes}
 
 
