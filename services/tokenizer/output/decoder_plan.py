@@ -30,12 +30,14 @@ class Plan:
     # A token as the vocabulary spells it -> the piece that the joiner takes.
     to_piece: Callable[[str], Any]
     steps: list[Callable[[], TextStep]] = field(default_factory=list)
+    # The same for the first token of a text, which some decoders show differently.
+    to_first_piece: Callable[[str], str] | None = None
 
 
 def plan_of(description: dict[str, Any] | None) -> Plan:
     """Returns the plan for a decoder, from its own JSON description. None: without a decoder, spaces join tokens."""
     if description is None:
-        return Plan(lambda pieces: FirstPieceJoiner(pieces, str, lambda piece: " " + piece), str)
+        return Plan(FirstPieceJoiner, lambda token: " " + token, to_first_piece=str)
     steps = _flatten(description)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
@@ -58,12 +60,11 @@ def _metaspace_plan(step: dict[str, Any]) -> Plan:
     mark = step["replacement"]
     in_first = " " if step["prepend_scheme"] == "never" else ""
 
-    def joiner(pieces: Any) -> Joiner:
-        return FirstPieceJoiner(
-            pieces, lambda piece: piece.replace(mark, in_first), lambda piece: piece.replace(mark, " ")
-        )
-
-    return Plan(joiner, str)
+    return Plan(
+        FirstPieceJoiner,
+        lambda token: token.replace(mark, " "),
+        to_first_piece=lambda token: token.replace(mark, in_first),
+    )
 
 
 # What the WordPiece decoder cleans up in each token, in this order.
@@ -79,10 +80,10 @@ def _word_piece_plan(step: dict[str, Any]) -> Plan:
             piece = piece.replace(pattern, content)
         return piece
 
-    def other(piece: str) -> str:
-        return shown(piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}")
+    def to_piece(token: str) -> str:
+        return shown(token.removeprefix(prefix) if token.startswith(prefix) else f" {token}")
 
-    return Plan(lambda pieces: FirstPieceJoiner(pieces, shown, other), str)
+    return Plan(FirstPieceJoiner, to_piece, to_first_piece=shown)
 
 
 def _sentencepiece_plan(steps: list[dict[str, Any]]) -> Plan:

@@ -1,7 +1,6 @@
 """Log probabilities of a prompt as text: its tokens, their alternatives, and their places."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from pagewire.services.tokenizer.output.detokenizer import Detokenizer, Detokenizers
 from pagewire.v1 import common_pb2, inference_pb2
@@ -44,6 +43,9 @@ def _located(
 
 
 def _decoded(detokenizer: Detokenizer, token_ids: Sequence[int]) -> tuple[str, list[int]]:
-    texts = [detokenizer.push(token_id) for token_id in token_ids]
-    offsets = accumulate(map(len, texts[:-1]), initial=0)
-    return "".join(texts) + detokenizer.flush(), list(offsets)
+    text, offsets, num_chars = [], [], 0
+    for token_id in token_ids:
+        offsets.append(num_chars + detokenizer.num_held(token_id))
+        text.append(detokenizer.push(token_id))
+        num_chars += len(text[-1])
+    return "".join(text) + detokenizer.flush(), offsets

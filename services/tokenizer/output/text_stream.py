@@ -1,7 +1,7 @@
 """One live request: takes tokens, delivers deltas of text.
 
-The text is a pure function of the output tokens, no matter how they arrived, so another process can resume the request
-from its tokens alone.
+The text is a pure function of the tokens of prompt and output, no matter how they arrived, so another process can
+resume the request from its tokens alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,8 +40,9 @@ class OutputText:
 
     __slots__ = ("_check", "_detokenizer", "_min_tokens", "_num_chars", "num_tokens", "offsets")
 
-    def __init__(self, detokenizers: Detokenizers, options: OutputOptions) -> None:
+    def __init__(self, detokenizers: Detokenizers, options: OutputOptions, prompt_token_ids: Sequence[int]) -> None:
         self._detokenizer = detokenizers.make(skip_special_tokens=options.skip_special_tokens, but=options.marks)
+        self._detokenizer.follow(prompt_token_ids)
         self._check = StopChecker(options.stop, include_stop_str_in_output=options.include_stop_str_in_output)
         self._min_tokens = options.min_tokens
         self._num_chars = 0
@@ -52,9 +53,10 @@ class OutputText:
     def push(self, token_id: int) -> str | StopHit:
         """Returns the text that this token makes certain, or the end of the output."""
         self.num_tokens += 1
+        if self.offsets is not None:
+            self.offsets.append(self._num_chars + self._detokenizer.num_held(token_id))
         text = self._detokenizer.push(token_id)
         if self.offsets is not None:
-            self.offsets.append(self._num_chars)
             self._num_chars += len(text)
         return self._check.push(text, check=self.num_tokens > self._min_tokens)
 
@@ -62,7 +64,7 @@ class OutputText:
         """Counts a token without text: the one that ends the generation."""
         self.num_tokens += 1
         if self.offsets is not None:
-            self.offsets.append(self._num_chars)
+            self.offsets.append(self._num_chars + self._detokenizer.num_held(None))
 
     def flush(self) -> str | StopHit:
         """Returns the text that was held back, as no token follows."""
@@ -91,7 +93,7 @@ class TextStream:
         prompt_field: the field of the client's request that has the prompt."""
         self._detokenizers = detokenizers
         self._options = options
-        self._text = OutputText(detokenizers, options)
+        self._text = OutputText(detokenizers, options, prompt_token_ids)
         self._reader = reader
         # Reported with the first output.
         self._prompt_token_ids: Sequence[int] | None = prompt_token_ids

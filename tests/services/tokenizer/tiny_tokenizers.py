@@ -77,6 +77,17 @@ def save_unigram(path: Path, **config: object) -> Path:
     return _save(path, backend, {"eos_token": "</s>", "unk_token": "<unk>"} | config)
 
 
+def save_word_pieces(path: Path, **config: object) -> Path:
+    """BERT-like: WordPiece."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "he", "is", "hell", ".", "'", "t", "do", "##llo", "##is", "##t", "##he", "##n"]
+    backend = Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    return _save(path, backend, {"unk_token": "[UNK]"} | config)
+
+
 def save_word_level(path: Path, **config: object) -> Path:
     """Words without a decoder: tokens are joined by spaces."""
     words = ["[UNK]", "hello", "world", "."]

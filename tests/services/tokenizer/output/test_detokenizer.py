@@ -58,6 +58,7 @@ KINDS = [
     tiny_tokenizers.save_sentencepiece,
     tiny_tokenizers.save_unigram,
     tiny_tokenizers.save_word_level,
+    tiny_tokenizers.save_word_pieces,
 ]
 
 
