@@ -21,7 +21,7 @@ def completion_logprobs(
         columns.tokens.append(token_name(token, as_ids))
         columns.token_logprobs.append(finite(token.logprob))
         columns.top_logprobs.append(
-            {token_name(other, as_ids): finite(other.logprob) for other in (token, *token.top_logprobs)}
+            _by_name((token_name(other, as_ids), finite(other.logprob)) for other in (token, *token.top_logprobs))
         )
         columns.text_offset.append(offset + token.text_offset)
     return columns
@@ -43,10 +43,19 @@ def echoed_logprobs(
     for start in range(0, len(ids), per_token):
         end = start + 1 + num_top
         columns.token_logprobs.append(logprobs[start])
-        columns.top_logprobs.append(dict(zip(names[start:end], logprobs[start:end], strict=True)))
+        columns.top_logprobs.append(_by_name(zip(names[start:end], logprobs[start:end], strict=True)))
     first = f"token_id:{prompt_token_ids[0]}" if as_ids else found.first_token
     columns.tokens += [first, *names[::per_token]]
     return columns
+
+
+def _by_name(entries: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Returns log probabilities by the text of their tokens, the chosen token's first. Of several tokens with the same
+    text the first counts, which is the chosen or the more probable one."""
+    by_name: dict[str, float] = {}
+    for name, logprob in entries:
+        by_name.setdefault(name, logprob)
+    return by_name
 
 
 def _no_columns() -> CompletionLogprobs:

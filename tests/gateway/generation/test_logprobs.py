@@ -7,8 +7,10 @@ import httpx
 import openai
 import pytest
 
-from pagewire.gateway.completions.logprobs import echoed_logprobs
+from pagewire.gateway.completions.logprobs import completion_logprobs, echoed_logprobs
 from pagewire.gateway.generation.logprobs import prompt_logprobs
+from pagewire.v1 import common_pb2
+from pagewire.v1.inference_pb2 import PromptLogprobs, TokenLogprob
 from tests.gateway.conftest import eventually
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 
@@ -126,6 +128,23 @@ async def test_a_tokenizer_that_dies_reports_them_once(
     assert "".join(part["text"] for part in parts) == "xyz" + expected_text("xyz", 1, 6)
     logprobs = [value for part in parts if part["logprobs"] for value in part["logprobs"]["token_logprobs"]]
     assert logprobs == [None, -2.5, -2.5, *[-0.5] * 6]
+
+
+def test_the_chosen_token_stays_among_others_with_its_text() -> None:
+    """Several tokens can have the same text, as incomplete bytes do."""
+    others = [TokenLogprob(token_id=i, token="\ufffd", logprob=-float(i)) for i in (1, 2)]
+    chosen = TokenLogprob(token_id=3, token="\ufffd", logprob=-3, top_logprobs=[*others])
+    more = TokenLogprob(token_id=4, token="x", logprob=-3, top_logprobs=others)
+    columns = completion_logprobs([chosen, more], as_ids=False)
+    assert columns.top_logprobs == [{"\ufffd": -3.0}, {"x": -3.0, "\ufffd": -1.0}]
+    by_id = completion_logprobs([chosen], as_ids=True).top_logprobs
+    assert by_id == [{"token_id:3": -3.0, "token_id:1": -1.0, "token_id:2": -2.0}]
+
+    entries = common_pb2.Logprobs(entries_per_token=3, token_ids=[3, 1, 2], logprobs=[-3, -1, -2])
+    prompt = PromptLogprobs(
+        logprobs=entries, tokens=["\ufffd", "\ufffd", "a"], first_token="x", text="xy", text_offsets=[0, 1]
+    )
+    assert echoed_logprobs(prompt, [9, 3], 2, as_ids=False).top_logprobs == [None, {"\ufffd": -3.0, "a": -2.0}]
 
 
 def test_a_prompt_that_was_not_computed_has_no_logprobs() -> None:
