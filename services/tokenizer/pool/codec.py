@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
 from pagewire.process.process import release_unused_memory
+from pagewire.services.tokenizer.pool.bad_words import token_sequences
 from pagewire.services.tokenizer.pool.input_encoding import Cuts, EncodedInput, encode_inputs
 from pagewire.services.tokenizer.pool.sentence_config import read_sentence_config
 from pagewire.services.tokenizer.pool.text_limit import Room, TextLimit
@@ -48,11 +49,8 @@ class Codec:
         return self._encode(text, add_special_tokens, room)
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Returns the tokens that write one of the words, at the beginning or after a space."""
-        bare = [word.lstrip() or word for word in words]
-        forms = dict.fromkeys(form for word in bare for form in (word, " " + word))
-        encoded = (tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms)
-        return [list(token_ids) for token_ids in dict.fromkeys(encoded) if token_ids]
+        """Returns the tokens that write one of the words, at the beginning of a word or inside one."""
+        return token_sequences(self.tokenizer, words)
 
     def encode_mark(self, mark: str) -> list[int]:
         """Returns the tokens that a model writes for a mark: one if the vocabulary has it."""
