@@ -7,6 +7,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 import mmap
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from pagewire.files.damaged_file import remedy
 
 MAGIC = b"GGUF"
+TOKENS = "tokenizer.ggml.tokens"
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
@@ -66,20 +68,21 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
                 raise GgufError(f"{path}: {error}; {remedy(Path(path))}") from None
 
 
-def read_header(data: mmap.mmap | bytes, *, skip_string_arrays: bool = False) -> GgufHeader:
+def read_header(data: mmap.mmap | bytes, *, skip_string_arrays: bool = False, kept: Collection[str] = ()) -> GgufHeader:
     """Reads the header of a whole file. Raises GgufError for data that is not GGUF, truncated or inconsistent.
 
-    skip_string_arrays: leaves out vocabularies, which take most of the time.
+    skip_string_arrays: leaves out vocabularies, which take most of the time, but for the keys in `kept`.
     """
-    return _Parser(data, skip_string_arrays).read_header()
+    return _Parser(data, skip_string_arrays, kept).read_header()
 
 
 class _Parser:
     """A cursor over the file. Every read is checked against the end of the file."""
 
-    def __init__(self, data: mmap.mmap | bytes, skip_string_arrays: bool) -> None:
+    def __init__(self, data: mmap.mmap | bytes, skip_string_arrays: bool, kept: Collection[str]) -> None:
         self._data = data
         self._skip_string_arrays = skip_string_arrays
+        self._kept = kept
         self._size = len(data)
         self._pos = 0
         self._num_values = 0
@@ -149,7 +152,7 @@ class _Parser:
         item_type = self._u32()
         length = self._u64()
         if item_type == _STRING:
-            if not self._skip_string_arrays:
+            if not self._skip_string_arrays or key in self._kept:
                 return self._strings(length, key)
             self._skip_strings(length, key)
             return None

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from pagewire.files.tokenizer_files.gguf_unstated import spaces_of
 from pagewire.files.tokenizer_files.gguf_vocabulary import GgufTokenizerError, TokenType, add_special_tokens, unique
 from pagewire.files.tokenizer_files.word_pieces import word_piece_tokenizer
 
@@ -35,7 +36,7 @@ def _word_pieces(metadata: dict[str, Any], tokens: list[str], types: Sequence[in
         "sep_token": _named(metadata, pieces, "[SEP]", "seperator", "eos"),  # as llama.cpp spells it
     }
     backend = word_piece_tokenizer(unique(pieces), normalizers.BertNormalizer(lowercase=not is_cased), named)
-    add_special_tokens(backend, pieces, types, is_normalized=False)
+    add_special_tokens(backend, pieces, types, spaces_of(metadata), is_normalized=False)
     return backend, named
 
 
@@ -68,7 +69,7 @@ def _unigrams(metadata: dict[str, Any], tokens: list[str], types: Sequence[int])
         pair=[bos, "$A", eos, eos, "$B", eos],
         special_tokens=[(token, vocab[token]) for token in dict.fromkeys((bos, eos))],
     )
-    add_special_tokens(backend, tokens, types, is_normalized=False)
+    add_special_tokens(backend, tokens, types, spaces_of(metadata), is_normalized=False)
     return backend, named
 
 

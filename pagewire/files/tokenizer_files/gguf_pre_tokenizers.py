@@ -124,14 +124,9 @@ class UnknownPreTokenizerError(ValueError):
     """Raised when `tokenizer.ggml.pre` names an unknown rule."""
 
 
-def is_default(name: str | None) -> bool:
-    """Returns whether the file names no rule; GPT-2's is then used, which may differ from the model's."""
-    return name in (None, "", "default")
-
-
-def pre_tokenizer_for(name: str | None) -> pre_tokenizers.PreTokenizer:
+def pre_tokenizer_for(name: str) -> pre_tokenizers.PreTokenizer:
     """Returns the pre-tokenizer of a byte-level BPE vocabulary. Raises UnknownPreTokenizerError."""
-    if is_default(name) or name in _GPT2:
+    if name in _GPT2:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name in _DIGITS_THEN_GPT2:
         return pre_tokenizers.Sequence(

@@ -5,7 +5,6 @@ Vocabulary, merges and special tokens are the file's; parts that a file only nam
 are those of the model family's own `tokenizer.json`.
 """
 
-import logging
 from collections.abc import Sequence
 from itertools import starmap
 from types import NoneType
@@ -18,14 +17,12 @@ from pagewire.files.tokenizer_files.gguf_encoder_tokenizers import ENCODERS
 from pagewire.files.tokenizer_files.gguf_pre_tokenizers import (
     ADDS_BOS,
     IGNORES_MERGES,
-    is_default,
     normalizer_for,
     pre_tokenizer_for,
 )
+from pagewire.files.tokenizer_files.gguf_unstated import pre_tokenizer_name, spaces_of, true_types
 from pagewire.files.tokenizer_files.gguf_vocabulary import GgufTokenizerError, TokenType, add_special_tokens, unique
 from pagewire.files.tokenizer_files.merges import merges_by_rank
-
-logger = logging.getLogger(__name__)
 
 _GEMMA = frozenset(("gemma", "gemma2", "gemma3"))
 _SPACE = "▁"
@@ -67,6 +64,7 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
     _check_tokens(metadata, tokens)
     if len(types) != len(tokens):
         raise GgufTokenizerError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+    types = true_types(tokens, types)
     is_gemma = model == "llama" and metadata.get("general.architecture") in _GEMMA
     if is_gemma:
         # Runs of spaces are stored unchanged, but text arrives with every space replaced.
@@ -82,7 +80,7 @@ def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str,
             f"tokenizer.ggml.model {model!r} is not supported (gpt2, llama, bert and t5 are); give the model's "
             "original tokenizer with --tokenizer DIRECTORY"
         )
-    add_special_tokens(backend, tokens, types, is_normalized=is_gemma)
+    add_special_tokens(backend, tokens, types, spaces_of(metadata), is_normalized=is_gemma)
     return backend, _config(metadata, tokens, model)
 
 
@@ -109,9 +107,12 @@ def _check_tokens(metadata: dict[str, Any], tokens: list[str]) -> None:
 
 
 def _build_byte_level(metadata: dict[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
-    pre = metadata.get("tokenizer.ggml.pre")
-    if is_default(pre):
-        logger.warning("the GGUF file names no pre-tokenizer; GPT-2's is taken, which may not be the model's")
+    pre = pre_tokenizer_name(metadata)
+    if pre is None:
+        raise GgufTokenizerError(
+            "tokenizer.ggml.pre does not name the rule by which this model splits text; give the model's original "
+            "tokenizer with --tokenizer DIRECTORY, or a newer GGUF file"
+        )
     vocab = unique(starmap(_byte_level_spelling, zip(tokens, types, strict=True)))
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:

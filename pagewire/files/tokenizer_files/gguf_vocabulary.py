@@ -1,6 +1,7 @@
 """The tokens and their types, for all tokenizers from GGUF files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from tokenizers import AddedToken, Tokenizer
@@ -17,6 +18,14 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+@dataclass(frozen=True)
+class Spaces:
+    """Whether an added token takes the spaces before and after it."""
+
+    before: bool = False
+    after: bool = False
+
+
 class GgufTokenizerError(ValueError):
     """Raised if no tokenizer can be built from the file; the message names the key and the remedy."""
 
@@ -30,21 +39,32 @@ def unique(tokens: Iterable[str]) -> dict[str, int]:
     return vocab
 
 
-def add_special_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int], *, is_normalized: bool) -> None:
+def add_special_tokens(
+    backend: Tokenizer,
+    tokens: list[str],
+    types: Sequence[int],
+    spaces_of: Callable[[str], Spaces],
+    *,
+    is_normalized: bool,
+) -> None:
     """Adds control tokens, which are matched whole in text and skipped in output, and user-defined ones, which are only
     matched.
 
-    is_normalized: user-defined ones are spelled like normalized text.
+    spaces_of: says which spaces a token takes. is_normalized: user-defined ones are spelled like normalized text.
     """
-    control = [
-        AddedToken(token, normalized=False, special=True)
-        for token, token_type in zip(tokens, types, strict=True)
-        if token_type == TokenType.CONTROL
-    ]
-    user_defined = [
-        AddedToken(token, normalized=is_normalized, special=False)
-        for token, token_type in zip(tokens, types, strict=True)
-        if token_type == TokenType.USER_DEFINED
-    ]
-    backend.add_special_tokens(control)
-    backend.add_tokens(user_defined)
+
+    def added(kind: TokenType, *, normalized: bool) -> list[AddedToken]:
+        texts = [token for token, token_type in zip(tokens, types, strict=True) if token_type == kind]
+        return [
+            AddedToken(
+                token,
+                normalized=normalized,
+                special=kind == TokenType.CONTROL,
+                lstrip=spaces_of(token).before,
+                rstrip=spaces_of(token).after,
+            )
+            for token in texts
+        ]
+
+    backend.add_special_tokens(added(TokenType.CONTROL, normalized=False))
+    backend.add_tokens(added(TokenType.USER_DEFINED, normalized=is_normalized))

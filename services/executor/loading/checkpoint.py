@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from pagewire.files.tokenizer_files.end_tokens import directory_eos_token_id
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.config_file import architecture_of, dtype_of, overridden, read_json, text_keys
@@ -40,8 +41,8 @@ class DirectoryCheckpoint:
             raise ModelLoadError(f"{path}/config.json: {error}") from error
 
     def config(self, dtype: torch.dtype) -> ModelConfig:
-        """Returns the config of one of our own architectures; for the stop tokens, `generation_config.json` precedes
-        `config.json`."""
+        """Returns the config of one of our own architectures; for the end tokens, `generation_config.json` precedes
+        `config.json`, and that of the tokenizer counts as well."""
         own = ARCHITECTURES[self.architecture]
         keys = {**(self.keys if own.has_parts else text_keys(self.keys)), "architectures": [self.architecture]}
         try:
@@ -52,7 +53,12 @@ class DirectoryCheckpoint:
 
     def eos_token_ids(self, default: tuple[int, ...]) -> tuple[int, ...]:
         path = self.path / "generation_config.json"
-        return (token_ids(read_json(path).get("eos_token_id")) if path.is_file() else ()) or default
+        named = (token_ids(read_json(path).get("eos_token_id")) if path.is_file() else ()) or default
+        try:
+            own = directory_eos_token_id(self.path)
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
+        return named if own is None else tuple(dict.fromkeys((*named, own)))
 
     def weights(self) -> WeightSource:
         source = SafetensorsSource(self.path)

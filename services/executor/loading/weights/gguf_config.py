@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 
+from pagewire.files.gguf import TOKENS
+from pagewire.files.tokenizer_files.end_tokens import END_KEYS, end_token_ids_by_text
 from pagewire.services.executor.config.model_config import DecoderConfig, ModelConfig, ModelLoadError
 from pagewire.services.executor.loading.weights.gguf_file import GgufFile
 from pagewire.services.executor.loading.weights.gguf_names import (
@@ -35,10 +37,14 @@ def gguf_architecture(file: GgufFile) -> str:
 
 
 def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """End of text, and end of turn where the file names one."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    token_ids = (file.integer(key) for key in keys)
-    return tuple(dict.fromkeys(token_id for token_id in token_ids if token_id is not None))
+    """The tokens that end an output: those which the file names, then those known by their text."""
+    tokens = file.metadata.get(TOKENS)  # whose type the tokenizer checks
+    named = [token_id for key in END_KEYS if (token_id := file.integer(key)) is not None]
+    return tuple(dict.fromkeys((*named, *end_token_ids_by_text(tokens if _are_texts(tokens) else ()))))
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value[:1])  # a list has items of one type
 
 
 def gguf_config(file: GgufFile, dtype: torch.dtype) -> ModelConfig:

@@ -15,7 +15,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pagewire.files.damaged_file import remedy
-from pagewire.files.gguf import TensorEntry, read_header
+from pagewire.files.gguf import TOKENS, TensorEntry, read_header
 from pagewire.services.executor.config.model_config import ModelLoadError
 
 _TYPES = {type_.value: type_ for type_ in GGML_QUANT_SIZES}
@@ -32,7 +32,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A mapped GGUF file. `metadata` has every key except arrays of strings.
+    """A mapped GGUF file. `metadata` has every key except arrays of strings, of which it has the tokens.
 
     Raises ModelLoadError naming the file when it is truncated or not GGUF.
     """
@@ -43,7 +43,7 @@ class GgufFile:
             with path.open("rb") as file:
                 # Copy-on-write, because torch warns of memory that it could not write to.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            header = read_header(self._data, skip_string_arrays=True)
+            header = read_header(self._data, skip_string_arrays=True, kept=(TOKENS,))
             self.metadata = header.metadata
             self.tensors = {entry.name: self._tensor(entry, header.data_offset) for entry in header.tensors}
             _check_apart(header.tensors, {name: tensor.data.nbytes for name, tensor in self.tensors.items()})

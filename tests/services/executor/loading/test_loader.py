@@ -119,6 +119,16 @@ def test_stop_tokens(
     assert load(tmp_path, model_impl=model_impl).config.eos_token_ids == expected
 
 
+def test_the_tokenizers_end_token_counts_beside_the_configs(tmp_path: Path) -> None:
+    """Fine-tuned chat models end their answers with a token that config.json may not know."""
+    save_tiny(tmp_path, "Llama")
+    edit_config(tmp_path, eos_token_id=2)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / "added_tokens.json").write_text('{"<|im_end|>": 9}')
+    assert load(tmp_path).config.eos_token_ids == (2, 9)
+
+
 def test_legacy_rope_keys(tmp_path: Path) -> None:
     """Configs from before transformers 5: rope_theta stood beside rope_scaling and its type was called `type`."""
     parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}

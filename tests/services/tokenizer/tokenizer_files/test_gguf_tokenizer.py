@@ -48,6 +48,66 @@ def test_sentencepiece_without_space_prefix() -> None:
     assert backend.id_to_token(ids[0]) == "t"
 
 
+def _with_special(*special: str, **more: object) -> dict[str, object]:
+    metadata = _sentencepiece_metadata(**more)
+    metadata["tokenizer.ggml.tokens"] += special
+    metadata["tokenizer.ggml.token_type"] += [TokenType.CONTROL] * len(special)
+    metadata["tokenizer.ggml.scores"] += [0.0] * len(special)
+    return metadata
+
+
+TURN = ("<|user|>", "<|end|>", "<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pieces"),
+    [
+        ("phi3", ["<|user|>", "▁", "he", "<|end|>", "▁t", "<|endoftext|>", "▁", "\n"]),
+        ("llama", ["<|user|>", "\n", "he", "<|end|>", "\n", "t", "<|endoftext|>", "\n"]),
+    ],
+)
+def test_special_tokens_of_phi_3_take_the_spaces_after_them(architecture: str, pieces: list[str]) -> None:
+    """As its own tokenizer_config.json says (rstrip), and no GGUF file does."""
+    vocabulary = _with_special(*TURN, **{"general.architecture": architecture})
+    backend, _ = build_gguf_tokenizer(vocabulary)
+    encoded = backend.encode("<|user|>\nhe<|end|>\nt<|endoftext|>\n", add_special_tokens=False)
+    assert [backend.id_to_token(token_id) for token_id in encoded.ids] == pieces
+
+
+def test_a_token_that_ends_answers_is_never_plain_text() -> None:
+    metadata = _with_special("<|im_end|>")
+    metadata["tokenizer.ggml.token_type"][-1] = TokenType.NORMAL
+    backend, _ = build_gguf_tokenizer(metadata)
+    encoded = backend.encode("he<|im_end|>", add_special_tokens=False)
+    assert encoded.tokens[-1] == "<|im_end|>"
+    assert backend.decode(encoded.ids, skip_special_tokens=True) == "he"
+
+
+def _bytes_metadata(architecture: str, **more: object) -> dict[str, object]:
+    return {
+        "general.architecture": architecture,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b", "Ġ", "<mask>"],
+        "tokenizer.ggml.token_type": [1, 1, 1, TokenType.CONTROL],
+        "tokenizer.ggml.merges": [],
+    } | more
+
+
+def test_masks_of_roberta_take_the_space_before_them() -> None:
+    backend, _ = build_gguf_tokenizer(_bytes_metadata("jina-bert-v2", **{"tokenizer.ggml.pre": "jina-v2-de"}))
+    encoded = backend.encode("a <mask> b", add_special_tokens=False)
+    assert [backend.id_to_token(token_id) for token_id in encoded.ids] == ["a", "<mask>", "Ġ", "b"]
+
+
+@pytest.mark.parametrize("pre", [None, "default"])
+def test_a_rule_that_is_not_named_is_known_by_the_architecture_or_refused(pre: str | None) -> None:
+    named = {} if pre is None else {"tokenizer.ggml.pre": pre}
+    backend, _ = build_gguf_tokenizer(_bytes_metadata("gpt2", **named))
+    assert backend.encode("ab", add_special_tokens=False).tokens == ["a", "b"]
+    with pytest.raises(GgufTokenizerError, match="does not name the rule by which this model splits text; give"):
+        build_gguf_tokenizer(_bytes_metadata("llama", **named))
+
+
 def test_sentencepiece_file_adds_bos(tmp_path: Path) -> None:
     path = tmp_path / "spm.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -71,7 +131,6 @@ def test_sentencepiece_file_adds_bos(tmp_path: Path) -> None:
     [
         ("smollm", "a  12", ["a", "ĠĠ", "1", "2"]),
         ("gpt-2", "a  12", ["a", "Ġ", "Ġ12"]),
-        ("default", "a  12", ["a", "Ġ", "Ġ12"]),
         ("llama-bpe", "It'S 12345\n\nx", ["It", "'S", "Ġ", "123", "45", "ĊĊ", "x"]),
         ("qwen2", "It's 123", ["It", "'s", "Ġ", "1", "2", "3"]),
         ("tekken", "HelloWorld 12", ["Hello", "World", "Ġ", "1", "2"]),

@@ -193,6 +193,22 @@ def test_round_trip(tmp_path: Path, case: str) -> None:
     assert model.weight_bytes == 4 * expected.num_parameters()
 
 
+EOM = "tokenizer.ggml.eom_token_id"
+
+
+def test_end_tokens_that_the_file_does_not_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_model("Llama"), arch="llama", extra={EOM: 9})
+    data = path.read_bytes()
+    tokens = b"".join(len(token).to_bytes(8, "little") + token for token in (b"<11>", b"<12>", b"<13>", b"<14>"))
+    assert data.count(tokens) == 1
+    # They become others of the same size together.
+    texts = (b"<EOT>", b"</s>", b"<eos>", b"14")
+    others = b"".join(len(token).to_bytes(8, "little") + token for token in texts)
+    assert len(others) == len(tokens)
+    path.write_bytes(data.replace(tokens, others))
+    assert load(path).config.eos_token_ids == (2, 5, 9, 11, 12, 13)
+
+
 def test_through_transformers(tmp_path: Path) -> None:
     expected = tiny_model("Qwen2")
     path = write_gguf(tmp_path / "tiny.gguf", expected, arch="qwen2")
