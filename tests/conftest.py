@@ -10,7 +10,8 @@ import pytest
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from tests.sweep import ByLine, deselect_repetitions, mixed
 
 # Tests compute little at a time, and two or three of them at once: a thread each, read when torch is imported. Threads

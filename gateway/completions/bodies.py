@@ -20,6 +20,10 @@ class CompletionRequest(GenerationParameters):
         "tokenizer",
         "Generate this many outputs and return the `n` with the highest mean log probability. Not streamed above `n`.",
     )
+    suffix: str | None = field(
+        "tokenizer",
+        "Text after the output: a model of code fills in the middle between a prompt, given as text, and this.",
+    )
     add_special_tokens: bool | None = field(
         "tokenizer", "Add special tokens such as BOS to prompts given as text.", True
     )

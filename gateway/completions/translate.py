@@ -31,6 +31,7 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
     if body.echo and body.logprobs is not None:
         params = common.sampling_params
         params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)
+    common.suffix = body.suffix or ""
     if body.add_special_tokens is not None:
         common.add_special_tokens = body.add_special_tokens
     if body.best_of is not None and body.best_of > (body.n or 1):

@@ -88,7 +88,7 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "store": Refused(_CHAT_ONLY, (False,)),
     "stream_interval": Refused("each event is sent as soon as there is output", (1,)),
     "stream_reasoning": Refused("reasoning is always streamed", (True,)),
-    "suffix": Refused("no served model fills in the middle", ("",)),
+    "suffix": Refused("see /v1/completions", ("",)),
     "tool_choice": Refused(_CHAT_ONLY, ("none",)),
     "tools": Refused(_CHAT_ONLY, ([],)),
     "use_audio_in_video": Refused("no served model reads videos", (False,)),

@@ -55,6 +55,7 @@ class GenerateOptions(SamplingOptions, ChatOptions, total=False):
     truncate_prompt_tokens: int | None
     truncate_end: bool
     cache_salt: str
+    suffix: str
     n: int
     best_of: int | None
     beam_search: inference_pb2.BeamSearch | None

@@ -12,7 +12,8 @@ import torch
 
 from pagewire.errors import StartupError
 from pagewire.files.gguf import GgufError
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.loading.checkpoint import (
     Checkpoint,

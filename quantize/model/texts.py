@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagewire.errors import StartupError
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 
 logger = logging.getLogger(__name__)
 

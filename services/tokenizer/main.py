@@ -16,7 +16,7 @@ from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.images.images import make_image_reader
 from pagewire.services.tokenizer.parsers.reading import ParsedReading
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
@@ -86,7 +86,7 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
     try:
         template = read_template(config.chat_template) if config.chat_template else None
         pool = TokenizerPool(
-            CodecSource(str(path), template, config.trust_request_chat_template),
+            FileSource(str(path), template, config.trust_request_chat_template),
             size=config.tokenizer_pool_size,
             kind=config.tokenizer_pool_type,
             max_queued=config.max_queued_prompts,

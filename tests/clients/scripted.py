@@ -17,7 +17,7 @@ from pagewire.config import DEFAULT_MODEL, GatewayConfig
 from pagewire.files.models import resolve_model
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.gateway import main
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1.scheduler_pb2 import TokenRequest
 from tests.services.tokenizer.chat_templates import FAMILIES
@@ -54,7 +54,7 @@ async def serve(port: int) -> None:
     with tempfile.TemporaryDirectory(prefix="pw-") as name:
         scheduler = FakeScheduler(script, max_model_len=4096)
         line = TokenizerLine(Path(name), scheduler, gguf, served_model_name="scripted")
-        pool = TokenizerPool(CodecSource(str(gguf), chat_template=FAMILIES["qwen3"]), size=1)
+        pool = TokenizerPool(FileSource(str(gguf), chat_template=FAMILIES["qwen3"]), size=1)
         config = GatewayConfig(port=port, tokenizer_address=line.config.listen)
         async with line.running(pool=pool):
             await main.serve(config, main.listen(config), asyncio.Event().wait())

@@ -18,11 +18,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pagewire.config import GatewayConfig
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.gateway import main
 from pagewire.gateway.app import with_routes
 from pagewire.gateway.http.connection_limits import Limits
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.telemetry import spans
 from pagewire.v1.scheduler_pb2 import TokenRequest
@@ -150,7 +150,7 @@ async def ai(client: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture(scope="session")
 def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
+    pool = TokenizerPool(FileSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
     yield pool
     pool.close()
 

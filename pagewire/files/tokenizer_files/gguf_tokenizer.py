@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pagewire.files.tokenizer_files.byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
+from pagewire.files.tokenizer_files.fill_in_middle import GGUF_NAMES
 from pagewire.files.tokenizer_files.gguf_encoder_tokenizers import ENCODERS
 from pagewire.files.tokenizer_files.gguf_pre_tokenizers import (
     ADDS_BOS,
@@ -47,7 +48,9 @@ _ITEM_TYPES: dict[str, type | tuple[type, ...]] = {
     "tokenizer.ggml.scores": (int, float),
     "tokenizer.ggml.precompiled_charsmap": int,
 }
-_TOKEN_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_TOKEN_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"} | {
+    name: name for names in GGUF_NAMES for name in names
+}
 
 
 def build_gguf_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a GGUF file does not say of its tokenizer, by the model that it belongs to.
+"""Facts about a tokenizer that its GGUF file does not state, by the model.
 
 Special tokens of some models take the spaces beside them, which a file does not state; llama.cpp knows these models by
 name. A model that is not here has no such tokens.

@@ -6,8 +6,7 @@ special tokens and BOS/EOS rules of `tokenizer_config.json`, chat templates, and
 that are not BPE.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,60 +16,17 @@ from pagewire.files.damaged_file import remedy
 from pagewire.files.gguf import read_metadata
 from pagewire.files.json_file import read_json_object
 from pagewire.files.tokenizer_files.conversion import convert
+from pagewire.files.tokenizer_files.fill_in_middle import find_fill_in_middle
 from pagewire.files.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError
 from pagewire.files.tokenizer_files.gguf_tokenizer import build_gguf_tokenizer
 from pagewire.files.tokenizer_files.gguf_vocabulary import GgufTokenizerError
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Applied in this order to the whole text, like transformers' clean_up_tokenization.
-CLEAN_UPS = (
-    (" .", "."),
-    (" ?", "?"),
-    (" !", "!"),
-    (" ,", ","),
-    (" ' ", "'"),
-    (" n't", "n't"),
-    (" 'm", "'m"),
-    (" 's", "'s"),
-    (" 've", "'ve"),
-    (" 're", "'re"),
-)
 
 
 class TokenizerLoadError(ValueError):
     """Raised if the files have no usable tokenizer; the message names the file and the remedy."""
-
-
-@dataclass(frozen=True)
-class LoadedTokenizer:
-    """Converts text to token ids and back, like transformers' tokenizer of the same files. Thread-safe."""
-
-    backend: Tokenizer
-    # The special tokens for chat templates, such as "bos_token" -> "<s>".
-    special_tokens: dict[str, str]
-    # The model's own template; None if it has none.
-    chat_template: str | None
-    clean_up_spaces: bool
-    # The model's separate template for chats with tools, if there is one.
-    tool_chat_template: str | None = None
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # A batch of one, because encode() holds the interpreter lock all the time and encode_batch_fast() does not.
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encoding.ids
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Returns the text of a whole sequence. Leaves out ids that the vocabulary lacks."""
-        (text,) = self.backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
-        if self.clean_up_spaces:
-            for pattern, content in CLEAN_UPS:
-                text = text.replace(pattern, content)
-        return text
-
-    def vocabulary_entries(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns each token as spelled in the vocabulary ("Ġthe"), "" for ids that it lacks."""
-        id_to_token = self.backend.id_to_token
-        return [id_to_token(token_id) or "" for token_id in token_ids]
 
 
 def load_tokenizer(path: str | Path) -> LoadedTokenizer:
@@ -206,6 +162,7 @@ def _finish(backend: Tokenizer, config: dict[str, Any]) -> LoadedTokenizer:
         chat_template=config.get("chat_template"),
         clean_up_spaces=bool(config.get("clean_up_tokenization_spaces")) and not is_bpe,
         tool_chat_template=config.get("tool_chat_template"),
+        fill_in_middle=find_fill_in_middle(backend, config),
     )
 
 

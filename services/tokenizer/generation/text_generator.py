@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import grpc
 
 from pagewire.services.tokenizer import stats
+from pagewire.services.tokenizer.generation.infill_requests import infill_end_ids
 from pagewire.services.tokenizer.generation.live_generations import LiveGenerations
 from pagewire.services.tokenizer.generation.text_requests import (
     check_parameters,
@@ -117,6 +118,10 @@ class TextGenerator:
         self._reading.constrain(request, params)
         self.check_model(request.model)
         check_generates(self.link.model_info)
+        info = self.link.model_info
+        ends = info.eos_token_ids if info is not None else ()
+        model = request.model or self.served_model_names[0]
+        params.stop_token_ids.extend(infill_end_ids(received, self.pool.codec.tokenizer.fill_in_middle, model, ends))
         room = await self._room(received, params)
         prompt = truncated(await self._encode(received, room, span), room)
         if request.bad_words:
@@ -156,7 +161,7 @@ class TextGenerator:
             deliver,
             record,
             self._reading.reader(request, token_ids),
-            request.text if request.WhichOneof("prompt") == "text" else None,
+            request.text if request.WhichOneof("prompt") == "text" and not request.suffix else None,
             prompt_field(request),
         )
 

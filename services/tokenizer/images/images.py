@@ -13,7 +13,7 @@ from pagewire.config import TokenizerConfig, json_object
 from pagewire.errors import StartupError
 from pagewire.files.json_file import read_json_object
 from pagewire.files.models import is_of_hub
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.errors import invalid

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.files.tokenizer_files.byte_alphabet import CHAR_TO_BYTE
-from pagewire.files.tokenizer_files.loading import CLEAN_UPS
+from pagewire.files.tokenizer_files.loaded_tokenizer import CLEAN_UPS
 from pagewire.services.tokenizer.output.decoding_steps import (
     ByteFallbackJoiner,
     ByteLevelJoiner,

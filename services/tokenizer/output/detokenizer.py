@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagewire.files.tokenizer_files.loading import CLEAN_UPS, LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import CLEAN_UPS, LoadedTokenizer
 from pagewire.services.tokenizer.output.decoder_plan import plan_of
 from pagewire.services.tokenizer.output.decoding_steps import Joiner, TextStep, replace_all
 

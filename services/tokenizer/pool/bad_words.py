@@ -4,10 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
-
-# How vocabularies spell a space: SentencePiece and Metaspace, byte-level BPE.
-_SPACES = ("▁", "Ġ")
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.services.tokenizer.pool.infill import SPACES
 
 
 def token_sequences(tokenizer: LoadedTokenizer, words: Sequence[str]) -> list[list[int]]:
@@ -31,7 +29,7 @@ def _forms(tokenizer: LoadedTokenizer, word: str) -> Iterator[list[int]]:
     if type(backend.model).__name__ == "WordPiece":  # a piece without a mark begins a word
         yield plain
         yield _inside_by_word_pieces(backend, word)
-    elif plain and (backend.id_to_token(plain[0]) or "").startswith(_SPACES):  # the tokenizer has added a space
+    elif plain and (backend.id_to_token(plain[0]) or "").startswith(SPACES):  # the tokenizer has added a space
         yield _inside(backend, word)
         yield plain
     else:
@@ -42,7 +40,7 @@ def _forms(tokenizer: LoadedTokenizer, word: str) -> Iterator[list[int]]:
 def _inside(backend: Tokenizer, word: str) -> list[int]:
     """Returns the tokens of a word without the space that the tokenizer adds."""
     first, *others = _split(backend, word)
-    for mark in _SPACES:
+    for mark in SPACES:
         first = first.removeprefix(mark)
     return [token.id for piece in (first, *others) if piece for token in backend.model.tokenize(piece)]
 

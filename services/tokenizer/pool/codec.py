@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.process.process import release_unused_memory
 from pagewire.services.tokenizer.pool.bad_words import token_sequences
+from pagewire.services.tokenizer.pool.infill import infill_ids
 from pagewire.services.tokenizer.pool.input_encoding import Cuts, EncodedInput, encode_inputs
 from pagewire.services.tokenizer.pool.sentence_config import read_sentence_config
 from pagewire.services.tokenizer.pool.text_limit import Room, TextLimit
@@ -17,27 +18,33 @@ from pagewire.services.tokenizer.templates.chat import Chat, expand_images, rend
 _LONG_TEXT = 256 * 1024
 
 
-@dataclass(frozen=True)
-class CodecSource:
-    """The data needed to make a Codec in another process."""
+class CodecSource(Protocol):
+    """Loads what a Codec needs, in any process."""
 
-    # Directory or .gguf file.
-    path: str
-    # Instead of the model's own; None = the model's own.
-    chat_template: str | None = None
-    # Whether templates of requests are rendered; the pool does it, in other processes.
-    trust_request_chat_template: bool = False
+    @property
+    def path(self) -> str:
+        """A directory or a .gguf file."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """Replaces the model's own; None: the model's own."""
+
+    @property
+    def trust_request_chat_template(self) -> bool:
+        """Whether templates of requests are rendered; the pool does it, in other processes."""
+
+    def load(self) -> LoadedTokenizer: ...
 
 
 class Codec:
     """Encodes and decodes. Thread-safe; its results are plain data."""
 
     def __init__(self, source: CodecSource) -> None:
-        """Raises what load_tokenizer raises."""
+        """Raises what source.load() raises."""
         # Work runs in parallel in the pool; the library's own threads would only take cores from the model.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.path = Path(source.path)
-        self.tokenizer: LoadedTokenizer = load_tokenizer(source.path)
+        self.tokenizer: LoadedTokenizer = source.load()
         self.sentence_config = read_sentence_config(self.path)
         self.chat_template = source.chat_template or self.tokenizer.chat_template
         # For chats with tools.
@@ -47,6 +54,11 @@ class Codec:
     def encode_text(self, text: str, add_special_tokens: bool, room: Room | None = None) -> list[int]:
         """Returns the tokens of a text. Raises TextTooLong."""
         return self._encode(text, add_special_tokens, room)
+
+    def encode_infill(self, prefix: str, suffix: str, add_special_tokens: bool, room: Room | None = None) -> list[int]:
+        """Returns the tokens of a prompt whose middle the model fills in. Raises TextTooLong."""
+        fitted = self.limit.fitted
+        return infill_ids(self.tokenizer, fitted(prefix, room), fitted(suffix, room), add_special_tokens)
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Returns the tokens that write one of the words, at the beginning of a word or inside one."""

@@ -101,6 +101,16 @@ class TokenizerPool:
         self.codec.limit.check(text, room)
         return await self._call("encode_text", len(text), text, add_special_tokens, room)
 
+    async def encode_infill(
+        self, prefix: str, suffix: str, *, add_special_tokens: bool, room: Room | None = None
+    ) -> list[int]:
+        """Returns the tokens of a prompt whose middle is filled in. Raises TextTooLong."""
+        size = len(prefix) + len(suffix)
+        return_memory_after(size)
+        for text in (prefix, suffix):
+            self.codec.limit.check(text, room)
+        return await self._call("encode_infill", size, prefix, suffix, add_special_tokens, room)
+
     def encodes_at_once(self, text: str) -> bool:
         """Returns whether `encode_at_once` is allowed: with process workers, a crash must not end this process."""
         return len(text) <= SHORT_TEXT and not self.workers

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 
 MIN_BYTES = 1024 * 1024
 # Characters that are encoded at once before it is known that the text fits.

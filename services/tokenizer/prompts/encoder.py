@@ -37,7 +37,7 @@ class PromptEncoder:
         kind = request.WhichOneof("prompt")
         if kind in (None, "token_ids"):
             return await encode_prompt(self._pool, request)
-        if kind == "text" and self._pool.encodes_at_once(request.text) and self._may_hold_up():
+        if kind == "text" and not request.suffix and self._pool.encodes_at_once(request.text) and self._may_hold_up():
             return Prompt(self._pool.encode_at_once(request.text, add_special_tokens=adds_special_tokens(request)))
         key = _key(request), room
         encoding = next((one for one in self._running.get(key, ()) if one.request.chat == request.chat), None)
@@ -74,4 +74,4 @@ class PromptEncoder:
 def _key(request: inference_pb2.GenerateRequest) -> Hashable:
     messages = request.chat.messages
     last = messages[-1].content if messages else ""
-    return request.WhichOneof("prompt"), request.text, len(messages), last, adds_special_tokens(request)
+    return request.WhichOneof("prompt"), request.text, request.suffix, len(messages), last, adds_special_tokens(request)

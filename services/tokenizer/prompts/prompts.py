@@ -26,8 +26,7 @@ async def encode_prompt(pool: TokenizerPool, request: Request, room: Room | None
     match request.WhichOneof("prompt"):
         case "text":
             try:
-                add_special_tokens = adds_special_tokens(request)
-                return Prompt(await pool.encode_text(request.text, add_special_tokens=add_special_tokens, room=room))
+                return Prompt(await _encode_text(pool, request, room))
             except TextTooLong as error:
                 raise invalid(str(error), "text") from error
         case "chat":
@@ -36,6 +35,13 @@ async def encode_prompt(pool: TokenizerPool, request: Request, room: Room | None
             return Prompt(list(request.token_ids.ids))  # type: ignore[union-attr]
         case _:
             raise invalid("the request has no prompt; set text, chat or token_ids", "prompt")
+
+
+async def _encode_text(pool: TokenizerPool, request: Request, room: Room | None) -> list[int]:
+    adds = adds_special_tokens(request)
+    if suffix := getattr(request, "suffix", ""):
+        return await pool.encode_infill(request.text, suffix, add_special_tokens=adds, room=room)
+    return await pool.encode_text(request.text, add_special_tokens=adds, room=room)
 
 
 async def _encode_chat(pool: TokenizerPool, request: Request, room: Room | None) -> Prompt:

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from pagewire.config import ExecutorConfig
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.services.executor.grammar import grammars
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.grammars import Grammars

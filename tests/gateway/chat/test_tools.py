@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1.scheduler_pb2 import TokenRequest

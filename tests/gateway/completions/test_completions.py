@@ -110,7 +110,7 @@ async def test_every_parameter_reaches_the_tokenizer(client: httpx.AsyncClient, 
         "priority": -3, "stop": "never", "include_stop_str_in_output": True, "skip_special_tokens": False,
         "add_special_tokens": False, "user": "me", "metadata": {"k": "v"}, "store": False, "best_of": 1, "echo": False,
         "allowed_token_ids": [5, 6], "bad_words": ["a b", "c"],
-        "cache_salt": "secret", "truncate_prompt_tokens": 3, "truncation_side": "right",
+        "cache_salt": "secret", "truncate_prompt_tokens": 3, "truncation_side": "right", "suffix": "s",
     }  # fmt: skip
     response = await client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
@@ -124,7 +124,7 @@ async def test_every_parameter_reaches_the_tokenizer(client: httpx.AsyncClient, 
     assert params.HasField("logprobs")
     assert (list(params.allowed_token_ids), list(request.bad_words)) == ([5, 6], ["a b", "c"])
     assert (request.cache_salt, request.truncate_prompt_tokens, request.truncate_end) == ("secret", 3, True)
-    assert (list(request.stop), request.include_stop_str_in_output) == (["never"], True)
+    assert (list(request.stop), request.include_stop_str_in_output, request.suffix) == (["never"], True, "s")
     assert request.HasField("skip_special_tokens") and not request.skip_special_tokens
     assert request.HasField("add_special_tokens") and not request.add_special_tokens
 

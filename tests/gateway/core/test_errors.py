@@ -138,7 +138,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
     (CHAT, {"best_of": 2}, "best_of"),
     (TEXT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
-    (TEXT, {"suffix": "end"}, "suffix"),
+    (CHAT, {"suffix": "end"}, "suffix"),
     # 0 is not false: only a value of the right type means the default.
     (TEXT, {"return_routed_experts": 0}, "return_routed_experts"),
 ]

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from pagewire.client import Client
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.gateway.operation.unserved import UNSERVED
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from tests.gateway.conftest import running_gateway, wait_ready
@@ -27,7 +27,7 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count."}]}
 
 @pytest.fixture(scope="module")
 def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=1)
+    pool = TokenizerPool(FileSource(str(smollm2_gguf)), size=1)
     yield pool
     pool.close()
 

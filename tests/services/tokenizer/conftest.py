@@ -3,16 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 
 
 @pytest.fixture(scope="session")
 def pool(smollm2_gguf: Path) -> Iterator[TokenizerPool]:
     """A pool for the built-in model, which tests share: each leaves it idle."""
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=2)
+    pool = TokenizerPool(FileSource(str(smollm2_gguf)), size=2)
     yield pool
     pool.close()
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.v1.common_pb2 import Grammar
 from tests.services.executor.helpers.constrained import EOS

@@ -8,7 +8,8 @@ from typing import Any
 
 import jsonschema
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.batch.kv_cache import KVGroup
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner

@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
-from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.codec import Codec
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.input_encoding import Cuts
 from tests.services.executor.runner.test_pooling import start, vectors
 
@@ -34,7 +35,7 @@ TEXTS = [
 @torch.inference_mode()
 def test_vectors_are_those_of_sentence_transformers(minilm: Path) -> None:
     tokenizer, reference = AutoTokenizer.from_pretrained(minilm), AutoModel.from_pretrained(minilm, dtype=torch.float32)
-    codec = Codec(CodecSource(str(minilm)))
+    codec = Codec(FileSource(str(minilm)))
     encoded = codec.encode_inputs([(text, None) for text in TEXTS], add_special_tokens=True, cuts=Cuts(256))
     runner, info = start(minilm)
     assert (info.max_model_len, info.vector_size) == (256, 384)
@@ -49,7 +50,7 @@ def test_vectors_are_those_of_sentence_transformers(minilm: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_vectors_in_sixteen_bits_point_the_same_way(minilm: Path, dtype: str) -> None:
-    codec = Codec(CodecSource(str(minilm)))
+    codec = Codec(FileSource(str(minilm)))
     encoded = codec.encode_inputs([(text, None) for text in TEXTS[4:8]], add_special_tokens=True, cuts=Cuts(256))
     token_ids = [ids for ids, _ in encoded]
     exact, rounded = (vectors(start(minilm, dtype=name)[0], token_ids) for name in ("float32", dtype))

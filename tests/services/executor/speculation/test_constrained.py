@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.look_ahead import fill_masks, fitting
 from pagewire.services.executor.grammar.matcher import GrammarMatcher

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 from pagewire.services.tokenizer.output.text_stream import OutputOptions, TextStream
 from pagewire.services.tokenizer.record import Unrecorded
@@ -36,7 +37,7 @@ def llama(tmp_path_factory) -> LoadedTokenizer:
 
 
 class Output:
-    """What a client receives of an output."""
+    """Collects what a client receives of an output."""
 
     def __init__(self, tokenizer: LoadedTokenizer, prompt: list[int], **options: object) -> None:
         self.said: list = []
@@ -161,7 +162,7 @@ def test_a_byte_that_continues_nothing_takes_a_place(tmp_path: Path) -> None:
 @given(data=st.data())
 @settings(max_examples=examples(100), deadline=None)
 def test_the_tokens_of_logprobs_make_up_the_text(tiny, data) -> None:
-    """Their bytes are the text's, and each offset is where the text of the tokens before it ends."""
+    """The bytes of tokens are the text's, and each offset is where the text of the tokens before it ends."""
     prompt, output = tiny.encode("hello", add_special_tokens=False), data.draw(sequences(tiny, others=False))
     said = Output(tiny, prompt, has_logprobs=True, skip_special_tokens=False).take(output, logprobs=True)
     assert b"".join(token.token_bytes for token in said.logprobs) == said.text.encode()

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.tokenizer.output.decoder_plan import UnsupportedDecoderError
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 from tests.services.tokenizer import tiny_tokenizers

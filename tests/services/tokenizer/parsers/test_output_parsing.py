@@ -9,7 +9,7 @@ import pytest
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.tokenizer.output import text_output
 from pagewire.services.tokenizer.output.text_output import TextDelta
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_pb2 import GenerateResponse, OutputParsing, ToolCallDelta
@@ -26,7 +26,7 @@ STOP, TOOL_CALLS = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_TOOL_
 
 @pytest.fixture(scope="module")
 def pool(smollm2_gguf: Path):
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
+    pool = TokenizerPool(FileSource(str(smollm2_gguf), chat_template=FAMILIES["qwen3"]), size=1)
     yield pool
     pool.close()
 

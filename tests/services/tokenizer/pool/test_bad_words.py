@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.tokenizer.pool.bad_words import token_sequences
 from tests.services.tokenizer import tiny_tokenizers
 

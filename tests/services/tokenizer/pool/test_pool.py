@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.templates.chat import Chat, ChatError
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> CodecSource:
-    return CodecSource(str(save_byte_level(tmp_path)))
+def source(tmp_path: Path) -> FileSource:
+    return FileSource(str(save_byte_level(tmp_path)))
 
 
 def metric(name: str) -> float:

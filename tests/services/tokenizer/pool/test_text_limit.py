@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.codec import Codec
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.input_encoding import Cuts
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.pool.text_limit import MIN_BYTES, PIECE, Room, TextTooLong
@@ -24,7 +25,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * 
 
 @pytest.fixture(scope="module")
 def codec(smollm2_gguf: Path) -> Codec:
-    return Codec(CodecSource(str(smollm2_gguf)))
+    return Codec(FileSource(str(smollm2_gguf)))
 
 
 def test_the_limit_is_what_the_longest_tokens_are(codec) -> None:
@@ -78,7 +79,7 @@ def _whole(codec: Codec, text: str) -> list[int]:
 
 
 async def test_a_full_queue_lets_no_request_in(tmp_path) -> None:
-    pool = TokenizerPool(CodecSource(str(save_byte_level(tmp_path))), size=1, max_queued=3)
+    pool = TokenizerPool(FileSource(str(save_byte_level(tmp_path))), size=1, max_queued=3)
     try:
         calls = [asyncio.create_task(pool.encode_text(ENGLISH, add_special_tokens=False)) for _ in range(4)]
         pool.check_room()
@@ -95,7 +96,7 @@ async def test_a_full_queue_lets_no_request_in(tmp_path) -> None:
 @pytest.mark.parametrize("kind", ["thread", "process"])
 async def test_a_template_that_never_ends_is_given_up(tmp_path, kind) -> None:
     template = f"{{% if endless %}}{ENDLESS}{{% endif %}}{{{{ messages[0].content }}}}"
-    source = CodecSource(str(save_byte_level(tmp_path)), chat_template=template)
+    source = FileSource(str(save_byte_level(tmp_path)), chat_template=template)
     pool = TokenizerPool(source, size=1, kind=kind, timeout=2.0)
     messages = [{"role": "user", "content": "Hi"}]
     try:

@@ -6,7 +6,7 @@ import threading
 import grpc
 
 from pagewire.services.tokenizer.generation import text_generator
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.prompts import encoder
 from pagewire.services.tokenizer.received import Received
@@ -18,7 +18,7 @@ from tests.services.tokenizer.service_line import Gateway
 
 async def test_a_long_prompt_does_not_hold_up_tokens_of_others(make_line, monkeypatch, smollm2_gguf) -> None:
     """A worker encodes 400,000 characters again and again until another request has received five tokens."""
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=1)
+    pool = TokenizerPool(FileSource(str(smollm2_gguf)), size=1)
     encode_text, has_tokens = pool.codec.encode_text, threading.Event()
 
     def encode_until_tokens(*args) -> list[int]:

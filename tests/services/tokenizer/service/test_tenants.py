@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
@@ -20,7 +20,7 @@ async def test_each_port_believes_its_own_callers(tmp_path: Path, smollm2_gguf: 
     scheduler = FakeScheduler(lambda request: [400, EOS], kind=kind)
     public = f"unix:{tmp_path}/public.sock"
     line = TokenizerLine(tmp_path, scheduler, smollm2_gguf, public_listen=public, tenant_header="X-Tenant-ID")
-    pool = TokenizerPool(CodecSource(str(smollm2_gguf)), size=1)
+    pool = TokenizerPool(FileSource(str(smollm2_gguf)), size=1)
     async with line.running(pool=pool), rpc.channel(public) as channel:
         await scheduler.until(lambda: line.link.is_ready)
         for stub in (InferenceServiceStub(channel), line.stub):

@@ -9,7 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
-from pagewire.services.tokenizer.pool.codec import Codec, CodecSource
+from pagewire.services.tokenizer.pool.codec import Codec
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.templates.chat import ChatError, render_chat
 from pagewire.services.tokenizer.templates.chat_messages import to_chat
 from pagewire.v1.inference_pb2 import ChatMessage, ChatPrompt, Tool, ToolCall
@@ -150,14 +151,14 @@ def test_chats_with_tools_have_the_template_that_is_named_for_them(tmp_path: Pat
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     path = tiny_tokenizers.save_byte_level(tmp_path, chat_template=named)
 
-    def rendered(source: CodecSource, *tools: Tool) -> str:
+    def rendered(source: FileSource, *tools: Tool) -> str:
         codec = Codec(source)
         token_ids = codec.encode_chat(to_chat(ChatPrompt(messages=TURNS[:1], tools=tools)), False)
         return codec.decode(token_ids, False)
 
-    source = CodecSource(str(path))
+    source = FileSource(str(path))
     assert (rendered(source), rendered(source, TOOL)) == ("plain", "tools")
-    assert rendered(CodecSource(str(path), chat_template="mine"), TOOL) == "mine"
+    assert rendered(FileSource(str(path), chat_template="mine"), TOOL) == "mine"
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates" / "tool_use.jinja").write_text("from a file")
     assert rendered(source, TOOL) == "from a file"

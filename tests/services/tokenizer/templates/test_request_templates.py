@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.tokenizer.pool.codec import CodecSource
+from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.templates import request_templates
 from pagewire.services.tokenizer.templates.chat import Chat, ChatError
@@ -98,7 +98,7 @@ async def test_those_that_wait_are_bounded(templates: RequestTemplates, monkeypa
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[TokenizerPool]:
     path = str(save_byte_level(tmp_path))
-    pool = TokenizerPool(CodecSource(path, chat_template="{{ pid }}", trust_request_chat_template=True), size=1)
+    pool = TokenizerPool(FileSource(path, chat_template="{{ pid }}", trust_request_chat_template=True), size=1)
     yield pool
     pool.close()
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 
 from pagewire.files.tokenizer_files.byte_alphabet import CHAR_TO_BYTE
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import TokenizerLoadError, load_tokenizer
 from pagewire.files.tokenizer_files.sentencepiece_file import SentencePieceError, parse
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 

@@ -67,7 +67,7 @@ TURN = ("<|user|>", "<|end|>", "<|endoftext|>")
     ],
 )
 def test_special_tokens_of_phi_3_take_the_spaces_after_them(architecture: str, pieces: list[str]) -> None:
-    """As its own tokenizer_config.json says (rstrip), and no GGUF file does."""
+    """The model's own tokenizer_config.json says so (rstrip), and no GGUF file does."""
     vocabulary = _with_special(*TURN, **{"general.architecture": architecture})
     backend, _ = build_gguf_tokenizer(vocabulary)
     encoded = backend.encode("<|user|>\nhe<|end|>\nt<|endoftext|>\n", add_special_tokens=False)

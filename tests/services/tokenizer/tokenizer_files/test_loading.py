@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer, TokenizerLoadError, load_tokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
+from pagewire.files.tokenizer_files.loading import TokenizerLoadError, load_tokenizer
 from tests.services.tokenizer import tiny_tokenizers
 from tests.services.tokenizer.texts import SPACES_BEFORE_DIGITS, TEXTS
 

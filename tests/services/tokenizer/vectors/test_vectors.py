@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from pagewire.files.tokenizer_files.loading import LoadedTokenizer
+from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.services.tokenizer.output.detokenizer import Detokenizers
 from pagewire.services.tokenizer.pool.input_encoding import Cuts, encode_inputs
 from pagewire.services.tokenizer.pool.sentence_config import read_sentence_config
