@@ -20,7 +20,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class Spaces:
-    """Whether an added token takes the spaces before and after it."""
+    """States whether an added token takes the spaces before and after it."""
 
     before: bool = False
     after: bool = False

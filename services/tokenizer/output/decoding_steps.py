@@ -31,7 +31,7 @@ class Joiner(Protocol):
 
     @property
     def at_start(self) -> bool:
-        """Whether the next token is shown in another way than in the middle of a text."""
+        """Returns whether the next token is shown in another way than in the middle of a text."""
 
 
 class ByteLevelJoiner:
@@ -163,11 +163,11 @@ class TextStep(Protocol):
     def flush(self) -> str: ...
     @property
     def num_held(self) -> int:
-        """How many characters are held back."""
+        """Returns the number of characters that are held back."""
 
     @property
     def at_start(self) -> bool:
-        """Whether the next text is rewritten in another way than in the middle of a text."""
+        """Returns whether the next text is rewritten in another way than in the middle of a text."""
 
 
 class StripStart:

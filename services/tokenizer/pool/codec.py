@@ -31,7 +31,7 @@ class CodecSource(Protocol):
 
     @property
     def trust_request_chat_template(self) -> bool:
-        """Whether templates of requests are rendered; the pool does it, in other processes."""
+        """Returns whether templates of requests are rendered; the pool does it, in other processes."""
 
     def load(self) -> LoadedTokenizer: ...
 
