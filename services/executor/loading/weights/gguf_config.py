@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*named, *end_token_ids_by_text(tokens if _are_texts(tokens) else ()))))
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(item, str) for item in value[:1])  # a list has items of one type
 
 
