@@ -22,8 +22,9 @@ from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.service.servicer import InferenceServicer
-from pagewire.services.tokenizer.templates.chat import read_template
 from pagewire.services.tokenizer.templates.generation_config import read_generation_defaults
+from pagewire.services.tokenizer.templates.given_template import read_template
+from pagewire.services.tokenizer.templates.turns import fit_turns
 from pagewire.services.tokenizer.vectors.vectors import Vectors
 from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import inference_link_pb2, inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -86,7 +87,7 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
     try:
         template = read_template(config.chat_template) if config.chat_template else None
         pool = TokenizerPool(
-            FileSource(str(path), template, config.trust_request_chat_template),
+            FileSource(str(path), template, config.trust_request_chat_template, fit_turns),
             size=config.tokenizer_pool_size,
             kind=config.tokenizer_pool_type,
             max_queued=config.max_queued_prompts,

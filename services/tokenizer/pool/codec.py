@@ -12,7 +12,7 @@ from pagewire.services.tokenizer.pool.infill import infill_ids
 from pagewire.services.tokenizer.pool.input_encoding import Cuts, EncodedInput, encode_inputs
 from pagewire.services.tokenizer.pool.sentence_config import read_sentence_config
 from pagewire.services.tokenizer.pool.text_limit import Room, TextLimit
-from pagewire.services.tokenizer.templates.chat import Chat, expand_images, render_chat
+from pagewire.services.tokenizer.templates.chat import Chat, Fit, expand_images, render_chat
 
 # Characters. Encoding takes a hundred times as much memory, which the C library would keep.
 _LONG_TEXT = 256 * 1024
@@ -33,6 +33,10 @@ class CodecSource(Protocol):
     def trust_request_chat_template(self) -> bool:
         """Returns whether templates of requests are rendered; the pool does it, in other processes."""
 
+    @property
+    def fit(self) -> Fit:
+        """Fits conversations to templates."""
+
     def load(self) -> LoadedTokenizer: ...
 
 
@@ -49,6 +53,7 @@ class Codec:
         self.chat_template = source.chat_template or self.tokenizer.chat_template
         # For chats with tools.
         self.tool_chat_template = source.chat_template or self.tokenizer.tool_chat_template or self.chat_template
+        self._fit = source.fit
         self.limit = TextLimit(self.tokenizer)
 
     def encode_text(self, text: str, add_special_tokens: bool, room: Room | None = None) -> list[int]:
@@ -89,7 +94,7 @@ class Codec:
     ) -> list[int]:
         """Renders a chat by the model's template, and encodes it. Raises ChatError or TextTooLong."""
         template = self.tool_chat_template if chat.tools else self.chat_template
-        text = render_chat(chat, template, self.tokenizer.special_tokens, image_token)
+        text = render_chat(chat, template, self.tokenizer.special_tokens, image_token, self._fit)
         return self.encode_rendered(text, add_special_tokens, image_token, image_texts, room)
 
     def encode_rendered(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.files.tokenizer_files.loading import load_tokenizer
+from pagewire.services.tokenizer.templates.chat import Fit, as_they_are
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class FileSource:
     chat_template: str | None = None
     # Whether templates of requests are rendered; the pool does it, in other processes.
     trust_request_chat_template: bool = False
+    # Fits conversations to templates.
+    fit: Fit = as_they_are
 
     def load(self) -> LoadedTokenizer:
         """Raises what load_tokenizer raises."""

@@ -71,7 +71,9 @@ class TokenizerPool:
             self._idle.put(worker)
         self._threads = TimedThreads(self.size, "tokenizer")
         special_tokens = self.codec.tokenizer.special_tokens
-        self._request_templates = RequestTemplates(special_tokens) if source.trust_request_chat_template else None
+        self._request_templates = (
+            RequestTemplates(special_tokens, fit=source.fit) if source.trust_request_chat_template else None
+        )
         self._max_queued = max_queued
         self._timeout = timeout
         self._num_calls = 0

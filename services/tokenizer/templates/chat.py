@@ -4,11 +4,10 @@ Templates are the model's (or a client's) code: they run in jinja's immutable sa
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -17,6 +16,9 @@ import jinja2.nodes
 import jinja2.sandbox
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+# What a template may raise, apart from jinja's own errors.
+FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+Turn = dict[str, Any]
 
 
 class ChatError(ValueError):
@@ -54,28 +56,35 @@ class Chat:
         )
 
 
-def read_template(path_or_template: str) -> str:
-    """Reads the value of --chat-template, which is a file or the template itself.
+@dataclass(frozen=True)
+class Compiled:
+    """A template."""
 
-    Raises ChatError if it is neither, or not valid jinja.
-    """
-    if any(mark in path_or_template for mark in ("{%", "{{", "{#", "\n")):
-        template = path_or_template
-    else:
-        path = Path(path_or_template)
-        if not path.is_file():
-            raise ChatError(f"--chat-template {path_or_template!r} is neither a file nor a jinja template")
-        template = path.read_text(encoding="utf-8")
-    try:
-        _environment().parse(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise ChatError(f"--chat-template is not valid jinja, line {error.lineno}: {error.message}") from error
-    return template
+    source: str
+    template: jinja2.Template
+    # Whether the template itself iterates over a message's content parts.
+    takes_parts: bool
+    # Whether it tests if content is a string.
+    tests_strings: bool
 
 
-def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, str], image_token: str = "") -> str:
+# (messages, template, whether the last one is continued) -> messages that the template takes. Raises ChatError.
+Fit = Callable[[list[Turn], Compiled, bool], list[Turn]]
+
+
+def as_they_are(turns: list[Turn], template: Compiled, continues: bool) -> list[Turn]:
+    return turns
+
+
+def render_chat(
+    chat: Chat,
+    template: str | None,
+    special_tokens: Mapping[str, str],
+    image_token: str = "",
+    fit: Fit = as_they_are,
+) -> str:
     """Returns the prompt text. template: the model's own, None if it has none. image_token: stands for an image if the
-    template only knows strings. Raises ChatError.
+    template only knows strings. fit: what is done to the messages first. Raises ChatError.
     """
     template = chat.chat_template or template
     if not template:
@@ -89,7 +98,8 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         )
     try:
         compiled = _compile(template)
-        messages = _messages_for(compiled, chat.messages, image_token)
+        turns = fit(list(map(dict, chat.messages)), compiled, chat.continue_final_message)
+        messages = _messages_for(compiled, turns, image_token)
         final_text = _mark_final_message(messages) if chat.continue_final_message else ""
         # None if there are none, as in transformers: templates test for that.
         lists = {"tools": list(chat.tools) or None, "documents": list(chat.documents) or None}
@@ -100,29 +110,23 @@ def render_chat(chat: Chat, template: str | None, special_tokens: Mapping[str, s
         raise TemplateError(f"the chat template is not valid jinja, line {error.lineno}: {error.message}") from error
     except jinja2.TemplateError as error:
         raise TemplateError(f"the chat template refused the messages: {error}") from error
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError) as error:
+    except FAULTS as error:
         if isinstance(error, ChatError):
             raise
         raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
     return _cut_at_mark(text, final_text) if chat.continue_final_message else text
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    template: jinja2.Template
-    # Whether the template itself iterates over a message's content parts.
-    takes_parts: bool
-    # Whether it tests if content is a string.
-    tests_strings: bool
-
-
 @lru_cache(maxsize=32)
-def _compile(template: str) -> _Compiled:
-    return _Compiled(_environment().from_string(template), _takes_parts(template), _tests_strings(template))
+def _compile(source: str) -> Compiled:
+    tree = environment().parse(source)
+    tests_strings = any(test.name == "string" for test in tree.find_all(jinja2.nodes.Test))
+    return Compiled(source, environment().from_string(source), _takes_parts(tree), tests_strings)
 
 
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """Returns what all templates run in."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -162,12 +166,11 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _takes_parts(template: str) -> bool:
+def _takes_parts(tree: jinja2.nodes.Template) -> bool:
     """Whether the template loops over a message's content, or looks at a part's type.
 
     Found in its syntax tree: a `for` over `….content` / `…['content']` or over a variable set from it.
     """
-    tree = _environment().parse(template)
     aliases = {
         node.target.name
         for node in tree.find_all(jinja2.nodes.Assign)
@@ -180,10 +183,6 @@ def _takes_parts(template: str) -> bool:
         if _is_content(source) or (isinstance(source, jinja2.nodes.Name) and source.name in aliases):
             return True
     return False
-
-
-def _tests_strings(template: str) -> bool:
-    return any(test.name == "string" for test in _environment().parse(template).find_all(jinja2.nodes.Test))
 
 
 def _is_content(node: Any) -> bool:
@@ -207,27 +206,23 @@ def expand_images(text: str, image_token: str, image_texts: Sequence[str]) -> st
     return pieces[0] + "".join(image + piece for image, piece in zip(image_texts, pieces[1:], strict=True))
 
 
-def _messages_for(compiled: _Compiled, messages: Sequence[Mapping[str, Any]], image_token: str) -> list[dict[str, Any]]:
-    """Returns copies. For templates that only know strings, parts become one string, joined by newlines. For those of
-    models that read images, which may only know parts, strings become one part."""
-    takes_parts, needs_parts = compiled.takes_parts, compiled.takes_parts and not compiled.tests_strings
-    copies = []
-    for message in messages:
-        copy = dict(message)
+def _messages_for(compiled: Compiled, copies: list[Turn], image_token: str) -> list[Turn]:
+    """Changes and returns copies. For templates that only know strings, parts become one string, joined by newlines.
+    For those of models that read images, which may only know parts, strings become one part."""
+    for copy in copies:
         content = copy.get("content")
-        if isinstance(content, str) and image_token and needs_parts:
+        if isinstance(content, str) and image_token and compiled.takes_parts and not compiled.tests_strings:
             copy["content"] = [{"type": "text", "text": content}]
         elif isinstance(content, list):
             copy["content"] = (
                 [dict(part) for part in content]
-                if takes_parts
+                if compiled.takes_parts
                 else "\n".join(part.get("text", image_token) for part in content)
             )
-        copies.append(copy)
     return copies
 
 
-def _mark_final_message(messages: list[dict[str, Any]]) -> str:
+def _mark_final_message(messages: list[Turn]) -> str:
     """Appends the mark, where the prompt is cut later, to the text of the last message. Returns that text."""
     content = messages[-1].get("content")
     if content is None:

@@ -10,6 +10,8 @@ from pagewire.v1 import inference_pb2
 
 # Violations that an error message names; the details of the status have more.
 MAX_NAMED = 5
+# Roles whose messages may have no content: an assistant that only reasoned or called, a tool without output.
+MAY_BE_EMPTY = ("assistant", "tool", "function")
 
 
 class Arguments(dict[str, Any]):
@@ -89,7 +91,7 @@ def check_messages(prompt: inference_pb2.ChatPrompt) -> None:
                 (f"{where}.role", f"{where}.role is empty; set it to user, assistant or system, for instance")
             )
         has_content = message.HasField("content") or message.parts
-        if message.role != "assistant" and not has_content:
+        if message.role not in MAY_BE_EMPTY and not has_content:
             field = f"{where}.content"
             violations.append((field, f"{field} of a {message.role!r} message is required; set content or parts"))
         for part_index, part in enumerate(message.parts):
@@ -111,8 +113,8 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
             {"type": "image"} if part.HasField("image") else {"type": "text", "text": part.text}
             for part in message.parts
         ]
-    elif message.tool_calls:
-        # Templates join it with the calls, or iterate over its parts: an empty text suits both.
+    elif message.role in MAY_BE_EMPTY:
+        # Templates join it with other text, or iterate over its parts: an empty text suits both.
         plain["content"] = ""
     if message.HasField("name"):
         plain["name"] = message.name
@@ -138,11 +140,17 @@ def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
 
 def _arguments(text: str) -> Arguments | str:
     """Returns the object, or the text if it is not JSON: a conversation must be able to continue after a wrong call."""
+    values = object_of(text or "{}")
+    return text if values is None else Arguments(values, text or "{}")
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """Returns the object that a JSON text is; None if it is none."""
     try:
-        values = json.loads(text) if text else {}
+        values = json.loads(text)
     except (ValueError, RecursionError):
-        return text
-    return Arguments(values, text or "{}") if isinstance(values, dict) else text
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:

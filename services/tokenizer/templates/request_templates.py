@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 
 from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
-from pagewire.services.tokenizer.templates.chat import Chat, ChatError, TemplateError, render_chat
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError, Fit, TemplateError, as_they_are, render_chat
 from pagewire.wire.rpc import RpcError
 
 # Seconds for one template; a model's takes less than a millisecond.
@@ -36,8 +36,9 @@ _START_TIMEOUT_S = 60.0
 class Renderer:
     """Renders templates in such a process."""
 
-    def __init__(self, special_tokens: Mapping[str, str], memory_bytes: int) -> None:
+    def __init__(self, special_tokens: Mapping[str, str], memory_bytes: int, fit: Fit) -> None:
         self._special_tokens = special_tokens
+        self._fit = fit
         with suppress(OSError, ValueError):  # where the system has no such limit
             statm = Path("/proc/self/statm").read_text().split()
             most = int(statm[0]) * resource.getpagesize() + memory_bytes
@@ -49,7 +50,7 @@ class Renderer:
     def render(self, chat: Chat, image_token: str) -> str:
         """Raises ChatError."""
         try:
-            text = render_chat(chat, None, self._special_tokens, image_token)
+            text = render_chat(chat, None, self._special_tokens, image_token, self._fit)
         except ChatError as error:
             raise type(error)(_short(str(error))) from None
         if len(text) > MAX_CHARS:
@@ -61,10 +62,14 @@ class RequestTemplates:
     """Renders the templates of requests, a few at a time."""
 
     def __init__(
-        self, special_tokens: Mapping[str, str], timeout: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES
+        self,
+        special_tokens: Mapping[str, str],
+        timeout: float = TIMEOUT_S,
+        memory_bytes: int = MEMORY_BYTES,
+        fit: Fit = as_they_are,
     ) -> None:
         """timeout: seconds for one template. memory_bytes: limit of its memory."""
-        self._make = partial(Renderer, special_tokens, memory_bytes)
+        self._make = partial(Renderer, special_tokens, memory_bytes, fit)
         self._timeout = timeout
         self._memory_bytes = memory_bytes
         self._processes: list[WorkerProcess] = []

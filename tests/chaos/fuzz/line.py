@@ -13,6 +13,7 @@ import httpx
 
 from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
+from pagewire.services.tokenizer.templates.turns import fit_turns
 from pagewire.v1 import inference_pb2
 from pagewire.wire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer
@@ -85,7 +86,7 @@ async def running_line(directory: Path, model: Path, pool: TokenizerPool | None 
     tokenizer = TokenizerLine(directory, FakeScheduler(lambda request: []), model, served_model_name="m")
     async with AsyncExitStack() as stack:
         if pool is None:
-            source = FileSource(str(model), trust_request_chat_template=True)
+            source = FileSource(str(model), trust_request_chat_template=True, fit=fit_turns)
             pool = await asyncio.to_thread(TokenizerPool, source, size=1)
             stack.callback(pool.close)
         await stack.enter_async_context(scheduler.running())

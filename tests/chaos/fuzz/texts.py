@@ -4,6 +4,7 @@ from typing import Any
 
 from pagewire.services.tokenizer.output.stop import StopChecker, StopHit
 from pagewire.services.tokenizer.templates.chat import Chat, ChatError, render_chat
+from pagewire.services.tokenizer.templates.turns import fit_turns
 from tests.chaos.fuzz.line import Finding
 from tests.chaos.fuzz.mutation import WORDS, Mutator
 from tests.services.tokenizer.chat_templates import FAMILIES
@@ -77,7 +78,7 @@ def fuzz_templates(seed: int) -> None:
         template_kwargs={"enable_thinking": mutator.json_value()} if mutator.is_so(0.3) else {},
     )
     try:
-        text = render_chat(chat, template, {"bos_token": "<s>", "eos_token": "</s>"}, "<image>")
+        text = render_chat(chat, template, {"bos_token": "<s>", "eos_token": "</s>"}, "<image>", fit_turns)
         text.encode()
     except ChatError as error:
         if not str(error):

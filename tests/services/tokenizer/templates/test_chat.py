@@ -7,7 +7,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
-from pagewire.services.tokenizer.templates.chat import Chat, ChatError, read_template, render_chat
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError, render_chat
+from pagewire.services.tokenizer.templates.given_template import read_template
 from tests.services.tokenizer import tiny_tokenizers
 
 CONVERSATIONS = [
