@@ -47,10 +47,14 @@ class Message(BoundedModel):
     )
 
     role: Annotated[str, StringConstraints(min_length=1)] = required(
-        "tokenizer", "`system`, `user`, `assistant`, `tool`, or another role that the chat template knows."
+        "tokenizer",
+        "`system`, `developer` (`system` to templates that do not know it), `user`, `assistant`, `tool`, or "
+        "another role that the chat template shows.",
     )
     content: str | list[Part] | None = field(
-        "tokenizer", "Text, or parts. Required, except for an assistant's message.", union_mode="left_to_right"
+        "tokenizer",
+        "Text, or parts. Required, except for messages of assistants and tools.",
+        union_mode="left_to_right",
     )
     name: str | None = field("tokenizer", "The speaker's name, for templates that use it.")
     tool_calls: list[PastToolCall] | None = field("tokenizer", "The calls that the assistant made.")
@@ -64,7 +68,7 @@ class Message(BoundedModel):
 
     @model_validator(mode="after")
     def _content_given(self) -> "Message":
-        if self.content == [] or (self.content is None and self.role != "assistant"):
+        if self.content in (None, []) and self.role not in ("assistant", "tool", "function"):
             raise ValueError(f"content of a {self.role!r} message is required")
         return self
 

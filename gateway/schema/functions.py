@@ -13,6 +13,7 @@ from pagewire.gateway.schema.tools import (
     Function,
     FunctionName,
     NamedToolChoice,
+    PastArguments,
     PastToolCall,
     Tool,
     ToolChoice,
@@ -27,7 +28,7 @@ class PastFunctionCall(BoundedModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str = required("tokenizer", "The function's name.", min_length=1)
-    arguments: str = required("tokenizer", "The arguments as the model wrote them.")
+    arguments: PastArguments = required("tokenizer", "The arguments as the model wrote them, even if cut off.")
 
 
 class _Chat(Protocol):

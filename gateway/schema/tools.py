@@ -1,8 +1,9 @@
 """Tools in requests: the functions that the model may call, and its earlier calls."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import field, required
@@ -68,13 +69,23 @@ ToolChoice = Annotated[
 ]
 
 
+def _as_text(arguments: Any) -> Any:
+    """Some clients send the object instead of its JSON, or null if there are none."""
+    if arguments is None:
+        return "{}"
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+PastArguments = Annotated[str, BeforeValidator(_as_text)]
+
+
 class CalledFunction(BoundedModel):
     """A called function. `arguments` as the model wrote them, usually a JSON object."""
 
     model_config = _STRICT
 
     name: Name = required("tokenizer", "The tool's name.")
-    arguments: str = required("tokenizer", "The arguments as the model wrote them.")
+    arguments: PastArguments = required("tokenizer", "The arguments as the model wrote them, even if cut off.")
     parsed_arguments: Any = field("gateway", "The arguments as the official client parsed them. Ignored.")
 
 

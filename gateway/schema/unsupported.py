@@ -112,7 +112,7 @@ def check_names(
     unsupported: Mapping[str, Refused] = UNSUPPORTED,
     where: str = "",
 ) -> dict[str, Any]:
-    """Returns `data` without the unsupported parameters that have a harmless value.
+    """Returns `data` without the unsupported parameters that have a harmless value, and unknown ones that are null.
 
     Raises ApiError 400 for one with another value, and for unknown ones, with the nearest known name.
     """
@@ -120,9 +120,11 @@ def check_names(
     for name, value in data.items():
         if name in known:
             kept[name] = value
+        elif value is None:
+            continue  # unset, whatever it is
         elif name not in unsupported:
             raise _unknown(name, [*known, *unsupported], where)
-        elif value is not None and not _is_harmless(value, unsupported[name]):
+        elif not _is_harmless(value, unsupported[name]):
             param, refused = where + name, unsupported[name]
             default = f" (only {refused.harmless[0]!r} or null)" if refused.harmless else ""
             message = f"parameter {param!r} is not supported{default}: {refused.why}"

@@ -94,17 +94,24 @@ def _map(schema: dict[str, Any]) -> CoreSchema:
 
 
 def _object(schema: dict[str, Any]) -> CoreSchema:
-    return core_schema.no_info_before_validator_function(_check_members, cast(CoreSchema, schema))
+    """Bounds the members, and drops unknown ones that are null: clients write out what is unset."""
+    fields = schema["fields"]
+    known = {*fields, *(field.get("validation_alias") for field in fields.values())}
 
+    def check_members(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_OBJECT_MEMBERS:
+            raise PydanticCustomError(
+                "too_many_members",
+                "Object should have at most {limit} members, not {count}",
+                {"limit": MAX_OBJECT_MEMBERS, "count": len(value)},
+            )
+        if value.keys() <= known:
+            return value
+        return {name: member for name, member in value.items() if member is not None or name in known}
 
-def _check_members(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > MAX_OBJECT_MEMBERS:
-        raise PydanticCustomError(
-            "too_many_members",
-            "Object should have at most {limit} members, not {count}",
-            {"limit": MAX_OBJECT_MEMBERS, "count": len(value)},
-        )
-    return value
+    return core_schema.no_info_before_validator_function(check_members, cast(CoreSchema, schema))
 
 
 _RULES: dict[str, Callable[[dict[str, Any]], Any]] = {

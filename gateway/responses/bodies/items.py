@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import field, required
-from pagewire.gateway.schema.tools import Name
+from pagewire.gateway.schema.tools import Name, PastArguments
 from pagewire.gateway.schema.unsupported import Refused, check_names
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -74,6 +74,14 @@ _PARTS = ("input_text", "input_image", "output_text", "refusal")
 Content = Annotated[str | Annotated[list[InputPart], Field(min_length=1)], Field(union_mode="left_to_right")]
 
 
+def _text_if_empty(content: Any) -> Any:
+    return "" if content is None or content == [] else content
+
+
+# Of a tool without output.
+Output = Annotated[Content, BeforeValidator(_text_if_empty)]
+
+
 class MessageItem(BoundedModel):
     """A message. `type` is optional."""
 
@@ -88,6 +96,13 @@ class MessageItem(BoundedModel):
     status: Status | None = field("gateway", "Ignored.")
     phase: str | None = field("gateway", "Ignored.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _an_assistant_may_say_nothing(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("role") == "assistant" and "content" in data:
+            return data | {"content": _text_if_empty(data["content"])}
+        return data
+
 
 class FunctionCallInput(BoundedModel):
     """A call from an earlier answer."""
@@ -98,7 +113,7 @@ class FunctionCallInput(BoundedModel):
     id: Given | None = field("gateway", _ID)
     call_id: Given = required("tokenizer", "The id that the output of the call repeats.")
     name: Name = required("tokenizer", "The name of the function.")
-    arguments: str = required("tokenizer", "The arguments as the model wrote them, usually a JSON object.")
+    arguments: PastArguments = required("tokenizer", "The arguments as the model wrote them, even if cut off.")
     status: Status | None = field("gateway", "Ignored.")
 
 
@@ -108,7 +123,7 @@ class FunctionCallOutput(BoundedModel):
     type: Literal["function_call_output"]
     id: Given | None = field("gateway", _ID)
     call_id: Given = required("tokenizer", "The `call_id` of the call that it answers.")
-    output: Content = required("tokenizer", "Text, or parts.")
+    output: Output = required("tokenizer", "Text, or parts.")
     name: str | None = field("gateway", "Ignored.")
     status: Status | None = field("gateway", "Ignored.")
 

@@ -199,3 +199,24 @@ async def test_choices_of_a_large_request_have_a_bound(client: httpx.AsyncClient
     response = await client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "n"
+
+
+async def test_turns_of_earlier_answers_are_taken_as_clients_send_them(
+    client: httpx.AsyncClient, fake: FakeTokenizer
+) -> None:
+    def call(arguments: object) -> dict[str, object]:
+        return {"id": "a", "function": {"name": "f", "arguments": arguments, "strict": None}, "extra": None}
+
+    said_nothing: list[dict[str, object]] = [{}, {"content": None}, {"content": []}, {"reasoning": "Hm."}]
+    turns = [
+        *({"role": "assistant"} | said for said in said_nothing),
+        *({"role": "assistant", "content": None, "tool_calls": [call(one)]} for one in ('{"a', {"a": 1}, None)),
+        {"role": "tool", "tool_call_id": "a", "content": None},
+        {"role": "tool", "tool_call_id": "a", "content": [], "is_error": None},
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": None}], "annotations": None},
+    ]
+    answer = await client.post("/v1/chat/completions", json={"messages": turns, "max_tokens": 1, "conversation": None})
+    assert answer.status_code == 200, answer.text
+    received = fake.received[-1].chat.messages
+    assert [call.arguments for turn in received for call in turn.tool_calls] == ['{"a', '{"a": 1}', "{}"]
+    assert [turn.HasField("content") or bool(turn.parts) for turn in received] == [False] * 9 + [True]

@@ -75,10 +75,10 @@ WRONG_VALUES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": MESSAGES, "documents": ["text"]}, "documents[0]"),
     (
         CHAT,
-        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": [1]}}]}]},
         "messages[0].tool_calls[0].function.arguments",
     ),
-    (CHAT, {"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0]"),
+    (CHAT, {"messages": [{"role": "user", "name": "a"}]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "function", "content": "a"}]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name"),
     (CHAT, {"messages": MESSAGES, "function_call": "auto"}, "function_call"),
@@ -153,9 +153,7 @@ async def test_unsupported_parameters_are_refused_by_name(client: httpx.AsyncCli
     assert not fake.received
 
 
-@pytest.mark.parametrize(
-    ("extra", "nearest"), [({"temprature": 1}, "temperature"), ({"max_token": None}, "max_tokens")]
-)
+@pytest.mark.parametrize(("extra", "nearest"), [({"temprature": 1}, "temperature"), ({"max_token": 5}, "max_tokens")])
 async def test_unknown_parameters_are_refused_with_the_nearest_name(
     client: httpx.AsyncClient, extra: dict[str, Any], nearest: str
 ) -> None:

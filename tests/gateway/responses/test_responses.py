@@ -557,3 +557,15 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient, body: Any, para
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert words in error["message"]
+
+
+async def test_items_without_content_or_with_cut_arguments(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    items = [
+        {"role": "user", "content": "hi", "channel": None},
+        {"type": "message", "role": "assistant", "content": []},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a'},
+        {"type": "function_call_output", "call_id": "c", "output": None},
+    ]
+    answer = await client.post(RESPONSES, json={"input": items})
+    assert answer.status_code == 200, answer.text
+    assert [turn.role for turn in fake.received[-1].chat.messages] == ["user", "assistant", "tool"]
