@@ -30,7 +30,7 @@ from pagewire.gateway.kept import Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
 from pagewire.gateway.models import routes as models_routes
-from pagewire.gateway.operation import probes, unserved
+from pagewire.gateway.operation import ollama, probes, unserved
 from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.operation.admin import routes as admin_routes
 from pagewire.gateway.operation.explain import routes as explain_routes
@@ -151,6 +151,7 @@ def with_routes(*, for_operators: bool = True) -> FastAPI:
     for one in admin_routes.ROUTERS if for_operators else ():
         app.include_router(one)
     app.include_router(sglang_routes.router)
+    app.include_router(ollama.router)
     app.include_router(unserved.router)
     add_page(app)
     return app
@@ -175,6 +176,8 @@ def _served(app: FastAPI, config: GatewayConfig, parts: Parts, *, host: str) -> 
 
 
 def _dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
+    if path.startswith(ollama.PREFIX):
+        return ollama.OLLAMA
     return MESSAGES if is_spoken(path, headers) else OPENAI
 
 

@@ -30,6 +30,8 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         delay = RETRY_AFTER_S if error.retry_delay is None else error.retry_delay
         headers["retry-after"] = str(math.ceil(delay))
         headers["retry-after-ms"] = str(math.ceil(1000 * delay))  # OpenAI's and Anthropic's clients read it first
+    if error.status == 501:
+        headers["x-should-retry"] = "false"  # OpenAI's and Anthropic's clients repeat requests after a 5xx
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return json_response(context.dialect.error_body(error, context.request_id), error.status, headers)

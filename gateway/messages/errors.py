@@ -12,6 +12,7 @@ from pagewire.gateway.messages.bodies.answers import (
 )
 
 _PATH = "/v1/messages"
+_SHARED = "/v1/models"  # clients of both APIs ask for it; the header tells whose
 _TYPES: Mapping[int, MessagesErrorType] = {
     401: "authentication_error",
     404: "not_found_error",
@@ -40,5 +41,7 @@ MESSAGES = MessagesDialect()
 
 
 def is_spoken(path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Returns whether a client speaks this API: it sends `anthropic-version`, or uses Anthropic's routes."""
-    return b"anthropic-version" in headers or path == _PATH or path.startswith(f"{_PATH}/")
+    """Returns whether an answer has the shape of this API: its route decides, and for a shared one the header
+    `anthropic-version`."""
+    root = next((root for root in (_PATH, _SHARED) if path == root or path.startswith(f"{root}/")), "")
+    return root == _PATH or (root == _SHARED and b"anthropic-version" in headers)

@@ -12,12 +12,21 @@ from pagewire.gateway.core.reading.json_route import JsonRoute
 router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
 _CACHES = "clients cannot empty caches; restart the server, or separate requests with cache_salt"
+_MODELS = "the models are those that the server was started with; see /v1/models"
 _SCALE = "the deployment starts and stops executors"
 _WEIGHTS = "weights are replaced from files, all at once; see /v1/admin/weights"
 
 UNSERVED: Mapping[str, str] = {
     "/api/chat": "of Ollama's API; see /v1/chat/completions",
+    "/api/copy": _MODELS,
+    "/api/create": _MODELS,
+    "/api/delete": _MODELS,
+    "/api/embed": "of Ollama's API; see /v1/embeddings",
+    "/api/embeddings": "of Ollama's API; see /v1/embeddings",
     "/api/generate": "of Ollama's API; see /v1/completions",
+    "/api/ps": "of Ollama's API; see /v1/models",
+    "/api/pull": _MODELS,
+    "/api/push": _MODELS,
     "/api/show": "of Ollama's API; see /v1/models",
     "/api/tags": "of Ollama's API; see /v1/models",
     "/clear_hicache_storage_backend": _CACHES,

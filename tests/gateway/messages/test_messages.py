@@ -333,6 +333,9 @@ async def test_errors_have_anthropics_shape(client: httpx.AsyncClient, fake: Fak
     assert error_of(await client.post(COUNT, json={"model": "missing"} | user(RESULT)), 404)["message"]
     version = {"anthropic-version": "2023-06-01"}
     assert error_of(await client.get("/v1/models/missing", headers=version), 404)["type"] == "not_found_error"
+    for path, body in (("/v1/chat/completions", {}), ("/v1/embeddings", {}), ("/v1/nothing", {}), ("/tokenize", {})):
+        answer = await client.post(path, json=body, headers=version)
+        assert set(answer.json()) == {"error"}, "the route's own shape"
     large = await client.post(MESSAGES, content=bytes(MAX_BODY_BYTES + 1))
     assert error_of(large, 413)["type"] == "request_too_large"
     for code, status, kind in [
