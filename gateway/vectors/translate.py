@@ -26,9 +26,14 @@ MAX_PAIR_CHARACTERS = 128 * 1024 * 1024
 def names_of(body: Any) -> dict[str, str]:
     """Returns the body's names for fields of the tokenizer's calls."""
     if isinstance(body, CohereEmbedRequest):
-        return {"inputs": "texts", "dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
+        return {
+            "inputs": "texts",
+            "prompt": "texts",
+            "dimensions": "output_dimension",
+            "truncate_prompt_tokens": "max_tokens",
+        }
     if isinstance(body, RerankRequest):
-        return {"pairs": "documents"}
+        return {"pairs": "documents", "prompt": "documents"}
     if isinstance(body, ScoreRequest):
         second = next(name for _, name in SIDES if getattr(body, name) is not None)
         return {"pairs": second} | ({} if isinstance(getattr(body, second), list) else {"pairs[0]": second})
@@ -37,7 +42,7 @@ def names_of(body: Any) -> dict[str, str]:
     if body.input is None:
         return {"inputs[0].chat": "messages", "inputs[0]": "messages"}
     is_list = isinstance(body.input, list) and not isinstance(body.input[0], int)
-    return {"inputs": "input"} | ({} if is_list else {"inputs[0]": "input"})
+    return {"inputs": "input", "prompt": "input"} | ({} if is_list else {"inputs[0]": "input"})
 
 
 def embed_request(body: EmbeddingRequest) -> inference_pb2.EmbedRequest:

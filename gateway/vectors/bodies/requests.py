@@ -44,6 +44,12 @@ class VectorParameters(Parameters):
         "tokenizer",
         "Keep this many tokens of a longer text; -1: as many as the model takes. Unset: refuse a longer text.",
     )
+    truncate: bool | Literal["NONE", "START", "END"] | None = field(
+        "tokenizer",
+        "TEI's, Ollama's and Cohere's name: cut a longer text to what the model takes, at its end or start.",
+        False,
+        union_mode="left_to_right",
+    )
     truncation_side: Literal["left", "right"] | None = field(
         "tokenizer", "The end that `truncate_prompt_tokens` cuts off.", "right"
     )
@@ -55,6 +61,19 @@ class VectorParameters(Parameters):
     )
     request_id: RequestId | None = field("gateway", "Takes precedence over `X-Request-Id`.")
     user: str | None = field("gateway", LABEL)
+
+    @model_validator(mode="after")
+    def _one_name_of_truncation(self) -> "VectorParameters":
+        if self.truncate is None:
+            return self
+        if self.truncate_prompt_tokens is not None:
+            raise ApiError(400, "give either truncate or truncate_prompt_tokens", param="truncate")
+        if self.truncate == "START":
+            if self.truncation_side == "right":
+                raise ApiError(400, "truncate is START and truncation_side right: give one of them", param="truncate")
+            self.truncation_side = "left"
+        self.truncate_prompt_tokens = None if self.truncate in (False, "NONE") else -1
+        return self
 
 
 class InputParameters(VectorParameters, ChatPromptParameters):

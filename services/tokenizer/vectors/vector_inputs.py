@@ -38,8 +38,9 @@ async def encode(
             raise invalid(f"{name(index)} must have text, alone or with text_pair, or token_ids, or chat", name(index))
     pool.check_room()
     _check_lengths(pool, inputs, cuts, name)
-    texts = iter(await _encode_texts(pool, inputs, options, prefix, cuts))
+    texts = iter(await _encode_texts(pool, inputs, options, prefix, cuts, name))
     encoded = []
+    special = _special_ids(pool, options)
     for index, given in enumerate(inputs):
         match given.WhichOneof("input"):
             case "text":
@@ -48,6 +49,7 @@ async def encode(
                 token_ids = await _encode_chat(pool, given.chat, options, name(index), cuts)
                 encoded.append((cut(token_ids, cuts), 0))
             case _:
+                _check_ids(given.token_ids.ids, special, info, name(index))
                 encoded.append((cut(list(given.token_ids.ids), cuts), 0))
     for index, (token_ids, _) in enumerate(encoded):
         if not token_ids:
@@ -59,6 +61,27 @@ async def encode(
                 name(index),
             )
     return encoded
+
+
+def _special_ids(pool: TokenizerPool, options: inference_pb2.InputOptions) -> set[int]:
+    """Returns the tokens that every input of the model has; none if the client wants none."""
+    if options.HasField("add_special_tokens") and not options.add_special_tokens:
+        return set()
+    return set(pool.codec.tokenizer.encode("", add_special_tokens=True))
+
+
+def _check_ids(ids: Sequence[int], special: set[int], info: common_pb2.ModelInfo, name: str) -> None:
+    """Refuses ids of another tokenizer, whose vectors would be wrong. Raises RpcError (INVALID_ARGUMENT)."""
+    remedy = "send text; with LangChain, OpenAIEmbeddings(check_embedding_ctx_length=False)"
+    if ids and max(ids) >= info.vocab_size:
+        last = info.vocab_size - 1
+        raise invalid(f"{name} has the token id {max(ids)}, and the model's vocabulary ends at {last}; {remedy}", name)
+    if ids and not special <= set(ids):
+        raise invalid(
+            f"{name} has token ids without the model's special tokens ({', '.join(map(str, sorted(special)))}), as "
+            f"those of another tokenizer; {remedy}. With add_special_tokens false, ids are taken as they are",
+            name,
+        )
 
 
 def _check_lengths(pool: TokenizerPool, inputs: Inputs, cuts: Cuts, name: Name) -> None:
@@ -74,11 +97,17 @@ def _check_lengths(pool: TokenizerPool, inputs: Inputs, cuts: Cuts, name: Name) 
             if given.HasField("text_pair"):
                 pool.codec.limit.check(given.text_pair, second)
         except TextTooLong as error:
-            raise invalid(str(error), name(index)) from error
+            raise invalid(_of_input(error, name(index)), name(index)) from error
+
+
+def _of_input(error: TextTooLong, name: str) -> str:
+    """Returns the message for an input, which is no prompt, and which may be cut."""
+    said = str(error).replace("the prompt has", f"{name} has").replace("the prompt", name)
+    return f"{name}: {said} Or set truncate_prompt_tokens."
 
 
 async def _encode_texts(
-    pool: TokenizerPool, inputs: Inputs, options: inference_pb2.InputOptions, prefix: str, cuts: Cuts
+    pool: TokenizerPool, inputs: Inputs, options: inference_pb2.InputOptions, prefix: str, cuts: Cuts, name: Name
 ) -> list[EncodedInput]:
     texts = [
         (prefix + given.text, given.text_pair if given.HasField("text_pair") else None)
@@ -95,6 +124,9 @@ async def _encode_texts(
 
     try:
         of_parts = await asyncio.gather(*map(encode_part, parts))
+    except TextTooLong as error:
+        longest = max(range(len(inputs)), key=lambda index: len(inputs[index].text) + len(inputs[index].text_pair))
+        raise invalid(_of_input(error, name(longest)), name(longest)) from error
     except ValueError as error:
         raise invalid(str(error)) from error
     return [encoded for part in of_parts for encoded in part]

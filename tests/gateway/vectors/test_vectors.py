@@ -310,3 +310,21 @@ async def test_what_operators_see(
     assert span.name == "POST /v1/embeddings" and span.status.is_ok and failed.status.is_ok
     attributes = json.loads(span.to_json())["attributes"]
     assert (attributes["gen_ai.operation.name"], attributes["gen_ai.usage.input_tokens"]) == ("embeddings", 3)
+
+
+async def test_other_names_of_truncation(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    for truncate, side, most, cuts_start in (
+        (True, None, -1, False),
+        (True, "left", -1, True),
+        ("END", None, -1, False),
+        ("START", None, -1, True),
+        (False, None, None, False),
+        ("NONE", None, None, False),
+    ):
+        body = {"input": "abc", "truncate": truncate, "truncation_side": side}
+        assert (await client.post(EMBEDDINGS, json=body)).status_code == 200
+        options = fake.vector_calls[-1].options
+        found = options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None
+        assert (found, options.truncate_start) == (most, cuts_start)
+    both = {"input": "abc", "truncate": True, "truncate_prompt_tokens": 5}
+    assert (await client.post(EMBEDDINGS, json=both)).json()["error"]["param"] == "truncate"

@@ -85,15 +85,25 @@ async def test_a_request_before_the_scheduler_waits_for_it(tmp_path: Path) -> No
 
 async def test_texts_are_embedded_in_order(tmp_path: Path) -> None:
     async with line(save(tmp_path), EMBED) as running:
-        inputs = [*texts("a b", "c"), InputText(token_ids=TokenIds(ids=[9, 9, 9, 9]))]
+        inputs = [*texts("a b", "c"), InputText(token_ids=TokenIds(ids=[CLS, 9, 9, SEP]))]
         answer = await running.stub.Embed(EmbedRequest(inputs=inputs))
         assert list(answer.num_tokens) == [4, 3, 4]
         assert [list(vector.values) for vector in answer.embeddings] == [pytest.approx([0.6, 0, 0.8])] * 3
         seen = {tuple(request.prompt_token_ids) for request in running.scheduler.requests}
-        assert seen == {(CLS, 6, 7, SEP), (CLS, 8, SEP), (9, 9, 9, 9)}
+        assert seen == {(CLS, 6, 7, SEP), (CLS, 8, SEP), (CLS, 9, 9, SEP)}
         assert all(request.yields_vector for request in running.scheduler.requests)
         shorter = await running.stub.Embed(EmbedRequest(inputs=texts("a"), dimensions=2))
         assert list(shorter.embeddings[0].values) == pytest.approx([1, 0])
+
+
+async def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    """As clients send that count with OpenAI's: the vectors of such ids would be wrong."""
+    async with line(save(tmp_path), EMBED) as running:
+        for ids, message in (([9, 9], "without the model's special tokens"), ([CLS, 99_999, SEP], "token id 99999")):
+            with pytest.raises(grpc.aio.AioRpcError, match=rf"inputs\[0\] has .*{message}.*check_embedding_ctx_length"):
+                await running.stub.Embed(EmbedRequest(inputs=[InputText(token_ids=TokenIds(ids=ids))]))
+        as_they_are = InputOptions(add_special_tokens=False)
+        await running.stub.Embed(EmbedRequest(inputs=[InputText(token_ids=TokenIds(ids=[9]))], options=as_they_are))
 
 
 async def test_prompts_and_lower_case_of_sentence_transformers(tmp_path: Path) -> None:
