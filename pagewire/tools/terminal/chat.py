@@ -14,7 +14,7 @@ from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address
 from pagewire.tools.client_config import ChatConfig
 from pagewire.tools.generate import connected, explain, options
-from pagewire.tools.terminal.context import make_room
+from pagewire.tools.terminal.context import longest_answer, make_room
 from pagewire.tools.terminal.conversation import CommandError, Conversation, chat_defaults
 from pagewire.tools.terminal.line_input import editing, read_message
 from pagewire.v1 import common_pb2, inference_pb2
@@ -40,6 +40,8 @@ async def answer_once(config: ChatConfig, question: str) -> int:
             answer = await _Chat(client, config, await _model(client, config)).answer(question)
         except RpcError as error:
             raise explain(error, config) from error
+    if answer.at_limit:
+        print(f"The answer was cut off after {answer.limit} tokens; --max-tokens N allows more.", file=sys.stderr)
     return 130 if answer.stopped else 0
 
 
@@ -54,7 +56,7 @@ async def _model(client: Client, config: ChatConfig) -> inference_pb2.Model:
 
 @dataclass
 class _Answer:
-    """The state of an answer. stopped: by Ctrl-C. is_cut: its tokens ran out before its end."""
+    """The state of an answer. stopped: by Ctrl-C. is_cut: its tokens ran out before its end. limit: max_tokens."""
 
     asked: float  # this and the following times: seconds of the monotonic clock
     first: float | None = None
@@ -62,7 +64,12 @@ class _Answer:
     text: str = ""
     num_tokens: int = 0
     is_cut: bool = False
+    limit: int | None = None
     stopped: bool = False
+
+    @property
+    def at_limit(self) -> bool:
+        return self.is_cut and self.num_tokens == self.limit
 
     def add(self, response: inference_pb2.GenerateResponse) -> None:
         self.first = self.first or time.monotonic()
@@ -70,7 +77,7 @@ class _Answer:
         self.num_tokens += len(response.token_ids)
         self.is_cut = response.finish_reason == common_pb2.FINISH_REASON_LENGTH
 
-    def summary(self, max_tokens: float | None) -> str:
+    def summary(self) -> str:
         first = self.first or self.ended
         seconds = self.ended - first
         parts = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}"]
@@ -78,7 +85,7 @@ class _Answer:
             parts.append(f"{(self.num_tokens - 1) / seconds:.1f} tokens/s")
         parts.append(f"the first after {first - self.asked:.2f} s")
         if self.is_cut:
-            parts.append("cut off by max_tokens" if self.num_tokens == max_tokens else "the model's length is reached")
+            parts.append(f"cut off by max_tokens: {self.limit}" if self.at_limit else "the model's length is reached")
         return ", ".join(parts)
 
 
@@ -131,7 +138,7 @@ class _Chat:
             print(self._explanation(error))
             return
         if self._terminal and answer.num_tokens:
-            print(_dim(answer.summary(self._conversation.settings.get("max_tokens"))))
+            print(_dim(answer.summary()))
 
     def _explanation(self, error: RpcError) -> str:
         if error.code == grpc.StatusCode.UNAVAILABLE:
@@ -155,6 +162,10 @@ class _Chat:
 
         async def stream() -> None:
             params = self._conversation.sampling_params
+            if "max_tokens" not in params:
+                most = await longest_answer(self._client, self._model, self._conversation, question)
+                params = params if most is None else {**params, "max_tokens": most}
+            answer.limit = params.get("max_tokens")
             messages = self._conversation.asking(question)
             async for response in self._client.generate(messages, model=self._config.model, **params):
                 answer.add(response)

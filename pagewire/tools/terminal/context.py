@@ -1,4 +1,4 @@
-"""Removes the oldest turns of a conversation that exceeds the model's length."""
+"""The model's length, shared by a conversation and the next answer."""
 
 from pagewire.client import Client
 from pagewire.tools.terminal.conversation import Conversation
@@ -28,6 +28,17 @@ async def make_room(client: Client, model: Model, conversation: Conversation, qu
     if length >= model.max_model_len:
         conversation.first = before
     return conversation.first - before
+
+
+async def longest_answer(client: Client, model: Model, conversation: Conversation, question: str) -> int | None:
+    """Returns the limit of an answer if neither the user nor the model sets one: small models may never end. None: there
+    is no limit, or no room, which the server reports. Raises RpcError.
+    """
+    if not model.max_model_len or model.default_sampling_params.HasField("max_tokens"):
+        return None
+    length = len(await client.tokenize(conversation.asking(question), model=model.id))
+    most = min(model.max_model_len // _SHARE_OF_ANSWER, model.max_model_len - length)
+    return most if most > 0 else None
 
 
 def _role(conversation: Conversation) -> str:

@@ -124,6 +124,7 @@ async def test_commands_and_what_is_said_of_an_answer(service: Service) -> None:
             )
             assert service.server.messages() == [("system", "Be brief."), ("user", "hello you")]
             assert service.server.requests[-1].sampling_params.top_k == 7
+            assert service.server.requests[-1].sampling_params.max_tokens == LIMIT // 4, "so that it ends"
             terminal.type(CTRL_D)
             assert terminal.wait() == 0
         with chatting(service, NO_COLOR="1") as terminal:
