@@ -154,7 +154,7 @@ class OutputParsers:
     ) -> OutputParser | None:
         """Returns a parser for one output; None if there is nothing to parse. tools: those that may be called."""
         reasoning = self._reasoning if parsing.reasoning else None
-        tool_calls = self._make_call_reader(parsing)
+        tool_calls = self._make_call_reader(parsing, tools)
         if tool_calls is not None and tool_calls.reads_schemas:
             tool_calls.schemas = {tool.name: _schemas_of_arguments(tool) for tool in tools}
         if reasoning is None and tool_calls is None:
@@ -186,11 +186,11 @@ class OutputParsers:
         """Returns the end of the prompt, from its tokens: a resumed request has no text."""
         return self._decode(token_ids[-NUM_LAST_TOKENS:])
 
-    def _make_call_reader(self, parsing: OutputParsing) -> ToolCallReader | None:
+    def _make_call_reader(self, parsing: OutputParsing, tools: Sequence[Tool]) -> ToolCallReader | None:
         new_id = None if self.call_reader is None else self.call_reader.new_id
         match parsing.WhichOneof("forced"):
             case "required":
-                return ListedCallReader(new_id)
+                return ListedCallReader(new_id, [tool.name for tool in tools])
             case "named":
                 return ArgumentsReader(parsing.named, new_id)
         return self.call_reader() if self.call_reader is not None and parsing.tool_calls else None

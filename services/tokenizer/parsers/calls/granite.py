@@ -7,13 +7,13 @@ from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.json_calls import JsonCallReader
 from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, listed, tag
 
-_LIST = re.compile(r"\s{0,99}\[")
+_LIST = re.compile(r"\s{0,99}(?:\[|(?=\{))")  # or its only object
 _LIST_BEGINNING = re.compile(r"\s{0,99}")
 
 
 class GraniteReader(JsonCallReader):
     opening = ("<|tool_call|>", "<tool_call>")
-    closing = ("]", "<|/tool_call|>", "</tool_call>")
+    closing = (",]", "]", "<|/tool_call|>", "</tool_call>")
     marks = ("<|tool_call|>", "<|/tool_call|>", "<tool_call>", "</tool_call>")
     separator = ","
 

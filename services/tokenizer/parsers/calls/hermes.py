@@ -8,8 +8,10 @@ from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, For
 
 class HermesReader(JsonCallReader):
     opening = ("<tool_call>",)
-    closing = ("</tool_call>",)
-    marks = (*opening, *closing)
+    closing = (",]", "]", "```", "</tool_call>")
+    marks = (*opening, "</tool_call>")
+    separator = ","
+    separator_is_optional = True
     between = "\n"
 
     @classmethod

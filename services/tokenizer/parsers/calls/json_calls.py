@@ -7,16 +7,18 @@ from typing import ClassVar
 
 from pagewire.services.tokenizer.output.reading import Parsed
 from pagewire.services.tokenizer.parsers.calls.tool_calls import ToolCallReader
-from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
+from pagewire.services.tokenizer.parsers.shared.json_repair import repaired
+from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd, ValueEnd
 
 # Patterns, some followed by a pattern of text that may still become a match.
-_BEGIN = re.compile(r"\s{0,99}\{")
-_BEGIN_BEGINNING = re.compile(r"\s{0,99}")
-_END = re.compile(r"\s{0,99}\}")
-_MEMBER = re.compile(r'\s{0,99},?\s{0,99}"(\w{1,16})"\s{0,99}:\s{0,99}(?=\S)')
-_MEMBER_BEGINNING = re.compile(r'\s{0,99},?\s{0,99}(?:"\w{0,16}(?:"\s{0,99}(?::\s{0,99})?)?)?')
-_STRING = re.compile(r'"(?:[^"\\]|\\.){0,256}"', re.DOTALL)
-_STRING_BEGINNING = re.compile(r'"(?:[^"\\]|\\.){0,256}\\?', re.DOTALL)
+_BEGIN = re.compile(r"\s{0,99}(?:```[a-z]{0,9}\s{0,99})?(?:\[\s{0,99})?\{")
+_BEGIN_BEGINNING = re.compile(r"\s{0,99}(?:`{1,2}|```[a-z]{0,9}\s{0,99})?(?:\[\s{0,99})?")
+_END = re.compile(r"\s{0,99},?\s{0,99}\}")
+_MEMBER = re.compile(r"""\s{0,99},?\s{0,99}(["'])(\w{1,16})\1\s{0,99}:\s{0,99}(?=\S)""")
+_MEMBER_BEGINNING = re.compile(r"""\s{0,99},?\s{0,99}(?:["']\w{0,16}(?:["']\s{0,99}(?::\s{0,99})?)?)?""")
+_STRING = re.compile(r"""\"(?:[^"\\]|\\.){0,256}\"|'(?:[^'\\]|\\.){0,256}'""", re.DOTALL)
+_STRING_BEGINNING = re.compile(r""""(?:[^"\\]|\\.){0,256}\\?|'(?:[^'\\]|\\.){0,256}\\?""", re.DOTALL)
+_ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCallReader(ToolCallReader):
@@ -26,6 +28,7 @@ class JsonCallReader(ToolCallReader):
     takes_name_alone: ClassVar[bool] = True
     # Text between two objects.
     separator: ClassVar[str] = ""
+    separator_is_optional: ClassVar[bool] = False
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
         super().__init__(new_id)
@@ -33,7 +36,11 @@ class JsonCallReader(ToolCallReader):
         self._name = ""
         self._key = ""  # of the string that is being read
         self._early: list[str] | None = None  # arguments that came before the name
-        self._next_object = re.compile(rf"\s{{0,99}}{re.escape(self.separator)}\s{{0,99}}(?=\{{)")
+        self._num_wrappers = 0  # objects around the present one
+        self._value_end = ValueEnd()
+        self._pieces: list[str] = []  # of arguments that are no object
+        optional = "?" if self.separator_is_optional else ""
+        self._next_object = re.compile(rf"\s{{0,99}}{re.escape(self.separator)}{optional}\s{{0,99}}(?=\{{)")
         self._next_beginning = re.compile(rf"\s{{0,99}}(?:{re.escape(self.separator)}\s{{0,99}})?")
 
     def _call(self, parsed: Parsed) -> bool:
@@ -41,7 +48,7 @@ class JsonCallReader(ToolCallReader):
 
     def _object(self, parsed: Parsed) -> bool:
         self._state = self._object
-        self._is_open, self._name, self._early = False, "", None
+        self._is_open, self._name, self._early, self._num_wrappers = False, "", None, 0
         begin = _BEGIN.match(self._held)
         if begin is None:
             return self._wait_or_leave(parsed, _BEGIN_BEGINNING)
@@ -56,13 +63,19 @@ class JsonCallReader(ToolCallReader):
         member = _MEMBER.match(self._held)
         if member is None:
             return self._wait_or_leave(parsed, _MEMBER_BEGINNING)
-        key, value = member[1], self._held[member.end()]
-        if key in ("arguments", "parameters") and value == "{" and not self._is_open and self._early is None:
+        key, value = member[2], self._held[member.end()]
+        if key in _ARGUMENTS and not self._is_open and self._early is None:
             self._read(member.end())
-            self._begin_arguments(parsed)
-        elif key in ("name", "id", "type") and value == '"':
+            if value == "{":
+                self._begin_arguments(parsed)
+            else:
+                self._value_end, self._pieces, self._state = ValueEnd(), [], self._other_arguments
+        elif key in ("name", "id", "type") and value in "\"'":
             self._read(member.end())
             self._key, self._state = key, self._string
+        elif key == "function" and value == "{" and not self._is_open:
+            self._read(member.end() + 1)
+            self._num_wrappers += 1
         else:
             return self._leave(parsed)
         return True
@@ -77,7 +90,7 @@ class JsonCallReader(ToolCallReader):
 
     def _set_name(self, parsed: Parsed, string: str) -> bool:
         try:
-            name = json.loads(string)
+            name = json.loads(repaired(string))
             name.encode()
         except ValueError:
             name = ""
@@ -86,7 +99,7 @@ class JsonCallReader(ToolCallReader):
         self._name = name
         if self._early is not None:
             self._open_call(parsed)
-            self._emit_arguments(parsed, "".join(self._early))
+            self._emit_arguments(parsed, repaired("".join(self._early)))
         return True
 
     def _begin_arguments(self, parsed: Parsed) -> None:
@@ -106,6 +119,22 @@ class JsonCallReader(ToolCallReader):
             return True
         return self._ended and self._leave(parsed)
 
+    def _other_arguments(self, parsed: Parsed) -> bool:
+        """A state: arguments that are no object, but null or the text of one."""
+        self._pieces.append(self._read(self._value_end.find(self._held)))
+        if not self._value_end.found:
+            return self._ended and self._leave(parsed)
+        arguments = _object_in("".join(self._pieces))
+        if arguments is None:
+            return self._leave(parsed)
+        self._state = self._member
+        if self._name:
+            self._open_call(parsed)
+            self._emit_arguments(parsed, arguments)
+        else:
+            self._early = [arguments]
+        return True
+
     def _after_arguments(self, parsed: Parsed) -> bool:
         self._state = self._member
         return True
@@ -115,6 +144,10 @@ class JsonCallReader(ToolCallReader):
         self._is_open = True
 
     def _end_object(self, parsed: Parsed, size: int) -> bool:
+        if self._num_wrappers:
+            self._num_wrappers -= 1
+            self._read(size)
+            return True
         if not self._is_open:
             if not self._name or not self.takes_name_alone:
                 return self._leave(parsed)
@@ -147,3 +180,13 @@ class JsonCallReader(ToolCallReader):
         self._held = self._unopened + self._held
         self._unopened = ""
         return self._close()
+
+
+def _object_in(value: str) -> str | None:
+    """Returns the arguments in a value that is not an object: those of a text, {} for null; None for others."""
+    try:
+        text = json.loads(repaired(value))
+        written = "" if text is None else repaired(text).strip()
+        return written if isinstance(json.loads(written or "{}"), dict) and written else "{}" if not written else None
+    except (ValueError, TypeError, RecursionError):
+        return None

@@ -11,14 +11,14 @@ from pagewire.services.tokenizer.parsers.calls.tool_calls import NAME, check_nam
 from pagewire.services.tokenizer.parsers.shared.formats import CallableTool, Format, listed, tag
 
 _HEADER = re.compile(rf"\s*({NAME})(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
-_LIST = re.compile(r"\s{0,99}\[")
+_LIST = re.compile(r"\s{0,99}(?:\[|(?=\{))")  # or its only object
 _LIST_BEGINNING = re.compile(r"\s{0,99}")
 _ID_CHARS = string.ascii_letters + string.digits
 
 
 class MistralReader(JsonCallReader):
     opening = ("[TOOL_CALLS]",)
-    closing = ("]",)
+    closing = (",]", "]")
     marks = (*opening, "[ARGS]", "[CALL_ID]")
     separator = ","
 

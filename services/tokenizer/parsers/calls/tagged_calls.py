@@ -37,6 +37,9 @@ class TaggedCallReader(ToolCallReader):
     key: ClassVar[re.Pattern[str]]
     key_beginning: ClassVar[re.Pattern[str]]
     value_end: ClassVar[str]
+    # What shows that the mark at a value's end is missing, and text that may become that.
+    missing_end: ClassVar[re.Pattern[str]]
+    missing_end_beginning: ClassVar[re.Pattern[str]]
     call_end: ClassVar[str]
     # Begins the next call, if no opening mark does.
     next_call: ClassVar[str] = ""
@@ -56,11 +59,14 @@ class TaggedCallReader(ToolCallReader):
 
     def _call(self, parsed: Parsed) -> bool:
         self._state = self._call
-        header = self.header.match(self._held)
+        # A first mark that stood alone has been read.
+        read = self.bare_opening if self.bare_opening and self._unopened.endswith(self.bare_opening) else ""
+        text = read + self._held
+        header = self.header.match(text)
         if header is None:
-            may_come = not self._ended and len(self._held) <= MAX_HEADER and self.header_beginning.fullmatch(self._held)
+            may_come = not self._ended and len(text) <= MAX_HEADER and self.header_beginning.fullmatch(text)
             return False if may_come else self._no_call(parsed)
-        self._take(header.end())
+        self._take(header.end() - len(read))
         self._open(parsed, header[1])
         self._properties = self.schemas.get(header[1], {})
         self._num_values = 0
@@ -99,10 +105,8 @@ class TaggedCallReader(ToolCallReader):
         if self.values_have_lines and self._at_start and self._held:
             self._take(len(self._held) - len(self._held.removeprefix("\n")))
             self._at_start = False
-        end = self._held.find(self.value_end)
-        is_whole = end != -1
-        if not is_whole:
-            end = len(self._held) - (0 if self._ended else len_of_beginning(self._held, self.value_end))
+        end, next_mark = self._find_value_end()
+        is_whole = next_mark != -1
         if self.values_have_lines and (is_whole or not self._ended) and self._held[:end].endswith("\n"):
             end -= 1
         if not end and not is_whole:
@@ -110,10 +114,27 @@ class TaggedCallReader(ToolCallReader):
         self._emit_value(parsed, self._take(end))
         if not is_whole:
             return False
-        self._held = self._held[self._held.index(self.value_end) + len(self.value_end) :]
+        self._held = self._held[next_mark - end :]
         self._emit_arguments(parsed, '"' if self._value is None else to_json("".join(self._value), self._schema))
         self._state = self._argument
         return True
+
+    def _find_value_end(self) -> tuple[int, int]:
+        """Returns how much of the held text belongs to the value, and where reading continues; -1 if more text must
+        come."""
+        end = self._held.find(self.value_end)
+        missing = self.missing_end.search(self._held, 0, len(self._held) if end == -1 else end)
+        if missing is not None:
+            return missing.start(), missing.start()
+        if end != -1:
+            return end, end + len(self.value_end)
+        if self._ended:
+            return len(self._held), -1
+        begun = self._held.find("<", max(0, len(self._held) - MAX_HEADER))
+        while begun != -1 and not self.missing_end_beginning.fullmatch(self._held, begun):
+            begun = self._held.find("<", begun + 1)
+        held_back = max(len_of_beginning(self._held, self.value_end), 0 if begun == -1 else len(self._held) - begun)
+        return len(self._held) - held_back, -1
 
     def _emit_value(self, parsed: Parsed, text: str) -> None:
         if self._value is None:
@@ -180,6 +201,11 @@ class Qwen3CoderReader(TaggedCallReader):
     key = re.compile(r"\s{0,99}<parameter=([^\s<>]{1,128})>")
     key_beginning = re.compile(r"\s{0,99}(?:<[a-z]{0,9}|<parameter=[^\s<>]{0,128})?")
     value_end, call_end = "</parameter>", "</function>"
+    bare_opening = "<function="
+    missing_end = re.compile(r"<parameter=[^\s<>]{1,128}>|</function>\s{0,99}</tool_call>")
+    missing_end_beginning = re.compile(
+        r"<(?:[a-z]{0,9}|parameter=[^\s<>]{0,128}|/[a-z]{0,8}|/function>\s{0,99}(?:</?[a-z_]{0,9})?)"
+    )
     values_have_lines = True
     between = "\n"
     end_of_call = "</function>\n</tool_call>"
@@ -206,6 +232,10 @@ class Glm45Reader(TaggedCallReader):
         r"(?:<[a-z_]{0,10})?)?)?)?"
     )
     value_end, call_end = "</arg_value>", "</tool_call>"
+    missing_end = re.compile(r"<arg_key>\s{0,99}[^\s<>]{1,128}\s{0,99}</arg_key>|</tool_call>")
+    missing_end_beginning = re.compile(
+        r"<(?:[a-z_]{0,7}|arg_key>\s{0,99}(?:[^\s<>]{1,128}\s{0,99}(?:</?[a-z_]{0,7})?)?|/[a-z_]{0,9})"
+    )
     between = "\n"
     gap: ClassVar[Format] = {"type": "optional", "content": text_of("\n")}
     end_of_call = "</tool_call>"
@@ -232,6 +262,10 @@ class MiniMaxM2Reader(TaggedCallReader):
     key = re.compile(r'\s{0,99}<parameter name="([^\s<>"]{1,128})">')
     key_beginning = re.compile(r"\s{0,99}(?:<[a-z]{0,9}|<parameter [^\s<>]{0,136})?")
     value_end, call_end, next_call = "</parameter>", "</invoke>", "<invoke"
+    missing_end = re.compile(r'<parameter name="[^\s<>"]{1,128}">|</invoke>\s{0,99}</minimax:tool_call>')
+    missing_end_beginning = re.compile(
+        r"<(?:[a-z]{0,9}|parameter [^\s<>]{0,136}|/[a-z]{0,6}|/invoke>\s{0,99}(?:</?[a-z:_]{0,17})?)"
+    )
     end_of_call = "</invoke>\n"
 
     @classmethod

@@ -1,7 +1,7 @@
 """The base of parsers of tool calls: text up to a mark, then calls with arguments that are returned as they arrive.
 
 A call opens once its name is known and the object of its arguments begins. Until then it may still become text. From
-then on its arguments are what the model writes, up to the brace that ends them.
+then on its arguments are what the model writes, up to the brace that ends them, repaired where they are nearly JSON.
 """
 
 import re
@@ -18,6 +18,7 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
     listed,
     one_of,
 )
+from pagewire.services.tokenizer.parsers.shared.json_repair import JsonRepair
 from pagewire.services.tokenizer.parsers.shared.nesting import ObjectEnd
 from pagewire.services.tokenizer.parsers.shared.reader import MAX_SPACE, Reader, len_of_space
 from pagewire.v1.inference_pb2 import ToolCallDelta
@@ -34,6 +35,8 @@ class ToolCallReader(Reader):
 
     # Marks that begin a call, or a list of calls.
     opening: ClassVar[tuple[str, ...]]
+    # What begins a call, too, if an opening mark is missing: the call's own first mark.
+    bare_opening: ClassVar[str] = ""
     # Marks that may follow a call, in this order; each is optional.
     closing: ClassVar[tuple[str, ...]] = ()
     # Whether it needs the schemas of the tools' arguments.
@@ -55,8 +58,13 @@ class ToolCallReader(Reader):
         self._unopened = ""  # the part read of a call that is not open yet
         self._after_call = False  # only white space has followed the last call
         self._arguments_end = ObjectEnd()
+        self._repair = JsonRepair()  # of the arguments
         self._closing_index = 0  # the next of the closing marks
-        self._opening = re.compile("|".join(map(re.escape, self.opening)))
+        self._opening = re.compile("|".join(map(re.escape, self._openings)))
+
+    @property
+    def _openings(self) -> tuple[str, ...]:
+        return (*self.opening, self.bare_opening) if self.bare_opening else self.opening
 
     @staticmethod
     def new_id() -> str:
@@ -97,7 +105,7 @@ class ToolCallReader(Reader):
         if mark is None:
             if self._ended and self._after_call and self._held.isspace():
                 self._held = ""
-            self._emit(parsed, self._take_certain(self.opening))
+            self._emit(parsed, self._take_certain(self._openings))
             return False
         space = len_of_space(self._held[: mark.start()])
         self._emit(parsed, self._take(mark.start() - space))
@@ -153,12 +161,17 @@ class ToolCallReader(Reader):
 
     def _arguments(self, parsed: Parsed) -> bool:
         """A state: arguments of an open call."""
-        self._emit_arguments(parsed, self._take(self._arguments_end.find(self._held)))
-        if self._arguments_end.found:
-            self._arguments_end = ObjectEnd()
-            self._state = self._after_arguments
-            return True
-        return False
+        piece = self._take(self._arguments_end.find(self._held))
+        if self._arguments_end.found or self._ended:
+            self._emit_arguments(parsed, self._repair.flush(piece))
+            self._repair = JsonRepair()
+        else:
+            self._emit_arguments(parsed, self._repair.push(piece))
+        if not self._arguments_end.found:
+            return False
+        self._arguments_end = ObjectEnd()
+        self._state = self._after_arguments
+        return True
 
     def _after_arguments(self, parsed: Parsed) -> bool:
         return self._close()

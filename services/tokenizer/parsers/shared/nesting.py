@@ -52,7 +52,7 @@ class _NestedEnd:
 class ObjectEnd(_NestedEnd):
     """The end of a JSON object, valid or not: after the bracket that closes it."""
 
-    _outside_strings = re.compile(r'["{}\[\]]')
+    _outside_strings = re.compile(r"""["'{}\[\]]""")
 
     def _turn(self, char: str) -> None:
         super()._turn(char)

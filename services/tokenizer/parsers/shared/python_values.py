@@ -8,7 +8,8 @@ from typing import Any
 MAX_VALUE = 100_000  # characters of a value that is not a string; it is parsed on the event loop
 
 # JSON's names are not Python's, but models mix them.
-_CONSTANTS = {"true": True, "false": False, "null": None}
+# A number that JSON cannot express is null.
+_CONSTANTS = {"true": True, "false": False} | dict.fromkeys(("null", "nan", "NaN", "inf", "Infinity"))
 
 
 def unescaped(escape: str) -> str:
@@ -52,6 +53,8 @@ def _value(node: ast.expr) -> Any:
             return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id=name)) if name in _CONSTANTS and _CONSTANTS[name] is None:
+            return None
     raise ValueError(f"{ast.dump(node)} is no plain value")
 
 

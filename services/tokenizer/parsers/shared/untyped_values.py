@@ -15,6 +15,7 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
     one_of,
     text_of,
 )
+from pagewire.services.tokenizer.parsers.shared.json_repair import repaired
 from pagewire.services.tokenizer.parsers.shared.keywords import Parameter
 
 # Keys that do not restrict a value.
@@ -34,17 +35,22 @@ def to_json(text: str, schema: Any) -> str:
     stripped = text.strip()
     if "string" in types and not ("null" in types and stripped == "null"):
         return json.dumps(text, ensure_ascii=False)
-    try:
-        json.loads(stripped)
-        return stripped
-    except (ValueError, RecursionError):
-        pass
+    for written in (stripped, repaired(stripped)):
+        try:
+            json.loads(written, parse_constant=_no_json)
+            return written
+        except (ValueError, RecursionError):
+            pass
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of doubtful escapes
             return json.dumps(ast.literal_eval(stripped), ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return json.dumps(text, ensure_ascii=False)
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _types(schema: Any) -> set[str]:

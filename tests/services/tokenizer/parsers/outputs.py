@@ -12,6 +12,7 @@ class Said:
 
 
 WEATHER = ("get_weather", '{"city": "Paris", "days": 2}')
+WEATHER_ON_A_LINE = ("get_weather", '{"city": "Paris\\n", "days": 2}')
 TIME = ("now", "{}")
 # Braces, quotes, marks of other parsers and what looks like an end, inside a string.
 HARD = ("run", '{"code": "if (x) { s = \\"}]</tool_call>\\\\\\"; } // \\u00e9 [TOOL_CALLS]", "n": [1, {"a": null}]}')
@@ -133,6 +134,85 @@ TOOL_CALLS: dict[str, list[tuple[str, Said]]] = {
         ("<tool_call>[1]</tool_call>", Said("<tool_call>[1]</tool_call>")),
         ("<tool_call>{" + " " * 250 + '"name": "f"}', Said("<tool_call>{" + " " * 250 + '"name": "f"}')),
         ('<tool_call>{"name": "' + "f" * 300 + '"}', Said('<tool_call>{"name": "' + "f" * 300 + '"}')),
+    ],
+    "nearly hermes": [
+        ("<tool_call>{'name': 'f', 'arguments': {'a': 'it\\'s \"x\"', 'b': True, 'c': None}}</tool_call>",
+         Said("", (("f", '{"a": "it\'s \\"x\\"", "b": true, "c": null}'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": [1, 2,],},}</tool_call>', Said("", (("f", '{"a": [1, 2]}'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": NaN, "b": -Infinity, "c": [Infinity]}}</tool_call>',
+         Said("", (("f", '{"a": null, "b": null, "c": [null]}'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": "x\n\ty", "b": "\\d"}}</tool_call>',
+         Said("", (("f", '{"a": "x\\n\\ty", "b": "\\\\d"}'),))),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": {\\"b\\": \\"}\\"}}"}</tool_call>!',
+         Said("!", (("f", '{"a": {"b": "}"}}'),))),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', Said("", (("f", "{}"),))),
+        ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', Said("", (("f", "{}"),))),
+        ('<tool_call>{"arguments": "{}", "name": "f"}</tool_call>', Said("", (("f", "{}"),))),
+        ('<tool_call>{"name": "f", "arguments": [1]}', Said('<tool_call>{"name": "f", "arguments": [1]}')),
+        ('<tool_call>\n```json\n{"name": "f", "arguments": {}}\n```\n</tool_call> ok', Said(" ok", (("f", "{}"),))),
+        ('<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call> ok',
+         Said(" ok", (("f", '{"a": 1}'),))),
+        ('<tool_call>{"function": {"name": "f", "parameters": {}}, "id": "x"}</tool_call>', Said("", (("f", "{}"),))),
+        (f"<tool_call>\n[{object_of(TIME)}, {object_of(WEATHER)}]\n</tool_call>", Said("", (TIME, WEATHER))),
+        (f"<tool_call>\n{object_of(TIME)}\n{object_of(WEATHER)}\n</tool_call> ok", Said(" ok", (TIME, WEATHER))),
+        ('<tool_call>{"name": "unknown tool", "arguments": {}}</tool_call>', Said("", (("unknown tool", "{}"),))),
+        ('<tool_call>get_weather(city="Paris")</tool_call>', Said('<tool_call>get_weather(city="Paris")</tool_call>')),
+        ('<tool_call>{"name": "f", "arguments": {\'a\': \'b', Said("", (("f", '{"a": "b'),))),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1,', Said("", (("f", '{"a": 1,'),))),
+    ],
+    "nearly llama3_json": [
+        ("{'name': 'f', 'parameters': {'a': 1,}}", Said("", (("f", '{"a": 1}'),))),
+        ('{"type": "function", "function": {"name": "f", "parameters": {}}}', Said("", (("f", "{}"),))),
+        ('```json\n{"name": "f", "parameters": {}}\n```', Said('```json\n{"name": "f", "parameters": {}}\n```')),
+        ('{"name": "f", "parameters": "{\\"a\\": 1}"}', Said("", (("f", '{"a": 1}'),))),
+        ("```python\nx = {}\n```", Said("```python\nx = {}\n```")),
+    ],
+    "nearly mistral": [
+        ("[TOOL_CALLS] [{'name': 'f', 'arguments': {'a': NaN,}},]", Said("", (("f", '{"a": null}'),))),
+        ('[TOOL_CALLS]f[ARGS]{"a": NaN, }', Said("", (("f", '{"a": null }'),))),
+        (f'[TOOL_CALLS] {object_of(WEATHER)}', Said("", (WEATHER,))),
+        ('[TOOL_CALLS] [{"name": "f", "arguments": "{}"}]', Said("", (("f", "{}"),))),
+    ],
+    "nearly granite": [
+        ("<|tool_call|>[{'name': 'f', 'arguments': null}]", Said("", (("f", "{}"),))),
+        (f"<|tool_call|>{object_of(WEATHER)}", Said("", (WEATHER,))),
+    ],
+    "nearly deepseek_v3": [
+        (deepseek_v3(("f", "{'a': True,}")), Said("", (("f", '{"a": true}'),))),
+    ],
+    "nearly deepseek_v31": [
+        (deepseek_v31(("f", '{"a": [NaN,]}')), Said("", (("f", '{"a": [null]}'),))),
+    ],
+    "nearly kimi_k2": [
+        (kimi_k2(("f", '{"a": "x\ny",}')), Said("", (("f", '{"a": "x\\ny"}'),))),
+    ],
+    "nearly qwen3_coder": [
+        (qwen3_coder("get_weather", **PARIS).removeprefix("<tool_call>\n"), Said("", (WEATHER,))),
+        ("I look.\n" + qwen3_coder("now").removeprefix("<tool_call>\n"), Said("I look.", (TIME,))),
+        (qwen3_coder("get_weather", **PARIS).replace("\n</parameter>", ""), Said("", (WEATHER,))),
+        (qwen3_coder("get_weather", **PARIS).replace("</parameter>", ""), Said("", (WEATHER_ON_A_LINE,))),
+        (qwen3_coder("get_weather", **PARIS).removesuffix("\n</tool_call>"), Said("", (WEATHER,))),
+        (qwen3_coder("run", code="a </function> b <parameter=\n<function=f> c"),
+         Said("", (("run", '{"code": "a </function> b <parameter=\\n<function=f> c"}'),))),
+        (qwen3_coder("guess", a="NaN", b="[1, Infinity]", c="{'x': None,}"),
+         Said("", (("guess", '{"a": null, "b": [1, null], "c": {"x": null}}'),))),
+        ("Write <function= for a call.", Said("Write <function= for a call.")),
+    ],
+    "nearly glm45": [
+        (glm45("get_weather", **PARIS).replace("</arg_value>", ""), Said("", (WEATHER_ON_A_LINE,))),
+        (glm45("guess", a="-Infinity", b="[1,]"), Said("", (("guess", '{"a": null, "b": [1]}'),))),
+    ],
+    "nearly minimax_m2": [
+        (minimax_m2(("get_weather", PARIS)).replace("</parameter>", ""), Said("", (WEATHER_ON_A_LINE,))),
+        (minimax_m2(("guess", {"a": "NaN"})), Said("", (("guess", '{"a": null}'),))),
+    ],
+    "nearly pythonic": [
+        ("[f(a=float('nan'))]", Said("[f(a=float('nan'))]")),
+        ("[f(a=nan, b=[NaN, inf, -Infinity], c={'d': true,})]",
+         Said("", (("f", '{"a": null, "b": [null, null, null], "c": {"d": true}}'),))),
+    ],
+    "nearly gpt_oss": [
+        (gpt_oss(("f", "{'a': None}")), Said("", (("f", '{"a": null}'),))),
     ],
     "llama3_json": [
         (object_of(WEATHER, "parameters"), Said("", (WEATHER,))),
@@ -264,7 +344,18 @@ TOOL_CALLS: dict[str, list[tuple[str, Said]]] = {
     "listed": [
         (f"[{object_of(WEATHER)}, {object_of(HARD)}]", Said("", (WEATHER, HARD))),
         (f" [{object_of(TIME)},{object_of(WEATHER)}", Said("", (TIME, WEATHER))),
-        ('[{"name": "f", "argu', Said('[{"name": "f", "argu')),
+        # Cut off by max_tokens: the grammar admits nothing but calls.
+        ("[", Said()),
+        ('[{"na', Said()),
+        ('[{"name": "get_w', Said("", (("get_w", ""),))),
+        ('[{"name": "get_we', Said("", (("get_weather", ""),))),
+        ('[{"name": "', Said()),
+        ('[{"name": "f", "argu', Said("", (("f", ""),))),
+        (f'[{object_of(TIME)}, {{"name": "get_weather', Said("", (TIME, ("get_weather", "")))),
+        (f"[{object_of(TIME)}, ", Said("", (TIME,))),
+        (f"[{object_of(TIME)}", Said("", (TIME,))),
+        ('[{"name": "f", "arguments": {"a": "b', Said("", (("f", '{"a": "b'),))),
+        ("[1, 2", Said("[1, 2")),
     ],
     "named": [
         (WEATHER[1], Said("", (("f", WEATHER[1]),))),

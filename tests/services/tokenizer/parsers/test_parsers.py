@@ -36,14 +36,18 @@ from tests.services.tokenizer.parsers.outputs import (
 )
 from tests.sweep import examples
 
-FORCED: dict[str, Callable[[], ToolCallReader]] = {"listed": ListedCallReader, "named": lambda: ArgumentsReader("f")}
+NAMES = ("f", "now", "get_weather", "get_wind", "run")
+FORCED: dict[str, Callable[[], ToolCallReader]] = {
+    "listed": lambda: ListedCallReader(names=NAMES),
+    "named": lambda: ArgumentsReader("f"),
+}
 MARKED = [name for name in TOOL_CALLS if name not in FORCED]  # text to them is what has no marks
 Make = Callable[[], OutputParser]
 
 
 def tool_calls_of(name: str, *, first_call_only: bool = False) -> Make:
     def make() -> OutputParser:
-        reader = {**TOOL_CALL_PARSERS, **FORCED}[name]()
+        reader = {**TOOL_CALL_PARSERS, **FORCED}[name.removeprefix("nearly ")]()
         reader.schemas = SCHEMAS
         return OutputParser(None, reader, first_call_only=first_call_only)
 
