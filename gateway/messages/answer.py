@@ -178,6 +178,8 @@ def _input(arguments: str) -> msgspec.Raw:
 
     Anything else becomes {"INVALID_JSON": text}, which is Anthropic's convention.
     """
+    if not arguments:
+        return msgspec.Raw(b"{}")  # cut off before the first of them
     try:
         if isinstance(pydantic_core.from_json(arguments, allow_inf_nan=False), dict):
             return msgspec.Raw(arguments.encode())

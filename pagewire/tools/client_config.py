@@ -13,7 +13,7 @@ class SamplingFlags:
 
     max_tokens: int | None = flag(
         None,
-        "maximum number of tokens to generate (default: what the model's length allows)",
+        "maximum number of tokens to generate (default: what the model's length allows; in chats a quarter of it)",
         group="generation",
         valid=BY_NAME["max_tokens"].valid,
     )

@@ -31,8 +31,8 @@ async def make_room(client: Client, model: Model, conversation: Conversation, qu
 
 
 async def longest_answer(client: Client, model: Model, conversation: Conversation, question: str) -> int | None:
-    """Returns the limit of an answer if neither the user nor the model sets one: small models may never end. None: there
-    is no limit, or no room, which the server reports. Raises RpcError.
+    """Returns the limit of an answer if neither the user nor the model sets one: small models may never end. None:
+    there is no limit, or no room, which the server reports. Raises RpcError.
     """
     if not model.max_model_len or model.default_sampling_params.HasField("max_tokens"):
         return None

@@ -102,7 +102,7 @@ def _check_lengths(pool: TokenizerPool, inputs: Inputs, cuts: Cuts, name: Name) 
 
 def _of_input(error: TextTooLong, name: str) -> str:
     """Returns the message for an input, which is no prompt, and which may be cut."""
-    said = str(error).replace("the prompt has", f"{name} has").replace("the prompt", name)
+    said = str(error).replace("the prompt", "it")
     return f"{name}: {said} Or set truncate_prompt_tokens."
 
 
