@@ -186,7 +186,7 @@ def _object_in(value: str) -> str | None:
     """Returns the arguments in a value that is not an object: those of a text, {} for null; None for others."""
     try:
         text = json.loads(repaired(value))
-        written = "" if text is None else repaired(text).strip()
-        return written if isinstance(json.loads(written or "{}"), dict) and written else "{}" if not written else None
+        written = repaired(text).strip() if text else "{}"
+        return written if isinstance(json.loads(written), dict) else None
     except (ValueError, TypeError, RecursionError):
         return None

@@ -13,7 +13,9 @@ _WORDS = {
 }
 _LONGEST_WORD = max(map(len, _WORDS))
 _WORD = re.compile(r"[\w.+-]+")
-_COMMA = re.compile(r",\s*")
+# With white space that may come before a bracket. More is not held back, as a model may write it without end.
+_MAX_SPACE = 255
+_COMMA = re.compile(rf",\s{{0,{_MAX_SPACE}}}")
 # In a string: text that JSON takes as it is; an escape; what may become one.
 _PLAIN = {quote: re.compile(rf'[^\\{quote}"\x00-\x1f]+') for quote in "\"'"}
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|[^u])", re.DOTALL)
@@ -55,12 +57,7 @@ class JsonRepair:
             self._quote, self._in_long_word = char, False
             return '"', 1
         if char == ",":
-            end = _COMMA.match(text, at).end()  # type: ignore[union-attr]
-            if end == len(text) and not ended:
-                return "", 0
-            return (
-                (text[at + 1 : end] or "", end - at) if text[end : end + 1] in tuple("}]") else (text[at:end], end - at)
-            )
+            return self._comma(text, at, ended)
         word = _WORD.match(text, at)
         if word is None:
             self._in_long_word = False
@@ -70,6 +67,15 @@ class JsonRepair:
             return "", 0
         is_whole, self._in_long_word = not self._in_long_word, word.end() == len(text)
         return (_WORDS.get(word[0], word[0]) if is_whole else word[0]), len(word[0])
+
+    def _comma(self, text: str, at: int, ended: bool) -> tuple[str, int]:
+        comma = _COMMA.match(text, at)
+        assert comma is not None
+        end = comma.end()
+        if end == len(text) and end - at <= _MAX_SPACE and not ended:
+            return "", 0
+        is_too_many = text[end : end + 1] in ("}", "]")
+        return text[at + is_too_many : end], end - at
 
     def _in_string(self, text: str, at: int, ended: bool) -> tuple[str, int]:
         char = text[at]

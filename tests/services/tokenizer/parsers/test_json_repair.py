@@ -1,4 +1,4 @@
-"""What is nearly JSON becomes JSON, and what is JSON stays as it was, however it arrives."""
+"""Turns what is nearly JSON into JSON, and leaves JSON as it was, however it arrives."""
 
 import json
 from typing import Any
@@ -54,7 +54,16 @@ def test_pieces_do_not_matter(text: str, data: st.DataObject) -> None:
         ('{"a": tru}', '{"a": tru}'),
         ('{"a": 1,', '{"a": 1,'),
         ("x" * 1000, "x" * 1000),
+        ('{"a": 1,' + " " * 1000 + "}", '{"a": 1,' + " " * 1000 + "}"),
     ],
 )
 def test_repairs(text: str, expected: str) -> None:
     assert repaired(text) == expected
+    repair = JsonRepair()
+    assert "".join(map(repair.push, text)) + repair.flush() == expected
+
+
+def test_endless_space_is_not_held_back() -> None:
+    repair = JsonRepair()
+    out = "".join(repair.push(" ") for _ in [repair.push("[1,"), *range(10_000)])
+    assert len(out) > 9_000

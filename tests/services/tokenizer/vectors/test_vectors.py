@@ -97,7 +97,7 @@ async def test_texts_are_embedded_in_order(tmp_path: Path) -> None:
 
 
 async def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
-    """As clients send that count with OpenAI's: the vectors of such ids would be wrong."""
+    """Clients send such ids that count with OpenAI's tokenizer: their vectors would be wrong."""
     async with line(save(tmp_path), EMBED) as running:
         for ids, message in (([9, 9], "without the model's special tokens"), ([CLS, 99_999, SEP], "token id 99999")):
             with pytest.raises(grpc.aio.AioRpcError, match=rf"inputs\[0\] has .*{message}.*check_embedding_ctx_length"):
