@@ -16,7 +16,7 @@ from pagewire.config.profiles import PROFILES
 from pagewire.config.speculation import SpeculationConfig
 from pagewire.errors import StartupError
 from pagewire.files.wheel_models import WHEEL_MODELS
-from pagewire.flags import command_line, help, refusals, shown
+from pagewire.flags import command_line, help, ports, refusals, shown
 from pagewire.flags.answers import Answers
 from pagewire.flags.given import Given
 from pagewire.flags.names import ENVIRONMENT_PREFIX, environment_name, fields_of, flag_name, nearest
@@ -74,14 +74,20 @@ def parse(
         sys.exit(0)
     except UsageError as error:
         _exit(prog, error)
-    for line in answers.lines:
+    config, moved = _with_ports(config_class(**values), settled, fields)
+    for line in (*answers.lines, *moved):
         print(f"{prog}: {line}", file=sys.stderr)
-    config = config_class(**values)
     if shows is not None:
         _check(config, prog)
         print(shown.text(config, settled, list(fields), shows))
         sys.exit(0)
     return config
+
+
+def _with_ports(config: Any, settled: Mapping[str, Given], fields: _Fields) -> tuple[Any, list[str]]:
+    """Returns the configuration with ports that differ, and a line for each that moved."""
+    is_stack = isinstance(config, ServeConfig) and "grpc_port" in fields
+    return ports.settled(config, settled) if is_stack else (config, [])
 
 
 def _check(config: Any, prog: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pagewire.config import ExecutorConfig, ServeConfig, ServiceConfig
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
+from pagewire.flags import ports
 from pagewire.process import binding, local_executors
-from pagewire.wire.addresses import endpoint
 
 
 def check(config: ServiceConfig) -> None:
@@ -36,24 +36,9 @@ def refusals(
     if isinstance(config, ExecutorConfig):
         checks.append(lambda: Speculation.of(config))
     if isinstance(config, ServeConfig):
-        checks.append(lambda: _check_ports(config))
+        checks.append(lambda: ports.check(config))
     for one in checks:
         try:
             one()
         except StartupError as error:
             yield error
-
-
-def _check_ports(config: ServeConfig) -> None:
-    """Raises StartupError for a port that is given twice: while nothing listens yet, it looks free each time."""
-    flags: dict[str, str] = {}
-    for flag, host, port in (
-        ("--port", config.host, config.port),
-        ("--grpc-port", config.host, config.grpc_port),
-        ("--scheduler-grpc-port", config.host, config.scheduler_grpc_port),
-        ("--admin-port", config.admin_host, config.admin_port),
-        ("--metrics-port", config.admin_host, config.metrics_port),
-    ):
-        address = endpoint(host, port) if port else ""  # 0 is chosen when it starts
-        if address and (other := flags.setdefault(address, flag)) != flag:
-            raise StartupError(f"{other} and {flag} are both {address}: give each its own port")

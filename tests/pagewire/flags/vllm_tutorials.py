@@ -226,7 +226,7 @@ port: 8001
 dtype: half
 """,
         {"tensor_parallel_size": 4, "quantization": "awq", "gpu_memory_utilization": 0.95, "port": 8001},
-        ["scheduler-delay-factor", "swap-space"],
+        ["scheduler-delay-factor", "swap-space", "--grpc-port is not set, and becomes 8002"],
     ),
     "cost": (
         """\

@@ -218,7 +218,7 @@ def test_port_0_becomes_a_free_port() -> None:
     ],
 )
 def test_a_port_that_is_given_twice_stops_the_start(flag: str, config: ServeConfig) -> None:
-    with pytest.raises(StartupError, match=rf"--port and {flag} are both 127\.0\.0\.1:9000"):
+    with pytest.raises(StartupError, match=rf"--port and {flag} are both 9000"):
         refusals.check(config)
     refusals.check(replace(config, port=9001))
 
