@@ -90,6 +90,7 @@ class Parts:
             keeper=Keeper(
                 open_log(config.generation_store or "disk", store.directory, kept),
                 keep_all_streams=config.resumable_streams,
+                seed=config.seed,
             ),
             files=files,
             batches=Batches(store, files),

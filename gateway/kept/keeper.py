@@ -9,7 +9,7 @@ import hashlib
 import json
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,11 +28,14 @@ from pagewire.gateway.store import Leases, Log
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.wire import rpc, tenants
+from pagewire.wire.request_seeds import seed_of
 
 MAX_KEY_CHARS = 255
 # The least time between two entries of an answer that is not streamed: its client reads only the end.
 WHOLE_PACE_S = 0.25
 _LARGE_BODY = 256 * 1024  # bytes; sorting such a body takes longer than a turn of the event loop may
+# Keys of bodies on which the output does not depend.
+_LABELS = ("stream", "stream_options", "user", "metadata", "request_id", "rid", "priority", "background", "store")
 
 
 class About(msgspec.Struct):
@@ -48,8 +51,10 @@ class About(msgspec.Struct):
 class Keeper:
     """The kept generations, as one gateway process sees them."""
 
-    def __init__(self, log: Log, *, keep_all_streams: bool) -> None:
+    def __init__(self, log: Log, *, keep_all_streams: bool, seed: int | None = None) -> None:
+        """seed: that of the server, for requests without one."""
         self._log = log
+        self._seed = seed
         self._leases = Leases(log)
         self._followed: dict[str, KeptGeneration] = {}  # by id
         self._running: set[asyncio.Task[None]] = set()  # of generations, also of those without followers
@@ -66,6 +71,8 @@ class Keeper:
 
         Raises ApiError: 400, 404 if the generation is gone, 422 if it belongs to another request.
         """
+        if body.seed is None and self._seed is not None:
+            body.seed = seed_of(self._seed, (await _fingerprint(request, _LABELS)).encode())
         key, last_event = request.headers.get("idempotency-key"), request.headers.get("last-event-id") or None
         if key is None and last_event is None and not (body.stream and self._keep_all_streams):
             return None
@@ -153,9 +160,13 @@ def _position(last_event: str, id: str | None) -> tuple[str, int]:
     return position
 
 
-async def _fingerprint(request: Request) -> str:
-    """Returns a hash of path and body, the same for the same JSON in other bytes unless it is large."""
-    if len(content := await request.body()) > _LARGE_BODY:
-        return hashlib.sha256(f"{request.url.path}\n".encode() + content).hexdigest()
-    body = json.dumps(await request.json(), sort_keys=True)
+async def _fingerprint(request: Request, left_out: Collection[str] = ()) -> str:
+    """Returns a hash of path and body, the same for the same JSON in other bytes unless it is large.
+
+    left_out: keys of the body that do not count, unless it is large.
+    """
+    if len(raw := await request.body()) > _LARGE_BODY:
+        return hashlib.sha256(f"{request.url.path}\n".encode() + raw).hexdigest()
+    content = {key: value for key, value in (await request.json()).items() if key not in left_out}
+    body = json.dumps(content, sort_keys=True)
     return hashlib.sha256(f"{request.url.path}\n{body}".encode(errors="surrogatepass")).hexdigest()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
 from pagewire.config.parallel import ParallelConfig
-from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags
+from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags, SeedConfig
 from pagewire.config.speculation import SpeculationConfig
 
 # A value of --kv-cache-dtype: the smallest type that the model supports.
@@ -12,7 +12,7 @@ SMALLEST = "smallest"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationConfig, ListenConfig):
+class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationConfig, SeedConfig, ListenConfig):
     """Computes steps of one copy of the model, with its weights and KV cache."""
 
     listen: str = flag(
@@ -208,7 +208,6 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         kind="size",
         valid=NOT_NEGATIVE,
     )
-    seed: int = flag(0, "seed of dummy weights", group="executor")
     fault_injection: str | None = flag(
         None,
         "for tests: token ids of prompts that make steps fail, as ID:KIND[@OUTPUT],...; KIND: raise, nan, illegal, "

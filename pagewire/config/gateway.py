@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from pagewire.config.fields import PORT, POSITIVE, Range, flag
-from pagewire.config.shared import KeysConfig, OperatorsConfig, RecoveryConfig, ServiceConfig
+from pagewire.config.shared import KeysConfig, OperatorsConfig, RecoveryConfig, SeedConfig, ServiceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(RecoveryConfig, KeysConfig, OperatorsConfig, ServiceConfig):
+class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, ServiceConfig):
     """The REST API, compatible with OpenAI's."""
 
     host: str = flag("127.0.0.1", "address on which REST and the public gRPC listen", group="network", kind="host")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
-from pagewire.config.shared import BatchConfig, PublicListenConfig, RecoveryConfig
+from pagewire.config.shared import BatchConfig, PublicListenConfig, RecoveryConfig, SeedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig(BatchConfig, RecoveryConfig, PublicListenConfig):
+class SchedulerConfig(BatchConfig, RecoveryConfig, SeedConfig, PublicListenConfig):
     """Batches requests continuously over paged KV memory."""
 
     listen: str = flag(

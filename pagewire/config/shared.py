@@ -173,6 +173,23 @@ class RecoveryConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeedConfig:
+    """The seed from which random numbers follow."""
+
+    seed: int | None = flag(
+        None,
+        "seed of the server; requests without a seed get one that follows from it and from their content, so that the "
+        "same request has the same output, and dummy weights follow from it (default: requests draw theirs)",
+        group="model",
+    )
+
+    @property
+    def dummy_seed(self) -> int:
+        """The seed of dummy weights."""
+        return self.seed or 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfigFlags:
     """The model; shared by the services that read its files."""
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from pagewire.config.fields import POSITIVE, Range, flag
-from pagewire.config.shared import ModelConfigFlags, PublicListenConfig, RecoveryConfig
+from pagewire.config.shared import ModelConfigFlags, PublicListenConfig, RecoveryConfig, SeedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(ModelConfigFlags, RecoveryConfig, PublicListenConfig):
+class TokenizerConfig(ModelConfigFlags, RecoveryConfig, SeedConfig, PublicListenConfig):
     """Converts text to tokens and back."""
 
     listen: str = flag(

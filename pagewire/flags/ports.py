@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
@@ -26,13 +27,16 @@ def settled(config: ServeConfig, given: Collection[str]) -> tuple[ServeConfig, l
         if name in given or not port or (other := _clash(config, name)) is None:
             continue
         config = next(
-            moved
-            for free in range(port + 1, _HIGHEST)
-            if _clash(moved := dataclasses.replace(config, **{name: free}), name) is None
+            moved for free in range(port + 1, _HIGHEST) if _clash(moved := _with(config, name, free), name) is None
         )
         now = getattr(config, name)
         lines.append(f"{flag_name(other)} is {port}: {flag_name(name)} is not set, and becomes {now}")
     return config, lines
+
+
+def _with(config: ServeConfig, name: str, port: int) -> ServeConfig:
+    change: dict[str, Any] = {name: port}
+    return dataclasses.replace(config, **change)
 
 
 def check(config: ServeConfig) -> None:

@@ -56,7 +56,7 @@ async def serve(config: SchedulerConfig) -> None:
 def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS) -> rpc.Server:
     """Returns the gRPC server of the other services; metrics and status include those of the executors."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout, credentials=tls.of_services())
-    server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
+    server.add(SchedulerServicer(engine, config.seed), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     link = SchedulerLinkServicer(engine)
     server.add(link, scheduler_link_pb2_grpc.add_SchedulerLinkServiceServicer_to_server, _LINK_NAME, is_link=True)
 
@@ -74,7 +74,7 @@ def make_public_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls 
     server = rpc.Server(
         addresses, config.shutdown_timeout, MAX_PUBLIC_BYTES, door, config.drain_delay, credentials=tls.of_clients()
     )
-    server.add(SchedulerServicer(engine), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
+    server.add(SchedulerServicer(engine, config.seed), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     return server
 
 

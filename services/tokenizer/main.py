@@ -150,6 +150,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
         Vectors(generator),
         config.model,
         exposes_tokenizer=config.enable_tokenizer_info_endpoint,
+        seed=config.seed,
     )
     link = InferenceLinkServicer(generator)
 

@@ -11,17 +11,21 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire import rpc, tenants
+from pagewire.wire.request_seeds import fill_seed
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seed: int | None = None) -> None:
+        """seed: that of the server, for requests without one."""
         self._engine = engine
+        self._seed = seed
 
     async def Generate(
         self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
         request_context = tenants.attach(tenants.present.get(), rpc.trace_of(context).attach_to(RequestContext()))
         rpc.set_timeout(request_context, context)
+        fill_seed(request.request, self._seed)
         submission = TokenSubmission(request=request.request, context=request_context)
         outbox = new_outbox()
         try:

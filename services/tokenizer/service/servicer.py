@@ -18,6 +18,7 @@ from pagewire.telemetry.trace import Trace
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire.v1.common_pb2 import RequestContext
 from pagewire.wire import rpc, tenants
+from pagewire.wire.request_seeds import fill_seed
 
 # All outputs of a request, as they are generated. Raises RpcError.
 Generate = Callable[[Received], AsyncGenerator[inference_pb2.GenerateResponse]]
@@ -42,8 +43,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         root: str,
         *,
         exposes_tokenizer: bool,
+        seed: int | None = None,
     ) -> None:
-        """root: name or path of the model that was loaded. exposes_tokenizer: GetTokenizerInfo answers."""
+        """root: name or path of the model that was loaded. exposes_tokenizer: GetTokenizerInfo answers. seed: that of
+        the server, for requests without one."""
+        self._seed = seed
         self._exposes_tokenizer = exposes_tokenizer
         self._generator = generator
         self._generate = generate
@@ -56,6 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         request_context = tenants.attach(tenants.present.get(), rpc.trace_of(context).attach_to(RequestContext()))
         rpc.set_timeout(request_context, context)
+        fill_seed(request, self._seed)
         has_begun = False
         async with aclosing(self._generate(Received.of_call(request, request_context))) as responses:
             async for response in responses:

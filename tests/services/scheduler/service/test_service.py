@@ -73,6 +73,14 @@ async def test_generate_streams_all_tokens_with_usage(tmp_path: Path) -> None:
         await line.wait_until_free()
 
 
+async def test_a_seed_of_the_server_makes_calls_without_one_reproducible(tmp_path: Path) -> None:
+    async with make_line(tmp_path, seed=42).running() as line:
+        for number in (1, 2, 1):
+            await collect(line, generate_request(prompt_of(number), max_tokens=1))
+    seeds = [request.sampling_params.seed for request in line.executor.new_requests]
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
 async def test_blocks_are_shared_only_under_the_same_salt(tmp_path: Path) -> None:
     async with make_line(tmp_path).running() as line:
         cached = []

@@ -203,3 +203,11 @@ async def test_models_are_listed_in_pages(make_line, pool) -> None:
     ]
     assert not whole.next_page_token and not rest.next_page_token
     assert abs(whole.models[0].create_time.seconds - time.time()) < 60
+
+
+async def test_a_seed_of_the_server_makes_calls_without_one_reproducible(make_line, pool) -> None:
+    async with make_line(config={"seed": 42}).running(pool=pool) as line:
+        for text in ("Say", "Tell", "Say"):
+            await line.generate(text=text)
+        first, other, again = (request.sampling_params.seed for request in line.scheduler.requests)
+    assert first == again != other
