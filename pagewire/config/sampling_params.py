@@ -80,7 +80,7 @@ PARAMETERS = (
               "Subtracted from the logit of each token in the output, once for each time it occurs.",
               _PENALTY, "in [-2, 2]", _unchanged, is_eager=True),
     Parameter("seed", int, None,
-              "The same seed gives the same output, regardless of other requests. Unset: random, or by the server's `--seed`.",
+              "The same seed gives the same output, regardless of other requests. Unset: random, or by `--seed`.",
               _INT64, "of 64 bits", _unchanged),
     Parameter("max_tokens", int, None,
               "Most tokens of the output. Unset: as many as the model's length allows, in completions 16.",
