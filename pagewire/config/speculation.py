@@ -142,7 +142,12 @@ class Speculation:
             return None
         if values.get("model") == "[ngram]":
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}
-        method = values.pop("method", None) or _method_of(str(values.get("model", "")))
+        if not values.get("method") and not values.get("model"):
+            raise StartupError(
+                f"{_source_of(next(iter(values)), config)} has no effect without a method: add --spec-method ngram, or "
+                "--spec-model for a draft model, or leave it out"
+            )
+        method = values.pop("method", None) or _method_of(str(values["model"]))
         if method == "auto":
             method, values["if_possible"] = "ngram", True
         if method not in METHODS:
@@ -184,6 +189,12 @@ def _given(config: SpeculationConfig) -> dict[str, Any]:
     return values
 
 
+def _source_of(key: str, config: SpeculationConfig) -> str:
+    """Returns the flag, or the key of `--speculative-config`, that gave a value."""
+    given = (name for name, of in _KEYS.items() if of == key and getattr(config, name) is not None)
+    return next((f"--{name.replace('_', '-')}" for name in given), f"--speculative-config: {key}")
+
+
 def _same(value: Any, other: Any, key: str) -> Any:
     if other is not None and other != value:
         raise StartupError(f"flags of speculative decoding differ: {key} is {value!r} and {other!r}; give one of them")
@@ -205,8 +216,6 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 def _method_of(model: str) -> str:
     """Returns the method if only a model is named; like vLLM, it follows from the name."""
-    if not model:
-        return "ngram"
     if model == "self" or model.startswith("self:"):
         return "self"
     return "eagle3" if "eagle3" in model.lower() or "eagle-3" in model.lower() else "draft_model"

@@ -13,7 +13,6 @@ from typing import Any, NoReturn, TypeVar
 
 from pagewire.config import ServeConfig, ServiceConfig, vllm_flags
 from pagewire.config.profiles import PROFILES
-from pagewire.config.speculation import SpeculationConfig
 from pagewire.errors import StartupError
 from pagewire.files.wheel_models import WHEEL_MODELS
 from pagewire.flags import command_line, help, ports, refusals, shown
@@ -41,7 +40,7 @@ __all__ = [
 Config = TypeVar("Config")
 _Fields = Mapping[str, dataclasses.Field[Any]]
 _SEVERAL_WORDS = ("served_model_name", "api_key")
-_SPECULATION = {field.name for field in fields_of(SpeculationConfig)}
+_DRAFTERS = {"speculative_config", "spec_method", "spec_model", "speculative_model"}  # what drafts
 
 
 def parse(
@@ -158,7 +157,7 @@ def _values(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Any]:
 def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Given]:
     """Returns the settings of the profile for these fields. Raises UsageError for an unknown profile.
 
-    If another source sets any flag of speculation, those of the profile are ignored: they belong together.
+    If another source names what drafts, the profile's method is ignored.
     """
     if (chosen := settled.get("profile")) is None:
         return {}
@@ -173,7 +172,7 @@ def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Give
     return {
         name: Given(name, text, f"profile {profile.name}", "profile")
         for name, text in values.items()
-        if name in fields and not (name in _SPECULATION and _SPECULATION & settled.keys())
+        if name in fields and not (name in _DRAFTERS and _DRAFTERS & settled.keys())
     }
 
 

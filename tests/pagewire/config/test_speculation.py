@@ -44,15 +44,16 @@ def test_vllms_names_of_mtp_layers_mean_the_method():
 
 
 def test_one_bound_of_the_lookup_does_not_contradict_the_other():
-    high, low = of({"prompt_lookup_min": 9}), of({"prompt_lookup_max": 1})
+    high, low = of({"prompt_lookup_min": 9}, spec_method="ngram"), of({"prompt_lookup_max": 1}, spec_method="ngram")
     assert high is not None and (high.prompt_lookup_min, high.prompt_lookup_max) == (9, 9)
     assert low is not None and (low.prompt_lookup_min, low.prompt_lookup_max) == (1, 1)
 
 
 def test_bounds_by_the_number_of_requests():
-    ranges = of({"num_speculative_tokens_per_batch_size": [[9, 64, 1], [1, 8, 5]]})
+    ranges = of({"method": "suffix", "num_speculative_tokens_per_batch_size": [[9, 64, 1], [1, 8, 5]]})
     assert ranges is not None and ranges.draft_bounds == ((1, 5), (9, 1))
-    both = of({"num_speculative_tokens_per_batch_size": [[1, 8, 5], [40, 64, 1]]}, speculative_disable_by_batch_size=32)
+    by_size = {"num_speculative_tokens_per_batch_size": [[1, 8, 5], [40, 64, 1]]}
+    both = of({"method": "suffix"} | by_size, speculative_disable_by_batch_size=32)
     assert both is not None and both.draft_bounds == ((1, 5), (32, 0))
 
 
@@ -68,10 +69,30 @@ def test_bounds_by_the_number_of_requests():
         ({"num_speculative_tokens": True}, {}, "a whole number from 1 to 16, got true"),
         ({"adaptive": 1}, {}, "adaptive: expected true or false, got 1"),
         ({"rejection_sample_method": "typical"}, {}, "never change the distribution"),
-        ({"num_speculative_tokens_per_batch_size": [[1, 8, 5], [8, 9, 1]]}, {}, "8 requests in two ranges"),
+        (
+            {"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 8, 5], [8, 9, 1]]},
+            {},
+            "8 requests in two ranges",
+        ),
         ({"num_speculative_tokens_per_batch_size": [[8, 1, 5]]}, {}, "a list of"),
-        ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, {}, "prompt_lookup_min 5 is above prompt_lookup_max 2"),
+        (
+            {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2},
+            {},
+            "prompt_lookup_min 5 is above prompt_lookup_max 2",
+        ),
         ({"num_speculative_tokens": 3}, {"spec_tokens": 4}, "num_speculative_tokens is 4 and 3; give one of them"),
+        ({"adaptive": False}, {}, "--speculative-config: adaptive has no effect without a method: add --spec-method"),
+        *(
+            (None, {name: 4}, f"--{name.replace('_', '-')} has no effect without a method: add --spec-method ngram")
+            for name in (
+                "spec_tokens",
+                "num_speculative_tokens",
+                "ngram_prompt_lookup_max",
+                "speculative_disable_by_batch_size",
+                "speculative_draft_tensor_parallel_size",
+                "speculative_max_model_len",
+            )
+        ),
         (None, {"speculative_model": "[ngram]", "spec_method": "suffix"}, "method is 'ngram' and 'suffix'"),
     ],
 )
