@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pagewire import config, flags
 from pagewire.errors import StartupError
+from pagewire.flags import refusals
 from pagewire.process import process
 from pagewire.version import __version__
 
@@ -119,6 +120,7 @@ def _service(name: str, argv: list[str]) -> int:
         from pagewire.stack import gateways
 
         return gateways.run(settings)
+    refusals.check(settings)
     process.spare_grpc_threads()
     process.raise_descriptor_limit()
     if name == "executor" and isinstance(settings, config.ExecutorConfig):

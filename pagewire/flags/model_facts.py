@@ -1,15 +1,25 @@
 """Facts about a model from its files, read without torch and without a download, for `--show-config` and the doctor."""
 
 import json
+import math
 import mmap
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagewire.config.model_refusals import FORMAT_FILES
 from pagewire.files.gguf import GgufError, read_header
 from pagewire.files.models import cache_directory
 from pagewire.files.wheel_models import WHEEL_MODELS
+
+# Types of GGUF's tensors -> bits of a weight, scales not counted.
+_BITS_OF_TYPE = {0: 32, 1: 16, 30: 16, 8: 8, 14: 6, 6: 5, 7: 5, 13: 5, 11: 3, 10: 2} | dict.fromkeys(
+    (2, 3, 12, 20, 23, 39), 4
+)
+_BITS_OF_DTYPE = {"bfloat16": 16, "float16": 16, "float32": 32}
+_BITS_OF_METHOD = {"mxfp4": 4, "fp8": 8, "fbgemm_fp8": 8}
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,13 @@ class ModelFacts:
     kv_elements: int = 0  # of keys and values of one token, in all layers
     has_state: bool = False  # some layers keep a state instead of keys and values
     can_be_fp8: bool = True  # some layers keep keys and values, not only latent vectors
+    architecture: str = ""
+    heads: int = 0
+    kv_heads: int = 0
+    has_experts: bool = False
+    longest: int = 0  # most positions, if no scaling stretches them
+    bits: int = 0  # of most weights
+    most_bits: int = 0  # of any weight of a layer, and of the output projection if it has more than 8
 
 
 def facts_of(model: str, download_dir: str | None = None, revision: str | None = None) -> ModelFacts | None:
@@ -60,6 +77,14 @@ def _of_gguf(path: Path) -> ModelFacts:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         header = read_header(data, skip_string_arrays=True)
     keys = header.metadata
+    bits = Counter[int]()  # number of weights
+    head_bits = 0
+    for tensor in header.tensors:
+        of_tensor = _BITS_OF_TYPE.get(tensor.type, 0)
+        if len(tensor.shape) > 1 and tensor.name.startswith("blk."):
+            bits[of_tensor] += math.prod(tensor.shape)
+        elif tensor.name in ("output.weight", "token_embd.weight"):
+            head_bits = of_tensor if tensor.name == "output.weight" or not head_bits else head_bits
     architecture = keys.get("general.architecture", "")
 
     def number(key: str) -> int:
@@ -79,6 +104,13 @@ def _of_gguf(path: Path) -> ModelFacts:
         elements,
         has_state=has_state,
         can_be_fp8=not is_latent and not (has_state and not heads),
+        architecture=str(architecture),
+        heads=heads,
+        kv_heads=kv_heads,
+        has_experts=bool(number("expert_count")),
+        bits=bits.most_common(1)[0][0] if bits else 0,
+        most_bits=0 if 0 in bits else max(*bits, head_bits if head_bits > 8 else 0, 0),
+        longest=0 if any("rope.scaling" in key or has_state for key in keys) else number("context_length"),
     )
 
 
@@ -94,12 +126,35 @@ def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
     if has_state or text.get("sliding_window") or text.get("kv_lora_rank") or types:
         elements = 0
     quantized = config.get("quantization_config") or text.get("quantization_config") or {}
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or "")
+    early = next((name for name, file in FORMAT_FILES.items() if (path / file).is_file()), "")
+    is_stretched = has_state or any(text.get(key) for key in ("rope_scaling", "rope_parameters"))
     return ModelFacts(
         path,
         text.get("max_position_embeddings") or 0,
-        str(config.get("torch_dtype") or config.get("dtype") or text.get("dtype") or ""),
-        str(quantized.get("quant_method", "")),
+        dtype,
+        str(quantized.get("quant_method", early)),
         elements,
         has_state=has_state,
         can_be_fp8=not text.get("kv_lora_rank") and not (has_state and not heads),
+        architecture=str(next(iter(config.get("architectures") or ()), "the model")),
+        heads=heads,
+        kv_heads=text.get("num_key_value_heads") or heads,
+        has_experts=any("expert" in key and value for key, value in text.items()),
+        bits=_bits_of(quantized, dtype),
+        longest=0 if is_stretched else text.get("max_position_embeddings") or 0,
     )
+
+
+def _bits_of(quantized: Mapping[str, Any], dtype: str) -> int:
+    """Returns the bits of most weights. quantized: the value of `quantization_config`; empty: they are of this type."""
+    if not quantized:
+        return _BITS_OF_DTYPE.get(dtype, 0)
+    groups = quantized.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        if isinstance(bits := (group.get("weights") or {}).get("num_bits"), int):
+            return bits
+    if quantized.get("load_in_4bit") or quantized.get("load_in_8bit"):
+        return 4 if quantized.get("load_in_4bit") else 8
+    bits = quantized.get("bits", quantized.get("w_bit"))
+    return bits if isinstance(bits, int) else _BITS_OF_METHOD.get(str(quantized.get("quant_method")), 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config.profiles import has_nvidia_driver
+from pagewire.config.speculation import Speculation, SpeculationConfig
 from pagewire.files.models import default_served_name
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.given import Given
@@ -21,6 +22,8 @@ from pagewire.flags.values import UsageError
 # The default in a help text, for a field with the default None.
 _DEFAULT = re.compile(r"\(default: (.*)\)$")
 _BY_DEVICE = re.compile(r"(\S+) on CPU, (\S+) on CUDA")
+# Flag -> field of the settings that the flags of speculation result in.
+_DRAFTING = {"speculative_config": "", "spec_method": "method", "spec_tokens": "num_speculative_tokens"}
 _FORMATS = ("text", "json")
 _VALUE_WIDTH = 36
 
@@ -86,12 +89,22 @@ def _row(field: dataclasses.Field[Any], config: Any, given: Given | None, facts:
         source, origin = given.kind, given.source
     elif facts is not None and (of_model := _of_model(field.name, facts)):
         value, source, origin = of_model, "model", str(facts.path)
-    elif value is None:
+    elif value is None and (field.name not in _DRAFTING or not isinstance(config, SpeculationConfig)):
         value = _stated_default(field, config)
+    elif value is None:
+        value = _of_drafts(field.name, config)
     if field.metadata["secret"] and getattr(config, field.name) is not None:
         value = "(secret)"
     in_bytes = field.metadata["kind"] == "size" and (field.name.endswith(IN_BYTES))
     return Row(field.name, value, source, origin, phrase(field.name, config, facts), field.metadata["group"], in_bytes)
+
+
+def _of_drafts(name: str, config: SpeculationConfig) -> Any:
+    """Returns the value of a flag of speculation that follows from the others; None if there is none."""
+    drafts = Speculation.of(config)
+    if drafts is None:
+        return "no drafts" if name == "speculative_config" else None
+    return None if name == "speculative_config" else getattr(drafts, _DRAFTING[name])
 
 
 def _of_model(name: str, facts: ModelFacts) -> Any:

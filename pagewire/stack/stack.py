@@ -33,7 +33,6 @@ from pagewire.stack.launch import available_port
 from pagewire.telemetry import logs
 from pagewire.wire.addresses import endpoint, is_loopback
 from pagewire.wire.discovery.file import has_addresses
-from pagewire.wire.tls import certificates_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ def run(config: ServeConfig) -> int:
     logs.setup("serve", config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
         given, config = config, _resolved(config, directory)
-        certificates_of(config)  # fails before anything starts if a certificate is wrong
         _warn_of_plain_text(config)
 
         def announce() -> None:
@@ -117,11 +115,11 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
     directory: that of the sockets.
     """
     refusals.check(config)
+    served_name = config.served_model_name or default_served_name(config.model)
+    config = replace(config, served_model_name=served_name, model=str(find_model(config)), revision=None)
+    refusals.check(config)  # a model that was just downloaded may refuse flags
     return replace(
         config,
-        served_model_name=config.served_model_name or default_served_name(config.model),
-        model=str(find_model(config)),
-        revision=None,  # the files are resolved now
         port=available_port(config.host, config.port, "--port"),
         admin_port=None
         if config.admin_port is None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagewire.config import model_refusals
 from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.parallel.communicator import Communicator
-
-_MOST_RANKS = 64  # suggested in errors
 
 
 def even_share(what: str, total: int, ranks: Communicator, unit: int = 1) -> range:
@@ -46,5 +45,4 @@ def share_size(total: int, num_ranks: int, unit: int = 1) -> int:
 
 def refusal(ranks: Communicator, reason: str, fits: Callable[[int], bool]) -> ModelLoadError:
     """Returns the error for a number of ranks, which names the possible numbers. fits: whether a number is possible."""
-    others = [str(size) for size in range(1, _MOST_RANKS + 1) if fits(size)]
-    return ModelLoadError(f"--tensor-parallel-size {ranks.size}: {reason}; possible are {', '.join(others)}")
+    return ModelLoadError(model_refusals.of_ranks(ranks.size, reason, fits))

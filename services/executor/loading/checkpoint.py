@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from pagewire.config.model_refusals import FORMAT_FILES
 from pagewire.files.tokenizer_files.end_tokens import directory_eos_token_id
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.config_file import architecture_of, dtype_of, overridden, read_json, text_keys
-from pagewire.services.executor.loading.quantization.registry import FORMATS, is_left_over, quantization_of
+from pagewire.services.executor.loading.quantization.registry import is_left_over, quantization_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.aliases import AliasedSource
 from pagewire.services.executor.loading.weights.prefix import renamed
@@ -76,10 +77,9 @@ class DirectoryCheckpoint:
     def quantization(self, weights: WeightSource | None, requested: str | None) -> Quantization | None:
         """Returns the quantization. weights: None if they are random. requested: by `--quantization`."""
         file, config = "config.json", self.keys.get("quantization_config")
-        for stored in FORMATS.values():
-            name = stored.config_file
-            if config is None and name is not None and (self.path / name).is_file():
-                file, config = name, {"quant_method": stored.name} | read_json(self.path / name)
+        for method, name in FORMAT_FILES.items():
+            if config is None and (self.path / name).is_file():
+                file, config = name, {"quant_method": method} | read_json(self.path / name)
         if config is None:
             return None
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pagewire.config import model_refusals
 from pagewire.process.process import usable_cores
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.device import memory
@@ -136,10 +137,7 @@ def _cache_at(
 
 def _check_experts(checkpoint: Checkpoint, model: OwnModel) -> None:
     if not any(isinstance(leaf, ExpertsLinear) for leaf in model.leaves()):
-        raise ModelLoadError(
-            f"{checkpoint.path}: --enable-expert-parallel: {checkpoint.architecture} has no experts; leave it out, "
-            "--tensor-parallel-size alone divides its layers"
-        )
+        raise ModelLoadError(f"{checkpoint.path}: {model_refusals.of_experts(checkpoint.architecture)}")
 
 
 def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> int:
@@ -147,10 +145,7 @@ def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> in
     if max_model_len is None:
         return config.max_position_embeddings
     if max_model_len > config.max_supported_len:
-        raise ModelLoadError(
-            f"{path}: --max-model-len {max_model_len} exceeds the model's {config.max_supported_len} positions; "
-            "lower it"
-        )
+        raise ModelLoadError(f"{path}: {model_refusals.of_length(max_model_len, config.max_supported_len)}")
     return max_model_len
 
 

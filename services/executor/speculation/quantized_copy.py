@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pagewire.config import model_refusals
 from pagewire.errors import StartupError
 from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.quantized import GroupedWeight, PackedGrouped, PackedWeight, pack
@@ -41,10 +42,7 @@ def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> O
         is_smaller |= any(new is not old for new, old in zip(parts, module.parts, strict=True))
         copied.install(parts)
     if not is_smaller:
-        raise StartupError(
-            f"self:q{bits}: the weights have {bits} bits or less already, so a copy would be no faster than the model; "
-            "use method ngram, or serve the model with --quantization none"
-        )
+        raise StartupError(model_refusals.of_copy(bits))
     return twin
 
 

@@ -1,7 +1,6 @@
 """Images of chats, from their URLs to text in the prompt and tensors for the executor."""
 
 import asyncio
-import json
 import logging
 import queue
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from pagewire.config import TokenizerConfig, json_object
+from pagewire.config import TokenizerConfig
+from pagewire.config.image_flags import image_limit, processor_options
 from pagewire.errors import StartupError
 from pagewire.files.json_file import read_json_object
 from pagewire.files.models import is_of_hub
@@ -240,36 +240,6 @@ def _image_token_id(model_path: Path) -> int | None:
     if key is not None and not isinstance(token_id, int):
         raise StartupError(f"{file}: key {key} must name the placeholder token of images, found {token_id!r}")
     return token_id
-
-
-def image_limit(text: str) -> int:
-    """Reads the value of --limit-mm-per-prompt, `image=4` or `{"image": 4}`. Raises StartupError."""
-    try:
-        values = (
-            json_object.loads(text)
-            if text.lstrip().startswith("{")
-            else dict(pair.split("=") for pair in text.split(","))
-        )
-        (limit,) = (int(value) for name, value in values.items() if name == "image")
-        others = {name: int(value) for name, value in values.items() if name != "image"}
-        if limit < 0 or others.keys() - {"video", "audio"} or any(others.values()):
-            raise ValueError
-    except (ValueError, TypeError) as error:
-        raise StartupError(
-            f'--limit-mm-per-prompt {text!r}: write image=4 or {{"image": 4}}; only images have a limit'
-        ) from error
-    return limit
-
-
-def processor_options(text: str) -> dict[str, object]:
-    """Reads the value of --mm-processor-kwargs. Raises StartupError."""
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise StartupError(f"--mm-processor-kwargs is not valid JSON: {error}") from error
-    if not isinstance(options, dict):
-        raise StartupError('--mm-processor-kwargs must be a JSON object, as {"max_pixels": 1003520}')
-    return options
 
 
 def _fields(chat: ChatPrompt) -> list[str]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewire.config import model_refusals
+from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.parts import indices
 from pagewire.services.executor.layers.placement import Placement
-from pagewire.services.executor.layers.shares import refusal
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,8 @@ def shared_heads(num_heads: int, num_kv_heads: int, head_dim: int, placement: Pl
     """Returns the heads, as `heads_of` does."""
     ranks = placement.tensor
 
-    def fits(size: int) -> bool:
-        return num_heads % size == 0 and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
-
-    if not fits(ranks.size):
-        raise refusal(ranks, f"{num_heads} heads with {num_kv_heads} of keys and values cannot be split", fits)
+    if (refused := model_refusals.of_heads(ranks.size, num_heads, num_kv_heads)) is not None:
+        raise ModelLoadError(refused)
     each, first = num_heads // ranks.size, ranks.rank * num_kv_heads // ranks.size
     queries = range(ranks.rank * each, (ranks.rank + 1) * each)
     return Heads(queries, range(first, first + max(1, num_kv_heads // ranks.size)), num_heads, num_kv_heads, head_dim)

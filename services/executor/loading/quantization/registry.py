@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagewire.config import model_refusals
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weight_format import Quantization
 from pagewire.services.executor.loading.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
@@ -26,8 +27,6 @@ class CheckpointFormat:
     quantization: Callable[[Mapping[str, Any], Collection[str] | None], Quantization]  # see `quantization_of`
     bits: tuple[int, ...]  # of a weight, that can be read
     suffixes: tuple[str, ...]  # ends of names of tensors that only quantized weights have
-    aliases: tuple[str, ...] = ()  # vLLM's further names for the same checkpoints
-    config_file: str | None = None  # early tools' file with the present `quantization_config` of config.json
 
 
 FORMATS = {
@@ -38,16 +37,12 @@ FORMATS = {
             awq.quantization,
             bits=awq.BITS,
             suffixes=(".qweight",),
-            aliases=("awq_marlin",),
-            config_file="quant_config.json",
         ),
         CheckpointFormat(
             "gptq",
             gptq.quantization,
             bits=gptq.BITS,
             suffixes=(".qweight",),
-            aliases=("gptq_marlin",),
-            config_file="quantize_config.json",
         ),
         CheckpointFormat(
             "compressed-tensors",
@@ -106,13 +101,5 @@ def is_left_over(config: Mapping[str, Any], names: Collection[str], requested: s
 
 def check_requested(requested: str | None, found: Quantization | None) -> None:
     """Raises ModelLoadError if `--quantization` asks for another format than the checkpoint is in."""
-    if requested is None or requested == "none":
-        return
-    method = None if found is None else found.method
-    asked = next((known.name for known in FORMATS.values() if requested in known.aliases), requested)
-    if asked != method:
-        what = "is not quantized" if method is None else f"is quantized with {method}"
-        raise ModelLoadError(
-            f"--quantization {requested}: the checkpoint {what}; leave the flag out, or make a quantized checkpoint "
-            "with `pagewire quantize`"
-        )
+    if refused := model_refusals.of_quantization(requested, None if found is None else found.method):
+        raise ModelLoadError(refused)

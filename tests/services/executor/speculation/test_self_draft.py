@@ -150,5 +150,5 @@ def test_experts_are_rounded_and_the_copy_shares_the_rest(tmp_path: Path) -> Non
 def test_refusals_name_the_remedy(model: DecoderModel) -> None:
     with pytest.raises(StartupError, match="'self:q5': a copy of the model itself is one of self:q4, self:q3"):
         bits_of("self:q5")
-    with pytest.raises(StartupError, match=r"have 4 bits or less already.*use method ngram"):
+    with pytest.raises(StartupError, match=r"have 4 bits or less already.*use --spec-method ngram"):
         quantized_copy(quantized_copy(model, 4), 4)

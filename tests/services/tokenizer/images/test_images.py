@@ -18,10 +18,10 @@ from PIL import Image
 from transformers import AutoTokenizer, Idefics3Processor, LlavaProcessor
 
 from pagewire.config import TokenizerConfig
+from pagewire.config.image_flags import image_limit, processor_options
 from pagewire.errors import StartupError
 from pagewire.services.tokenizer.images import images
 from pagewire.services.tokenizer.images.image_processor import ImageError, decode
-from pagewire.services.tokenizer.images.images import image_limit, processor_options
 from pagewire.services.tokenizer.main import load_pool
 from pagewire.services.tokenizer.prompts.prompts import encode_prompt
 from pagewire.v1 import inference_pb2

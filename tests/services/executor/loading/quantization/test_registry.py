@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.model_refusals import FORMAT_ALIASES
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.quantization.registry import (
     FORMATS,
@@ -111,14 +112,13 @@ def test_every_format_is_tested_here() -> None:
 def test_the_flag_takes_every_format_by_every_name() -> None:
     """The flags say so without importing torch."""
     (field,) = (field for field in dataclasses.fields(ExecutorConfig) if field.name == "quantization")
-    names = [name for known in FORMATS.values() for name in (known.name, *known.aliases)]
-    assert sorted(field.metadata["choices"]) == sorted([*names, "gguf", "none"])
+    assert sorted(field.metadata["choices"]) == sorted([*FORMATS, *FORMAT_ALIASES, "gguf", "none"])
 
 
 @pytest.mark.parametrize("known", FORMATS.values(), ids=lambda known: known.name)
 def test_other_programs_names_mean_the_same(known: CheckpointFormat) -> None:
     (config,) = (config for config in CONFIGS if config["quant_method"] == known.name)
-    for name in (known.name, *known.aliases):
+    for name in (known.name, *(alias for alias, means in FORMAT_ALIASES.items() if means == known.name)):
         check_requested(name, quantization_of(config, None))
 
 
