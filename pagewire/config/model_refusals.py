@@ -1,13 +1,10 @@
 """Flags that a model refuses, and the sentences for it: commands check them by the model's files before they start
 anything, the executor while it loads the model."""
 
-from collections.abc import Callable
-
 # vLLM's further names of formats of quantized checkpoints.
 FORMAT_ALIASES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 # Files in which early tools wrote what is now `quantization_config` in config.json.
 FORMAT_FILES = {"awq": "quant_config.json", "gptq": "quantize_config.json"}
-_MOST_RANKS = 64  # suggested in errors
 
 
 def of_quantization(requested: str | None, found: str | None) -> str | None:
@@ -19,23 +16,6 @@ def of_quantization(requested: str | None, found: str | None) -> str | None:
         f"--quantization {requested}: the checkpoint {what}; leave the flag out, or make a quantized checkpoint with "
         "`pagewire quantize`"
     )
-
-
-def of_heads(ranks: int, heads: int, kv_heads: int) -> str | None:
-    """Returns why so many ranks cannot share these heads; None if they can."""
-
-    def fits(size: int) -> bool:
-        return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
-
-    if fits(ranks):
-        return None
-    return of_ranks(ranks, f"{heads} heads with {kv_heads} of keys and values cannot be split", fits)
-
-
-def of_ranks(ranks: int, reason: str, fits: Callable[[int], bool]) -> str:
-    """Returns the sentence for a number of ranks, which names the possible numbers. fits: whether one is possible."""
-    others = [str(size) for size in range(1, _MOST_RANKS + 1) if fits(size)]
-    return f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(others)}"
 
 
 def of_experts(architecture: str) -> str:

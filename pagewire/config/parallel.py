@@ -1,8 +1,11 @@
 """Flags of an executor that consists of several processes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagewire.config.fields import Range, flag
+
+_MOST_RANKS = 64  # suggested in errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +69,16 @@ class ParallelConfig:
     def num_ranks(self) -> int:
         """The number of processes of one executor."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+def heads_refusal(ranks: int, heads: int, kv_heads: int) -> str | None:
+    """Returns why so many ranks cannot share these heads; None if they can."""
+    fits = lambda size: heads % size == 0 and 0 in (kv_heads % size, size % kv_heads)  # noqa: E731
+    why = f"{heads} heads with {kv_heads} of keys and values cannot be split"
+    return None if fits(ranks) else ranks_refusal(ranks, why, fits)
+
+
+def ranks_refusal(ranks: int, reason: str, fits: Callable[[int], bool]) -> str:
+    """Returns the sentence for a number of ranks, which names the possible numbers. fits: whether one is possible."""
+    others = [str(size) for size in range(1, _MOST_RANKS + 1) if fits(size)]
+    return f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(others)}"

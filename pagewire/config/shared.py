@@ -183,11 +183,6 @@ class SeedConfig:
         group="model",
     )
 
-    @property
-    def dummy_seed(self) -> int:
-        """The seed of dummy weights."""
-        return self.seed or 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfigFlags:

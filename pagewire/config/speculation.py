@@ -191,8 +191,10 @@ def _given(config: SpeculationConfig) -> dict[str, Any]:
 
 def _source_of(key: str, config: SpeculationConfig) -> str:
     """Returns the flag, or the key of `--speculative-config`, that gave a value."""
-    given = (name for name, of in _KEYS.items() if of == key and getattr(config, name) is not None)
-    return next((f"--{name.replace('_', '-')}" for name in given), f"--speculative-config: {key}")
+    flags = [
+        f"--{name.replace('_', '-')}" for name in _KEYS if _KEYS[name] == key and getattr(config, name) is not None
+    ]
+    return [*flags, f"--speculative-config: {key}"][0]
 
 
 def _same(value: Any, other: Any, key: str) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pagewire.config import ExecutorConfig, GatewayConfig, ServeConfig, ServiceConfig, TokenizerConfig, model_refusals
 from pagewire.config.image_flags import image_limit, processor_options
+from pagewire.config.parallel import heads_refusal
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
 from pagewire.files.models import check_name
@@ -115,7 +116,7 @@ def _of_model(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]
     """Yields the sentence of each refusal, or None."""
     yield model_refusals.of_quantization(config.quantization, facts.quantization)
     if facts.heads and not facts.has_state:
-        yield model_refusals.of_heads(config.tensor_parallel_size, facts.heads, facts.kv_heads)
+        yield heads_refusal(config.tensor_parallel_size, facts.heads, facts.kv_heads)
     if config.enable_expert_parallel and not facts.has_experts:
         yield model_refusals.of_experts(facts.architecture)
     if facts.longest and (config.max_model_len or 0) > facts.longest:

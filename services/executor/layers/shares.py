@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagewire.config import model_refusals
+from pagewire.config.parallel import ranks_refusal
 from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.parallel.communicator import Communicator
 
@@ -45,4 +45,4 @@ def share_size(total: int, num_ranks: int, unit: int = 1) -> int:
 
 def refusal(ranks: Communicator, reason: str, fits: Callable[[int], bool]) -> ModelLoadError:
     """Returns the error for a number of ranks, which names the possible numbers. fits: whether a number is possible."""
-    return ModelLoadError(model_refusals.of_ranks(ranks.size, reason, fits))
+    return ModelLoadError(ranks_refusal(ranks.size, reason, fits))

@@ -62,7 +62,7 @@ def load_served(
         where_possible=config.kv_cache_dtype == SMALLEST,
         quantization=config.quantization,
         weights_cache=config.weights_cache or None,
-        seed=config.dummy_seed,
+        seed=config.seed or 0,
         hf_overrides=overrides,
         tensor=tensor,
         whole_experts=config.enable_expert_parallel,
@@ -75,4 +75,4 @@ def load_served(
 
 def digest_of(config: ExecutorConfig, path: Path, load_format: str) -> str:
     """Returns the version of the weights at `path`."""
-    return f"dummy-{config.dummy_seed}" if load_format == DUMMY else content_digest(path)
+    return f"dummy-{config.seed or 0}" if load_format == DUMMY else content_digest(path)

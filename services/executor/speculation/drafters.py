@@ -132,7 +132,7 @@ def _load(
         quantization=speculation.quantization or None,
         max_model_len=speculation.max_model_len or None,
         weights_cache=config.weights_cache or None,
-        seed=config.dummy_seed,
+        seed=config.seed or 0,
         tensor=ranks,
     )
     of_target, of_drafter = target.config.vocab_size, drafter.config.vocab_size

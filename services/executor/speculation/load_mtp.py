@@ -60,7 +60,7 @@ def load_mtp(
     threads = min(MAX_THREADS[device.type], usable_cores())
     filler = Filler(head, device, config.quantization == "none", threads, lambda fraction, text: None)
     if weights is None:
-        filler.fill_randomly(config.dummy_seed)
+        filler.fill_randomly(config.seed or 0)
     else:
         filler.read(path, weights)
     if packs_dense(target.config.dtype, device):

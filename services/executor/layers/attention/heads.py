@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.config import model_refusals
+from pagewire.config.parallel import heads_refusal
 from pagewire.services.executor.config.load_error import ModelLoadError
 from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.parts import indices
@@ -67,7 +67,7 @@ def shared_heads(num_heads: int, num_kv_heads: int, head_dim: int, placement: Pl
     """Returns the heads, as `heads_of` does."""
     ranks = placement.tensor
 
-    if (refused := model_refusals.of_heads(ranks.size, num_heads, num_kv_heads)) is not None:
+    if (refused := heads_refusal(ranks.size, num_heads, num_kv_heads)) is not None:
         raise ModelLoadError(refused)
     each, first = num_heads // ranks.size, ranks.rank * num_kv_heads // ranks.size
     queries = range(ranks.rank * each, (ranks.rank + 1) * each)
