@@ -5,13 +5,13 @@ import dataclasses
 import re
 import shutil
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pagewire.config import vllm_flags
+from pagewire.config import ServeConfig, vllm_flags
 from pagewire.config.profiles import PROFILES
 from pagewire.flags.costs import phrase, size_text
-from pagewire.flags.names import ENVIRONMENT_PREFIX, base_type, flag_name, is_list
+from pagewire.flags.names import ENVIRONMENT_PREFIX, base_type, did_you_mean, fields_of, flag_name, is_list
 
 # Group -> its topic, in the order in which groups are shown.
 GROUPS = {
@@ -29,9 +29,49 @@ GROUPS = {
     "recovery": "Processes that end, die or hang",
     "observability": "Logs, metrics and traces",
 }
-# From this many flags on, `--help` shows only the first clause of each.
-_MANY = 40
+# From this many flags on, `--help` shows only those that most users need, with the first clause of each.
+_MANY = 30
+_COMMON = frozenset(
+    (
+        "model",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "served_model_name",
+        "chat_template",
+        "seed",
+        "host",
+        "port",
+        "grpc_port",
+        "api_key",
+        "api_key_file",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "listen",
+        "tokenizer_address",
+        "scheduler_address",
+        "executor_address",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_queue_time",
+        "enable_prefix_caching",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "kv_cache_dtype",
+        "device",
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "num_threads",
+        "spec_method",
+        "spec_model",
+        "data_dir",
+        "shutdown_timeout",
+        "log_level",
+    )
+)
 _CLAUSE = re.compile(r"(?:`[^`]*`|(?!; |: |, for instance| \().)+")
+_OF_SERVE = frozenset(field.name for field in fields_of(ServeConfig))
+_LONG_DEFAULT = 40
 # Sizes in bytes; other sizes are tokens or numbers of things.
 IN_BYTES = ("_bytes", "_store_size")
 _DEFAULT = re.compile(r"\((default: .*)\)$")
@@ -65,7 +105,8 @@ def text(
 ) -> str:
     """Returns the text of `--help` for a topic: all, a group, or a flag, also one of vLLM.
 
-    Without a topic: all flags, each with only its first clause if there are many.
+    Without a topic: all flags, or if there are many, the common ones with their first clauses. A command that takes the
+    flags of `pagewire serve` besides its own shows its own.
     """
     name = topic.lstrip("-").replace("-", "_")
     if name in fields:
@@ -77,19 +118,31 @@ def text(
         return f"--{entry.name} (vLLM's): {entry.verdict} {flag_name(entry.to) if entry.to else ''}".rstrip() + (
             f": {entry.why}\n" if entry.why else "\n"
         )
-    groups: dict[str, list[dataclasses.Field[Any]]] = {field.metadata["group"]: [] for field in fields.values()}
-    for field in fields.values():
-        groups[field.metadata["group"]].append(field)
+    every = _by_group(fields.values())
+    is_overview = len(fields) > _MANY and topic not in ("all", *every)
+    own = [field for name, field in fields.items() if name not in _OF_SERVE]
+    shown = own or [field for name, field in fields.items() if name in _COMMON]
+    groups = _by_group(shown) if is_overview else every
     names = sorted(groups, key=place_of)
-    is_overview = len(fields) > _MANY and topic not in ("all", *groups)
-    parser = _parser(prog, positionals, description, _epilog(names, flags_only, is_overview))
+    parser = _parser(
+        prog, positionals, description, _epilog(prog, sorted(every, key=place_of), flags_only, is_overview, bool(own))
+    )
     if topic not in groups:
-        _add_common(parser, flags_only)
+        _add_common(parser, flags_only, in_full=not is_overview)
     for group_name in [topic] if topic in groups else names:
-        group = parser.add_argument_group(group_name, GROUPS.get(group_name) or None)
+        group = parser.add_argument_group(group_name, None if is_overview else GROUPS.get(group_name) or None)
         for field in groups[group_name]:
-            _add_line(group, field) if is_overview else _add_flag(group, field)
-    return parser.format_help()
+            _add_line(group, field) if is_overview and not own else _add_flag(group, field)
+    is_known = topic in ("", "all", *every)
+    unknown = "" if is_known else f"No flag or group is named {topic}{did_you_mean(topic, [*every, *fields])}\n\n"
+    return unknown + parser.format_help()
+
+
+def _by_group(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, list[dataclasses.Field[Any]]]:
+    groups: dict[str, list[dataclasses.Field[Any]]] = {}
+    for field in fields:
+        groups.setdefault(field.metadata["group"], []).append(field)
+    return groups
 
 
 def _parser(prog: str, positionals: Sequence[str], description: str, epilog: str) -> argparse.ArgumentParser:
@@ -103,11 +156,17 @@ def _parser(prog: str, positionals: Sequence[str], description: str, epilog: str
     )
 
 
-def _epilog(groups: Sequence[str], flags_only: bool, is_overview: bool) -> str:
+def _epilog(prog: str, groups: Sequence[str], flags_only: bool, is_overview: bool, has_own: bool) -> str:
     sizes = "Sizes take k, m, g (powers of 1000) and K, M, G or Ki, Mi, Gi, KiB, MiB, GiB (powers of 1024)."
+    others = (
+        f"{prog} also takes the flags of `pagewire serve` about the model and how it runs: `pagewire serve --help` "
+        "shows the common ones. "
+        if has_own
+        else "These are the common flags. "
+    )
     more = (
-        "`--help all` shows every flag in full, `--help FLAG` one flag (also one of vLLM), `--help GROUP` one group: "
-        f"{', '.join(groups)}. "
+        f"{others}`{prog} --help=all` shows every flag in full, `--help=FLAG` one flag (also one of vLLM), "
+        f"`--help=GROUP` one group: {', '.join(groups)}. "
     )
     if flags_only:
         return sizes
@@ -118,17 +177,15 @@ def _epilog(groups: Sequence[str], flags_only: bool, is_overview: bool) -> str:
     )
 
 
-def _add_common(parser: argparse.ArgumentParser, flags_only: bool) -> None:
+def _add_common(parser: argparse.ArgumentParser, flags_only: bool, *, in_full: bool) -> None:
     parser.add_argument("-h", "--help", metavar="WHAT", nargs="?", help="show this, or one flag or group in full")
     if flags_only:
         return
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of these flags")
-    purposes = {profile.name: profile.purpose for profile in PROFILES.values()}
+    purposes = {profile.name: f": {profile.purpose}" if in_full else "" for profile in PROFILES.values()}
+    listed = ("; " if in_full else ", ").join(name + purpose for name, purpose in purposes.items())
     parser.add_argument(
-        "--profile",
-        metavar="NAME",
-        help="values for one purpose, which other sources override; "
-        + "; ".join(f"{name}: {purpose}" for name, purpose in purposes.items()),
+        "--profile", metavar="NAME", help=f"values for one purpose, which other sources override; {listed}"
     )
     parser.add_argument(
         "--show-config",
@@ -145,7 +202,15 @@ def _add_line(group: Any, field: dataclasses.Field[Any]) -> None:
     value: Any = field.default
     in_bytes = isinstance(value, int) and field.metadata["kind"] == "size" and field.name.endswith(IN_BYTES)
     default = size_text(value) if in_bytes else "on" if value is True else str(value)
-    default = f" ({stated[1]})" if stated else "" if value in (None, "", False) else f" ({default})"
+    default = (
+        f" ({stated[1]})"
+        if stated and len(stated[1]) < _LONG_DEFAULT
+        else ""
+        if stated
+        else ""
+        if value in (None, "", False)
+        else f" ({default})"
+    )
     text = ((clause[0] if clause else "") + default).replace("%", "%%")
     if field.type is bool:
         group.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, help=text)

@@ -12,6 +12,9 @@ from pagewire import config, flags
 from pagewire.config import ExecutorConfig, GatewayConfig, SchedulerConfig, ServeConfig, TokenizerConfig
 from pagewire.config.fields import Range
 from pagewire.tools.batch.config import BatchCommandConfig
+from pagewire.tools.doctor.command import DoctorConfig
+from pagewire.tools.terminal.run import RunConfig
+from pagewire.tools.tune.config import TuneConfig
 from tests.pagewire.flags.parsing import parse, refusal
 
 CONFIGS = [GatewayConfig, TokenizerConfig, SchedulerConfig, ExecutorConfig, ServeConfig]
@@ -243,9 +246,44 @@ def test_child_environment_has_no_configuration() -> None:
 @pytest.mark.parametrize("config_class", CONFIGS)
 def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str], config_class: type) -> None:
     with pytest.raises(SystemExit) as exit_:
-        parse("--help", config_class=config_class, without=())
+        parse("--help=all", config_class=config_class, without=())
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     for field in dataclasses.fields(config_class):
         name = flags.flag_name(field.name)[2:]
         assert f"--[no-]{name}" in text if field.type is bool else f"--{name} " in text
+
+
+@pytest.mark.parametrize("topic", ["memory", "=memory"])
+def test_help_of_a_group_is_that_group_in_full(capsys: pytest.CaptureFixture[str], topic: str) -> None:
+    with pytest.raises(SystemExit):
+        parse(*(["--help", topic] if topic == "memory" else [f"--help{topic}"]))
+    text = capsys.readouterr().out
+    assert "--kv-cache-memory-bytes" in text and "--num-gpu-blocks-override" in text and "--port" not in text
+
+
+def test_help_of_serve_fits_two_screens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = capsys.readouterr().out
+    assert text.count("\n") <= 90 and "--max-model-len" in text and "--fault-injection" not in text
+    assert "`pagewire serve --help=all` shows every flag in full" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("config_class", [BatchCommandConfig, DoctorConfig, RunConfig, TuneConfig])
+def test_help_of_commands_with_a_stack_has_their_own_flags(
+    capsys: pytest.CaptureFixture[str], config_class: type
+) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help", config_class=config_class, prog="pagewire this")
+    text = " ".join(capsys.readouterr().out.split())
+    own = {field.name for field in dataclasses.fields(config_class)} - {f.name for f in dataclasses.fields(ServeConfig)}
+    assert own and all(flags.flag_name(name)[2:] in text for name in own)
+    assert "--max-num-seqs N" not in text and "`pagewire serve --help` shows the common ones" in text
+
+
+def test_help_of_something_unknown_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help=memroy")
+    assert capsys.readouterr().out.startswith("No flag or group is named memroy; did you mean memory?\n")
