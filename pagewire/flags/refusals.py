@@ -56,6 +56,8 @@ def refusals(
 
 
 def _check_certificates(config: ServiceConfig) -> None:
+    if getattr(config, "url", None):
+        return  # they are for the server at this URL
     if config.ssl_certfile or config.ssl_keyfile or config.ssl_ca_certs or config.ssl_cert_reqs:
         from pagewire.wire.tls import certificates_of  # deferred: most commands have no certificates
 

@@ -1,6 +1,9 @@
 """Flags of the command-line clients: `pagewire chat` and `pagewire generate`."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pagewire.config.fields import flag
 from pagewire.config.sampling_params import BY_NAME
@@ -31,12 +34,40 @@ class SamplingFlags:
     )
 
 
+# The remedy for an answer that asks for a key.
+KEY_HINT = "set PAGEWIRE_API_KEY to its key (or give --api-key, which other users of this machine can read)"
+
+
+class HasTlsFlags(Protocol):
+    """A configuration with the flags of TLS."""
+
+    @property
+    def ssl_certfile(self) -> str | None: ...
+
+    @property
+    def ssl_keyfile(self) -> str | None: ...
+
+    @property
+    def ssl_ca_certs(self) -> str | None: ...
+
+
+def tls_files(config: HasTlsFlags, environ: Mapping[str, str] = os.environ) -> Files:
+    """Returns the TLS files for a URL: those of the flags, else those of the environment."""
+    return Files(
+        certfile=config.ssl_certfile or environ.get("PAGEWIRE_SSL_CERTFILE"),
+        keyfile=config.ssl_keyfile or environ.get("PAGEWIRE_SSL_KEYFILE"),
+        ca_certs=config.ssl_ca_certs or environ.get("PAGEWIRE_SSL_CA_CERTS"),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientTlsFlags:
-    """The TLS files of a client; $PAGEWIRE_SSL_CA_CERTS and its siblings are their defaults over gRPC."""
+    """The TLS files of a client; $PAGEWIRE_SSL_CA_CERTS and its siblings are their defaults."""
 
     ssl_ca_certs: str | None = flag(
-        None, "CAs that sign the server's certificate, in PEM (default: those of the system)", group="connection"
+        None,
+        "CAs that sign the server's certificate, in PEM (default: $PAGEWIRE_SSL_CA_CERTS, else those of the system)",
+        group="connection",
     )
     ssl_certfile: str | None = flag(
         None, "certificate for a server that requires one, in PEM (default: none)", group="connection"
@@ -47,7 +78,7 @@ class ClientTlsFlags:
 
     @property
     def tls_files(self) -> Files:
-        return Files(certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs)
+        return tls_files(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import grpc
 from pagewire.client import Client
 from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address, unanswered
-from pagewire.tools.client_config import ClientConfig, GenerateConfig
+from pagewire.tools.client_config import KEY_HINT, ClientConfig, GenerateConfig
 from pagewire.wire.rpc import RpcError
 
 
@@ -61,5 +61,5 @@ def explain(error: RpcError, config: ClientConfig) -> StartupError:
     if error.code == grpc.StatusCode.UNAVAILABLE:
         return StartupError(unanswered(config.address, error.message))
     if error.code == grpc.StatusCode.UNAUTHENTICATED:
-        return StartupError(f"{config.address} requires an API key: --api-key KEY, or the variable PAGEWIRE_API_KEY")
+        return StartupError(f"{config.address} asks for a key: {KEY_HINT}")
     return StartupError(f"{error.message} ({error.code.name})")

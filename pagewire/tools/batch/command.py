@@ -18,8 +18,8 @@ from pagewire.stack import stack
 from pagewire.tools.batch.config import NOT_OFFERED, OWN_FLAGS, BatchCommandConfig
 from pagewire.tools.batch.http_server import HttpServer
 from pagewire.tools.batch.progress import Progress
+from pagewire.tools.client_config import tls_files
 from pagewire.wire.addresses import endpoint
-from pagewire.wire.tls import Files
 
 # A server that has not answered for this long will not recover without help.
 AWAY_TIMEOUT_S = 300.0
@@ -99,8 +99,7 @@ def _run_with_stack(config: BatchCommandConfig, checked: lines.Checked) -> int:
 
 async def _run_at(url: str, config: BatchCommandConfig, checked: lines.Checked) -> int:
     """Runs the batch on a server, and returns the exit code. Raises StartupError."""
-    files = Files(certfile=config.ssl_certfile, keyfile=config.ssl_keyfile, ca_certs=config.ssl_ca_certs)
-    with closing(HttpServer(url, config.own_key, files)) as server:
+    with closing(HttpServer(url, config.own_key, tls_files(config))) as server:
         _check_models(checked, await server.models(), f"by {url}")
         with closing(await _results(Path(config.output_file))) as results:
             if results.done:

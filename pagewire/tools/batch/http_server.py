@@ -8,6 +8,7 @@ from pagewire.batch.results import Answer
 from pagewire.batch.runner import Away
 from pagewire.errors import StartupError
 from pagewire.tools.bench.http import Connection, HttpError, retry_after
+from pagewire.tools.client_config import KEY_HINT
 from pagewire.wire.tls import NO_FILES, Files, failed_handshake
 
 
@@ -37,7 +38,7 @@ class HttpServer:
         except (ValueError, KeyError, TypeError) as error:
             raise StartupError(f"{self._url} is not an OpenAI-compatible server: /v1/models lists no models") from error
         if status == 401:
-            raise StartupError(f"{self._url} asks for a key: give it with --api-key or PAGEWIRE_API_KEY")
+            raise StartupError(f"{self._url} asks for a key: {KEY_HINT}")
         raise StartupError(f"{self._url} answers /v1/models with {status}: {body[:200].decode('utf-8', 'replace')}")
 
     async def ask(self, line: Line) -> Answer:

@@ -14,6 +14,7 @@ from pagewire.progress_line import ProgressLine
 from pagewire.tools.bench.config import BenchConfig, ServerFlags
 from pagewire.tools.bench.http import Connection, HttpError
 from pagewire.tools.bench.request import Record, body, send
+from pagewire.tools.client_config import KEY_HINT
 from pagewire.wire.tls import failed_handshake
 
 _NO_ROUTE = (404, 405, 501)
@@ -55,7 +56,7 @@ async def served_model(connection: Connection, config: ServerFlags) -> ServedMod
         if not (isinstance(error, HttpError) and error.status in _NO_ROUTE):
             hint = failed_handshake(str(error)) or "is the server running?"
             if isinstance(error, HttpError):  # it is
-                hint = "give its key with --api-key or PAGEWIRE_API_KEY" if error.status == 401 else "see its log"
+                hint = KEY_HINT if error.status == 401 else "see its log"
             raise StartupError(f"no answer from {config.base_url} ({error}): {hint}") from error
         name = _unlisted(config, error)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagewire import config, flags
 from pagewire.config.fields import Range, flag
+from pagewire.tools.client_config import tls_files
 from pagewire.tools.doctor import report
 from pagewire.tools.doctor.container import check_container
 from pagewire.tools.doctor.finding import Finding, Level
@@ -25,7 +26,10 @@ class DoctorConfig(config.ServeConfig):
     """The flags of `pagewire serve`, and what to examine."""
 
     url: str | None = flag(
-        None, "examine the running stack behind this gateway, too, such as http://127.0.0.1:8000", group="doctor"
+        None,
+        "examine the running stack behind this gateway, too, such as http://127.0.0.1:8000; PAGEWIRE_API_KEY "
+        "is its key; with https, --ssl-ca-certs is its CA, and --ssl-certfile the certificate that it may ask for",
+        group="doctor",
     )
     seconds: float = flag(5.0, "seconds to watch that stack", group="doctor", valid=Range(above=0, maximum=3600))
     json: bool = flag(False, "print JSON", group="doctor")
@@ -66,5 +70,6 @@ def examine(settings: DoctorConfig, host: Host) -> dict[str, list[Finding]]:
         "flags": check_settings(host, settings),
     }
     if settings.url is not None:
-        areas[f"stack at {settings.url}"] = check_stack(settings.url.rstrip("/"), settings.own_key, settings.seconds)
+        url = settings.url.rstrip("/")
+        areas[f"stack at {url}"] = check_stack(url, settings.own_key, settings.seconds, tls_files(settings))
     return {area: list(found) for area, found in areas.items()}

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pagewire.errors import StartupError
+from pagewire.tools.client_config import KEY_HINT
 from pagewire.tools.doctor.finding import Finding, Findings, note, ok, problem, warning
+from pagewire.wire.tls import NO_FILES, Files, client_context, failed_handshake
 
 _TIMEOUT_S = 10.0
 _MANY_PREEMPTIONS = 0.1  # per second, as in the usual alert
@@ -72,24 +74,25 @@ def parse(text: str, at: float) -> Sample:
     return Sample(at, values, largest)
 
 
-def scrape(url: str, api_key: str | None) -> Sample:
+def scrape(url: str, api_key: str | None, files: Files = NO_FILES) -> Sample:
     """Scrapes the metrics. Raises StartupError if no gateway answers."""
     try:
-        return parse(_get(f"{url}/metrics", api_key), time.monotonic())
+        return parse(_get(f"{url}/metrics", api_key, files), time.monotonic())
     except ValueError as error:
         raise StartupError(f"--url: {url}/metrics has no metrics; give the gateway's address") from error
 
 
-def _get(url: str, api_key: str | None) -> str:
+def _get(url: str, api_key: str | None, files: Files) -> str:
     try:
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
         if request.type not in ("http", "https"):
             raise StartupError(f"--url: {url} is not the address of a gateway; give it like http://127.0.0.1:8000")
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        context = client_context(files) if request.type == "https" else None
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
             text: str = response.read().decode()
             return text
     except urllib.error.HTTPError as error:
-        remedy = "; give the --api-key of an admin" if error.code in (401, 403) else ""
+        remedy = {401: f"; {KEY_HINT}", 403: "; give the key of an admin in PAGEWIRE_API_KEY"}.get(error.code, "")
         if error.code == 404:
             remedy = "; give the gateway's REST address without a path (of --admin-port, if it has one)"
         raise StartupError(f"--url: {url} answered {error.code} {error.reason}{remedy}") from error
@@ -98,28 +101,33 @@ def _get(url: str, api_key: str | None) -> str:
     except http.client.HTTPException as error:
         raise StartupError(f"--url: {url} does not speak HTTP; give the gateway's REST address") from error
     except OSError as error:
-        raise StartupError(
-            f"--url: {url} does not answer ({getattr(error, 'reason', error)}); `pagewire ps` lists the stacks of this "
-            "machine"
-        ) from error
+        reason = str(getattr(error, "reason", error))
+        remedy = failed_handshake(reason) or "`pagewire ps` lists the stacks of this machine"
+        raise StartupError(f"--url: {url} does not answer ({reason}); {remedy}") from error
 
 
-def check_stack(url: str, api_key: str | None, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Findings:
-    """Returns the findings of the gateway at url, watched for `seconds`."""
-    first = scrape(url, api_key)
+def check_stack(
+    url: str,
+    api_key: str | None,
+    seconds: float,
+    files: Files = NO_FILES,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Findings:
+    """Returns the findings of the gateway at url, watched for `seconds`. files: for https."""
+    first = scrape(url, api_key, files)
     if not any(name.startswith("pagewire:") for name in first.values):
         raise StartupError(f"--url: {url}/metrics has no metrics of Pagewire; give the gateway's address")
     sleep(seconds)
-    change = Change(first, scrape(url, api_key))
-    yield _services(_status(url, api_key))
+    change = Change(first, scrape(url, api_key, files))
+    yield _services(_status(url, api_key, files))
     for check in _CHECKS:
         yield check(change)
 
 
-def _status(url: str, api_key: str | None) -> Mapping[str, object]:
+def _status(url: str, api_key: str | None, files: Files) -> Mapping[str, object]:
     """Raises StartupError."""
     try:
-        status = json.loads(_get(f"{url}/v1/status", api_key))
+        status = json.loads(_get(f"{url}/v1/status", api_key, files))
     except ValueError:
         status = None
     if not isinstance(status, dict):

@@ -159,7 +159,7 @@ async def test_a_refused_request_is_retried_after_the_given_delay(server: Server
 async def test_a_server_that_asks_for_a_key(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.key = "k"
     code, _, text = await bench(server, tmp_path, "--num-prompts=2", "--api-key=another")
-    assert code == 1 and "give its key with --api-key or PAGEWIRE_API_KEY" in text and "running" not in text
+    assert code == 1 and "set PAGEWIRE_API_KEY to its key" in text and "running" not in text
     monkeypatch.setenv("PAGEWIRE_API_KEY", "k")
     code, result, _ = await bench(server, tmp_path, "--num-prompts=2")
     assert code == 0 and result["summary"]["completed"] == 2

@@ -1,13 +1,19 @@
 """The doctor's findings on a running stack."""
 
+import http.server
 import socket
+import ssl
 import threading
+from pathlib import Path
 
 import pytest
 
 from pagewire.errors import StartupError
+from pagewire.tools.client_config import ChatConfig, tls_files
 from pagewire.tools.doctor import live
 from pagewire.tools.doctor.finding import Level
+from pagewire.wire.tls import Files
+from tests.makers.certificates import Authority
 
 _QUIET = """\
 # TYPE pagewire:num_requests_running gauge
@@ -99,3 +105,42 @@ def test_what_is_no_gateway_is_said_so(answer: bytes, reason: str) -> None:
         with pytest.raises(StartupError, match=reason):
             live.scrape(f"http://127.0.0.1:{listener.getsockname()[1]}", None)
         thread.join()
+
+
+def test_a_gateway_with_tls_and_a_key(tmp_path: Path) -> None:
+    """The CA is that of the flags; without the key, the remedy names the variable before the flag."""
+    issued = Authority(tmp_path).issue("gateway")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.certfile, issued.keyfile)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.headers["Authorization"] == "Bearer secret" else 401)
+            self.end_headers()
+            self.wfile.write(b"pagewire:steps_total 3\n")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        url = f"https://localhost:{server.server_port}"
+        files = Files(ca_certs=str(issued.ca_certs))
+        assert live.scrape(url, "secret", files).of("pagewire:steps_total") == 3
+        with pytest.raises(StartupError, match="set PAGEWIRE_API_KEY to its key"):
+            live.scrape(url, None, files)
+        with pytest.raises(StartupError, match="its CA is not trusted here: set --ssl-ca-certs"):
+            live.scrape(url, "secret")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_tls_files_of_a_client_come_from_flags_then_from_the_environment() -> None:
+    environ = {"PAGEWIRE_SSL_CA_CERTS": "ca.pem", "PAGEWIRE_SSL_CERTFILE": "env.pem"}
+    found = tls_files(ChatConfig(ssl_certfile="flag.pem"), environ)
+    assert found == Files(certfile="flag.pem", ca_certs="ca.pem")
