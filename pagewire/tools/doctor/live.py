@@ -154,7 +154,7 @@ def _preemptions(change: Change) -> Finding:
         "preemptions",
         found,
         "blocks run out: requests are preempted and computed again",
-        "more blocks: --kv-cache-memory-bytes, --gpu-memory-utilization, --kv-cache-dtype fp8, weights in 4 bits; or "
+        "more blocks: --kv-cache-memory-bytes, --gpu-memory-utilization, --kv-cache-dtype fp8, smaller weights; or "
         "fewer requests: --max-num-seqs",
     )
 

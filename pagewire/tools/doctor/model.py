@@ -11,6 +11,8 @@ from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.files.models import may_be_of_hub, resolve_model
 from pagewire.files.wheel_models import WHEEL_MODELS
+from pagewire.flags.model_advice import smaller_weights
+from pagewire.flags.model_facts import facts_of
 from pagewire.tools.doctor.finding import Finding, Findings, absent, note, ok, problem
 from pagewire.tools.doctor.gpu import gpus
 from pagewire.tools.doctor.host import Host, size
@@ -97,7 +99,7 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
             "model",
             found,
             "the weights alone do not fit",
-            "a checkpoint in 4 bits (pagewire quantize), --tensor-parallel-size 2, or a larger device",
+            f"{smaller_weights(config, facts_of(str(path)))}, --tensor-parallel-size 2, or a larger device",
         )
         return
     yield ok("model", found)

@@ -13,6 +13,7 @@ import yaml
 
 from pagewire import config, flags
 from pagewire.errors import StartupError
+from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.process.process import usable_cores
 from pagewire.tools.tune import trace, tree
 from pagewire.tools.tune.config import TuneConfig
@@ -52,9 +53,11 @@ def main(argv: Sequence[str]) -> int:
     def measured(changes: Mapping[str, Any]) -> Figures:
         return measure(serve, changes, requests, settings.concurrency)
 
+    model = facts_of(serve.model, serve.download_dir, serve.revision)
+
     def may_help(seen: Figures) -> list[tree.Candidate]:
         of_goal = tree.candidates(
-            settings.goal, serve, seen, mean_output=trace.mean_output(requests), cores=usable_cores()
+            settings.goal, serve, seen, mean_output=trace.mean_output(requests), cores=usable_cores(), model=model
         )
         return [one for one in of_goal if not given & set(one.flags)]
 
@@ -72,14 +75,15 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped: nothing is written, as the chosen flags were not compared with the given ones")
         raise
-    print("\n".join(summary(found, settings)))
+    print("\n".join(summary(found, settings, model)))
     if found.changes:
         shown = given - {name.removeprefix("PAGEWIRE_").lower() for name in flags.secrets(serve)}
         _write(Path(settings.out), found, flags.to_argv(settings), shown, serve)
     return 0
 
 
-def summary(found: Found, settings: TuneConfig) -> list[str]:
+def summary(found: Found, settings: TuneConfig, model: ModelFacts | None = None) -> list[str]:
+    """Returns the lines of the report. model: None if its files are not known."""
     lines = ["the time is over: some flags were not tried (--minutes)"] if found.is_out_of_time else []
     shown = [figures for figures in (found.before, found.after) if figures is not None]
     lines.append(f"{'':<34}" + "".join(f"{title:>10}" for title in (["before", "after"] if shown[1:] else ["now"])))
@@ -93,8 +97,8 @@ def summary(found: Found, settings: TuneConfig) -> list[str]:
         return [*lines, f"{settings.goal} is better by at least {found.gain:.0%} in each round: {settings.out}"]
     return [
         *lines,
-        "none of the tried flags is better in each round: keep the given ones. "
-        "What else helps: weights in 4 bits (pagewire quantize), more devices; `pagewire doctor` looks at the machine",
+        "none of the tried flags is better in each round: keep the given ones. What else helps: "
+        f"{tree.what_else(settings, model)}; `pagewire doctor` looks at the machine",
     ]
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pagewire.config import ServeConfig
+from pagewire.config.profiles import has_nvidia_driver
+from pagewire.flags.model_advice import FEW_BITS, smaller_weights
+from pagewire.flags.model_facts import ModelFacts
 from pagewire.tools.tune.measure import Figures
 
 _LONG_PROMPT, _LONG_OUTPUT = 512, 32
 _WAITING = 0.2
+_UNKNOWN = ModelFacts(Path())
 
 
 @dataclass(frozen=True)
@@ -26,20 +31,48 @@ class Candidate:
     why: str
 
 
-def candidates(goal: str, config: ServeConfig, seen: Figures, *, mean_output: float, cores: int) -> list[Candidate]:
-    """Returns candidates, most promising first. seen: the figures without changes."""
-    return list(_TREE[goal](config, seen, mean_output, cores))
+def candidates(
+    goal: str,
+    config: ServeConfig,
+    seen: Figures,
+    *,
+    mean_output: float,
+    cores: int,
+    model: ModelFacts | None = None,
+) -> list[Candidate]:
+    """Returns candidates, most promising first. seen: the figures without changes. model: None if its files are not
+    known."""
+    return list(_TREE[goal](config, seen, mean_output, cores, model or _UNKNOWN))
+
+
+def what_else(config: ServeConfig, model: ModelFacts | None) -> str:
+    """Returns what helps beyond flags that can be tried, for this model on this device."""
+    return f"{smaller_weights(config, model)}, {'more devices' if _on_cuda(config) else 'more cores, or a GPU'}"
+
+
+def _on_cuda(config: ServeConfig) -> bool:
+    return config.device == "cuda" or (config.device == "auto" and has_nvidia_driver())
 
 
 def _rows(config: ServeConfig) -> int:
-    return config.max_num_seqs or 128
+    return config.max_num_seqs or (256 if _on_cuda(config) else 128)
 
 
 def _tokens(config: ServeConfig) -> int:
-    return config.max_num_batched_tokens or 2048
+    return config.max_num_batched_tokens or (8192 if _on_cuda(config) else 2048)
 
 
-def _ttft(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
+def _ngrams(config: ServeConfig, mean_output: float, model: ModelFacts) -> Iterator[Candidate]:
+    if mean_output >= _LONG_OUTPUT and not _drafts(config) and not model.has_state:
+        yield Candidate({"spec_method": "ngram", "spec_tokens": 5}, "outputs that repeat texts gain tokens per step")
+
+
+def _fp8(model: ModelFacts, why: str) -> Iterator[Candidate]:
+    if model.can_be_fp8:
+        yield Candidate({"kv_cache_dtype": "fp8"}, why)
+
+
+def _ttft(config: ServeConfig, seen: Figures, output: float, cores: int, model: ModelFacts) -> Iterator[Candidate]:
     if config.target_itl_ms != 0:
         yield Candidate({"target_itl_ms": 0.0}, "prompts are computed at once, though others' tokens wait for them")
     if seen.waited > _WAITING:
@@ -49,15 +82,13 @@ def _ttft(config: ServeConfig, seen: Figures, mean_output: float, cores: int) ->
         yield Candidate({"max_num_partial_prefills": 1}, "one long prompt after the other, each sooner done")
     else:
         yield Candidate({"max_num_batched_tokens": _tokens(config) // 4}, "short steps let short prompts in sooner")
-    if not config.enable_prefix_caching:
-        yield Candidate({"enable_prefix_caching": True}, "prompts that begin alike are computed once")
     yield from _threads(config, cores)
 
 
-def _tpot(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
-    if mean_output >= _LONG_OUTPUT and not _drafts(config):
-        yield Candidate({"spec_method": "ngram", "spec_tokens": 5}, "outputs that repeat texts gain tokens per step")
-        if config.quantization == "none":
+def _tpot(config: ServeConfig, seen: Figures, output: float, cores: int, model: ModelFacts) -> Iterator[Candidate]:
+    for ngrams in _ngrams(config, output, model):
+        yield ngrams
+        if config.quantization == "none" or model.bits > FEW_BITS:
             yield Candidate({"spec_model": "self:q4", "spec_tokens": 4}, "a copy in 4 bits drafts any text")
     if config.target_itl_ms != 0:
         yield Candidate({"target_itl_ms": 20.0}, "less of others' prompts in each step")
@@ -66,23 +97,24 @@ def _tpot(config: ServeConfig, seen: Figures, mean_output: float, cores: int) ->
     yield from _threads(config, cores)
 
 
-def _throughput(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
+def _throughput(
+    config: ServeConfig, seen: Figures, output: float, cores: int, model: ModelFacts
+) -> Iterator[Candidate]:
     if config.target_itl_ms != 0:
         yield Candidate({"target_itl_ms": 0.0}, "steps are filled with prompts, though tokens of others wait")
     if seen.preempted:
         yield Candidate({"max_num_seqs": max(1, _rows(config) // 2)}, "nothing is computed twice")
-        yield Candidate({"kv_cache_dtype": "fp8"}, "twice as many tokens fit into the cache (less exact)")
+        yield from _fp8(model, "twice as many tokens fit into the cache (less exact)")
     if seen.waited > _WAITING:
         yield Candidate({"max_num_seqs": 2 * _rows(config)}, "more requests share the reading of weights")
     yield Candidate({"max_num_batched_tokens": 2 * _tokens(config)}, "more prompt tokens share the reading of weights")
-    if mean_output >= _LONG_OUTPUT and not _drafts(config):
-        yield Candidate({"spec_method": "ngram", "spec_tokens": 5}, "outputs that repeat texts gain tokens per step")
+    yield from _ngrams(config, output, model)
     yield from _threads(config, cores)
 
 
-def _memory(config: ServeConfig, seen: Figures, mean_output: float, cores: int) -> Iterator[Candidate]:
+def _memory(config: ServeConfig, seen: Figures, output: float, cores: int, model: ModelFacts) -> Iterator[Candidate]:
     yield Candidate({"max_num_batched_tokens": _tokens(config) // 4}, "activations of a step are smaller")
-    yield Candidate({"kv_cache_dtype": "fp8"}, "half the cache for as many tokens (less exact)")
+    yield from _fp8(model, "half the cache for as many tokens (less exact)")
     yield Candidate({"kv_cache_memory_bytes": 512 << 20}, "a smaller cache keeps fewer prefixes")
     yield Candidate({"max_num_seqs": max(1, _rows(config) // 4)}, "fewer rows")
     yield Candidate({"tokenizer_pool_size": 1}, "one tokenizer worker")

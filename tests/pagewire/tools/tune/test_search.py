@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pagewire import flags
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
+from pagewire.flags.model_facts import ModelFacts
 from pagewire.tools.tune import command, measure, trace, tree
 from pagewire.tools.tune.config import GOALS
 from pagewire.tools.tune.measure import Figures
@@ -147,6 +148,33 @@ def test_every_candidate_is_a_configuration(goal, prompt_tokens, waited, preempt
         assert changed != ServeConfig()
         parsed = flags.parse(ServeConfig, flags.to_argv(changed), prog="", description="", environ={})
         assert parsed == changed
+
+
+@pytest.mark.parametrize(
+    ("bits", "quantization", "advice"),
+    [
+        (4, None, "a smaller model (the weights have 4 bits already)"),
+        (4, "none", "the weights as they are stored, in 4 bits (without --quantization none)"),
+        (8, None, "weights in 4 bits (pagewire quantize, from a checkpoint in 16 bits)"),
+        (16, None, "weights in 4 bits (pagewire quantize, from a checkpoint in 16 bits)"),
+        (0, None, "weights in 4 bits (pagewire quantize, from a checkpoint in 16 bits)"),
+    ],
+)
+def test_advice_fits_the_weights(bits: int, quantization: str | None, advice: str) -> None:
+    model, serve = ModelFacts(Path(), bits=bits), ServeConfig(quantization=quantization, device="cpu")
+    assert tree.what_else(serve, model) == f"{advice}, more cores, or a GPU"
+    found = tree.candidates("tpot", serve, _PLAIN, mean_output=100, cores=2, model=model)
+    drafts = any("spec_model" in one.flags for one in found)
+    assert drafts == (bits > 6 or quantization == "none")
+
+
+def test_advice_fits_the_layers() -> None:
+    """A state cannot take drafts back, and latent vectors are not stored in fp8."""
+    model = ModelFacts(Path(), has_state=True, can_be_fp8=False)
+    for goal in GOALS:
+        seen = dataclasses.replace(_PLAIN, preempted=3)
+        for candidate in tree.candidates(goal, ServeConfig(), seen, mean_output=100, cores=2, model=model):
+            assert not {"spec_method", "spec_model", "kv_cache_dtype"} & candidate.flags.keys()
 
 
 def test_what_waits_gets_rows() -> None:
