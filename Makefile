@@ -6,6 +6,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# Without NVIDIA's driver, torch's CPU build is enough; an index in the environment is taken as the choice.
+NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg)
+TORCH_INDEX ?= $(if $(NVIDIA)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,https://download.pytorch.org/whl/cpu)
 ARGS ?=
 WORKERS ?= 3
 # Containers often set it. Tests start hundreds of processes, each of which would compile our modules again.
@@ -32,8 +36,9 @@ setup: $(READY)
 # torch comes first and by its exact version: pip then keeps what it finds, the CUDA build or the CPU build.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(if $(TORCH_INDEX),@echo "torch's CPU build (200 MB, $(TORCH_INDEX)): there is no NVIDIA driver here. make TORCH_INDEX= takes the CUDA build (3 GB).")
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) -e ".[dev]"
 	touch $(READY)
 
 # What follows `check` are paths, not targets, even where a folder has the name of one.
