@@ -278,6 +278,7 @@ def _quantize(argv: list[str]) -> int:
         positional="model",
         flags_only=True,
     )
+    print(f"quantizing {settings.model}: loading PyTorch", file=sys.stderr, flush=True)
     try:
         from pagewire.quantize import command
     except ModuleNotFoundError as error:

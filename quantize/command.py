@@ -48,15 +48,18 @@ def run(config: QuantizeConfig) -> int:
     out = Path(config.out).expanduser().absolute()
     check_free(out)
     torch.set_num_threads(config.num_threads or usable_cores())
-    source = Source(find_model(config))
+    path = find_model(config)
+    logger.info("reading %s", path)
+    source = Source(path)
     check_shapes(source, method)
     decoder = Decoder(source, resolve_device(config.device))
     _check_space(out, decoder.weight_bytes())
-    calibration, evaluation = texts(config, decoder)
-    steps = tune_steps(config, decoder, calibration)
     # Like Ctrl-C, it leaves no half-written files.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
-    with new_directory(out) as directory, Progress(source.config.num_layers) as progress:
+    with Progress(source.config.num_layers) as progress, new_directory(out) as directory:
+        calibration, evaluation = texts(config, decoder, progress)
+        steps = tune_steps(config, decoder, calibration)
+        progress.quantizing()
         report = quantize(decoder, method, calibration, evaluation, steps, directory, _settings(config), progress)
     print(report.table())
     if (warning := costly(config, *report.perplexity)) is not None:
@@ -121,7 +124,7 @@ def check_shapes(source: Source, method: Method) -> None:
         )
 
 
-def texts(config: QuantizeConfig, decoder: Decoder) -> tuple[Text | None, Text]:
+def texts(config: QuantizeConfig, decoder: Decoder, progress: Progress) -> tuple[Text | None, Text]:
     """Returns the texts to calibrate on (None for rtn) and to measure on. The latter is never calibrated on."""
     source, length = decoder.source, config.calibration_length
     if length > source.config.max_supported_len:
@@ -142,8 +145,10 @@ def texts(config: QuantizeConfig, decoder: Decoder) -> tuple[Text | None, Text]:
     if config.calibration is not None:
         return Text(sequences(tokens, count, length, config.calibration), config.calibration), evaluation
     logger.info("no --calibration: sampling %d sequences of %d tokens from the model itself", count, length)
+    progress.sampling(count * (length - 1))
     with torch.no_grad():
-        return Text(sample_sequences(decoder, count, length, config.seed), "sampled from the model"), evaluation
+        sampled = sample_sequences(decoder, count, length, config.seed, progress.sampled)
+    return Text(sampled, "sampled from the model"), evaluation
 
 
 def _evaluation(config: QuantizeConfig, source: Source, held: list[int], separator: int | None) -> Text:

@@ -27,11 +27,10 @@ class Progress:
         self._bar: tqdm[Any] | None = None
         self._line: list[str] = []
         self._recent: deque[float] = deque(maxlen=_SMOOTHED)
-        self._num_steps = 0
+        self._num_steps = self._done = 0
         self._tuning_since = 0.0
 
     def __enter__(self) -> Progress:
-        self._start_bar(self._num_layers * _NUM_MODULES, "quantizing", "module")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,6 +42,25 @@ class Progress:
             self._bar.close()
         if sys.stderr.isatty():
             self._bar = tqdm(total=total, desc=title, unit=unit)
+
+    def sampling(self, num_tokens: int) -> None:
+        """Reports that the model begins to generate the calibration text."""
+        self._num_steps, self._done = num_tokens, 0
+        self._start_bar(num_tokens, "sampling", "token")
+
+    def sampled(self, count: int) -> None:
+        """Reports tokens of the calibration text."""
+        before, self._done = self._done, self._done + count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif self._done * _LINES // self._num_steps > before * _LINES // self._num_steps:
+            logger.info("sampled %d of %d tokens", self._done, self._num_steps)
+
+    def quantizing(self) -> None:
+        """Reports that the first layer begins."""
+        self._start_bar(self._num_layers * _NUM_MODULES, "quantizing", "module")
+        if self._bar is None:
+            logger.info("quantizing %d layers", self._num_layers)
 
     def module(self, name: str, error: float) -> None:
         """Reports a quantized module and its error."""

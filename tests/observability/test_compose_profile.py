@@ -60,3 +60,11 @@ def test_the_collector_sends_traces_to_the_viewer() -> None:
             assert set(pipeline.get(kind, [])) <= set(collector[kind])
     [exporter] = collector["service"]["pipelines"]["traces"]["exporters"]
     assert collector["exporters"][exporter]["endpoint"].partition(":")[0] in BESIDE
+
+
+def test_prometheus_beside_a_stack_on_one_machine_asks_another_port_than_its_own() -> None:
+    own = "9090"
+    [job] = configuration("prometheus/local.yml")["scrape_configs"]
+    [target] = job["static_configs"][0]["targets"]
+    assert target.rpartition(":")[2] != own
+    assert f"--metrics-port {target.rpartition(':')[2]}" in " ".join((ROOT / "docs/operations.md").read_text().split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pagewire.quantize.model.decoder import Decoder
 from pagewire.quantize.model.source import Source
 from pagewire.quantize.model.texts import bundled_documents, held_out, read_documents, sequences
 from pagewire.quantize.output import CheckpointWriter
+from pagewire.quantize.progress import Progress
 from pagewire.quantize.rounding.gptq import GptqOptions
 from pagewire.quantize.rounding.grid import Grid
 from pagewire.quantize.rounding.layer import LayerQuantizer, Method
@@ -372,3 +374,12 @@ def test_default_model(tmp_path: Path, smollm2_gguf: Path, text: Path, method: s
     assert tokenizer(prompt)["input_ids"] == expected.encode(prompt, add_special_tokens=True)
     with torch.device("meta"):
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "out"))
+
+
+def test_progress_begins_with_the_first_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pagewire")
+    with Progress(2) as progress:
+        progress.sampling(100)
+        progress.sampled(5)
+        progress.quantizing()
+    assert [record.getMessage() for record in caplog.records] == ["sampled 5 of 100 tokens", "quantizing 2 layers"]

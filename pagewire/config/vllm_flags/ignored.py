@@ -99,7 +99,7 @@ _TABLE = (
     ),
     (
         "compilation-config=,-O,-cc optimization-level= ir-op-priority=",
-        "nothing is compiled at the start: kernels are compiled once, and --enforce-eager turns graphs off",
+        "models are not compiled: kernels are compiled once and kept, and --enforce-eager turns graphs off",
     ),
     (
         "attention-backend= gdn-prefill-backend= kda-prefill-backend= mm-encoder-attn-backend="
@@ -107,10 +107,8 @@ _TABLE = (
         " disable-cascade-attn",
         "each device has one implementation: Pagewire's C++ kernels on CPUs, its Triton kernels on CUDA",
     ),
-    (
-        "enable-flashinfer-autotune enable-bf16x3-router-gemm",
-        "tiles of kernels are chosen from measured tables",
-    ),
+    ("enable-flashinfer-autotune", "sizes of tiles come from tables that were made beforehand (kernels/tuning)"),
+    ("enable-bf16x3-router-gemm", "routers of experts compute in the dtype of the model"),
     # Scheduling
     (
         "scheduler-delay-factor= prefill-schedule-interval=",
@@ -130,7 +128,7 @@ _TABLE = (
         "a request starts as soon as there are free blocks for the next tokens that it computes",
     ),
     ("long-prefill-token-threshold-adaptive", "--long-prefill-token-threshold says which prompts are long"),
-    ("stream-interval=", "every token is sent at once"),
+    ("stream-interval=", "tokens are sent as soon as they are known"),
     # Devices, processes and machines
     ("engine-use-ray disable-frontend-multiprocessing", "every service is always a process of its own"),
     ("max-parallel-loading-workers=", "all processes of a group load at the same time"),
@@ -169,7 +167,8 @@ _TABLE = (
     ("kv-events-config=", "blocks are not announced to other programs"),
     (
         "enable-fault-tolerance fault-tolerance-config=",
-        "requests always survive the death of a process (docs/reliability.md)",
+        "requests survive the death of every process but the gateway's, and of that with an Idempotency-Key"
+        " (docs/reliability.md)",
     ),
     # Speculative decoding
     (
@@ -186,7 +185,7 @@ _TABLE = (
     ("enable-reasoning", "the parser follows from the chat template, or is named by --reasoning-parser"),
     ("reasoning-config=", "each parser of reasoning knows its own marks"),
     ("sse-keep-alive-interval=", "streams send no comments to stay alive; let a proxy add them"),
-    ("fail-on-environ-validation", "misspelt variables always end the command"),
+    ("fail-on-environ-validation", "a variable that resembles a setting always ends the command"),
     (
         "guided-decoding-backend= structured-outputs-config= guided-decoding-disable-fallback",
         "grammars are compiled by the executor: --grammar-compile-timeout, --grammar-cache-size",
@@ -201,7 +200,7 @@ _TABLE = (
     ("enable-per-request-metrics", "a request sets what its answer contains"),
     ("fingerprint-mode= fingerprint-value=", "system_fingerprint names the weights"),
     ("use-fp64-gumbel", "random numbers come from counters of position and seed"),
-    ("disable-fastapi-docs enable-offline-docs", "the page at / documents the API and needs no network"),
+    ("disable-fastapi-docs enable-offline-docs", "/docs is always served, and needs no network"),
     (
         "allowed-origins=... allowed-methods=... allowed-headers=... allow-credentials",
         "no CORS headers are sent; let a proxy add them",
@@ -222,10 +221,12 @@ _TABLE = (
     ),
     ("log-config-file= log-error-stack", "--log-level and --log-format configure the log"),
     (
-        "show-hidden-metrics-for-version= kv-cache-metrics-sample= custom-histogram-buckets= kv-cache-metrics"
-        " cudagraph-metrics enable-mfu-metrics per-request-spec-decode-metrics enable-logging-iteration-details",
-        "/metrics always has all metrics",
+        "show-hidden-metrics-for-version= custom-histogram-buckets= cudagraph-metrics"
+        " per-request-spec-decode-metrics enable-logging-iteration-details",
+        "/metrics always has all metrics that there are (docs/operations.md)",
     ),
+    ("kv-cache-metrics-sample= kv-cache-metrics", "the lifetime of single blocks is not sampled; /v1/status has them"),
+    ("enable-mfu-metrics", "operations are not estimated; pagewire:execute_time_seconds has the times of steps"),
     ("collect-detailed-traces=...", "every trace has the stages of its request: --otlp-traces-endpoint"),
     (
         "profiler-config= jit-monitor-mode= enable-layerwise-nvtx-tracing jit-monitor-verbose",

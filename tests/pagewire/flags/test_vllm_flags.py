@@ -150,7 +150,7 @@ def test_spellings_that_mean_the_same_are_taken_without_a_word(
             {"hf_overrides": '{"rope_parameters": {"rope_type": "yarn"}, "a": 1}'},
             "now --hf-overrides",
         ),
-        (["-O3"], {}, "-O3: ignored: nothing is compiled"),
+        (["-O3"], {}, "-O3: ignored: models are not compiled"),
         (["--no-enable-log-requests"], {}, "--no-enable-log-requests: ignored: the log has one line for each request"),
         (["--structured-outputs-config.backend=xgrammar"], {}, "ignored: grammars are compiled by the executor"),
         (["--swap-space", "4"], {}, "--swap-space: ignored: a preempted request is computed again"),
