@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pagewire import config, flags
 from pagewire.errors import StartupError
@@ -278,6 +279,10 @@ def _quantize(argv: list[str]) -> int:
         positional="model",
         flags_only=True,
     )
+    if settings.out is not None:
+        from pagewire.files.writing import check_writable
+
+        check_writable(Path(settings.out).expanduser())
     print(f"quantizing {settings.model}: loading PyTorch", file=sys.stderr, flush=True)
     try:
         from pagewire.quantize import command

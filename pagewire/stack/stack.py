@@ -24,6 +24,7 @@ from pagewire.config import (
 )
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, find_model
+from pagewire.files.writing import unwritable
 from pagewire.flags import refusals
 from pagewire.process import binding, local_executors
 from pagewire.process.supervisor import Service, Supervisor
@@ -244,7 +245,7 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StartupError(f"--uds-dir {directory}: cannot be created: {error}") from error
+        raise unwritable(f"--uds-dir {directory}", error) from error
     _check_sockets(directory, names)
     _make_private(directory)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pagewire import flags
 from pagewire.config.fields import NOT_NEGATIVE, Range, flag
 from pagewire.errors import StartupError
+from pagewire.files.writing import unwritable
 from pagewire.wire.keys.entry import Key, digest_of, is_name, new_key, parse_keys
 
 _USAGE = "usage: pagewire keys add FILE NAME [flags]\nsee `pagewire keys add --help`"
@@ -81,6 +82,8 @@ def add(path: Path, config: KeysAddConfig) -> str:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{newline}{key.line()}\n")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unwritable(path, error) from error
+    except ValueError as error:
         raise StartupError(f"{path}: {error}") from error
     return secret

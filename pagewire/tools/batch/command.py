@@ -14,6 +14,7 @@ from pagewire.batch.runner import Away, Runner
 from pagewire.config import WITHOUT_TLS, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name
+from pagewire.files.writing import check_writable, unwritable
 from pagewire.stack import stack
 from pagewire.tools.batch.config import NOT_OFFERED, OWN_FLAGS, BatchCommandConfig
 from pagewire.tools.batch.http_server import HttpServer
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> int:
     if not config.input_file or not config.output_file:
         raise StartupError("name two files: pagewire batch INPUT_FILE OUTPUT_FILE")
     checked = _check(Path(config.input_file))
+    check_writable(Path(config.output_file))
     if config.url is not None:
         _refuse_stack_flags(config)
         return _interruptible(config, lambda: asyncio.run(_run_at(str(config.url), config, checked)))
@@ -120,7 +122,7 @@ async def _results(path: Path) -> Results:
     except (ResultsInUse, NotResults) as error:
         raise StartupError(f"{error}: name another output file") from error
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 async def _run(server: HttpServer, results: Results, progress: Progress, config: BatchCommandConfig) -> None:
@@ -134,10 +136,6 @@ async def _run(server: HttpServer, results: Results, progress: Progress, config:
             f"the server has not answered for {AWAY_TIMEOUT_S:g} s ({error}): repeat the command when it is back"
         ) from error
     except OSError as error:
-        raise _unwritable(Path(config.output_file), error) from error
+        raise unwritable(Path(config.output_file), error) from error
     finally:
         showing.cancel()
-
-
-def _unwritable(path: Path, error: OSError) -> StartupError:
-    return StartupError(f"{path} cannot be written: {error.strerror or error}")

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import yaml
 
 from pagewire import config, flags
 from pagewire.errors import StartupError
+from pagewire.files.writing import check_writable
 from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.process.process import usable_cores
 from pagewire.tools.tune import trace, tree
@@ -104,8 +104,9 @@ def summary(found: Found, settings: TuneConfig, model: ModelFacts | None = None)
 
 def _check_writable(path: Path) -> None:
     """Checks before minutes of measuring that the file can be written. Raises StartupError."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if path.is_dir() or not path.parent.is_dir():
         raise StartupError(f"--out {path}: it cannot be written; name another file")
+    check_writable(path)
 
 
 def _check_time(requests: Sequence[trace.Request], settings: TuneConfig) -> None:
