@@ -69,7 +69,7 @@ def check_name(model: str, revision: str | None = None, accepted_license: str | 
         check_license(model, accepted_license)
     elif path.is_dir():
         if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-            raise ModelNotFoundError(f"{path}: it is no model directory, without config.json and .gguf file: name one")
+            raise ModelNotFoundError(f"{path}: not a model directory, without config.json and .gguf file: name one")
     elif path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFoundError(f"{path}: expected a .gguf file or a directory with config.json and safetensors")

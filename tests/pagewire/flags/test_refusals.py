@@ -69,7 +69,7 @@ REFUSED = [
     ("dense --distributed-executor-backend external", "`pagewire serve` starts its executors itself"),
     ("dense --port 9 --grpc-port 9", "--port and --grpc-port are both 9: give each its own port"),
     ("dense --revision main", "only hub ids have revisions"),
-    ("empty", "empty: it is no model directory, without config.json and .gguf file: name one"),
+    ("empty", "empty: not a model directory, without config.json and .gguf file: name one"),
     ("nix.gguf", "there is no such file or directory; name an existing one"),
     ("gemma-3-270m", "if you accept them, add --accept-license gemma"),
 ]
