@@ -38,7 +38,10 @@ class Choice:
             return chosen is replica
         fits = fleet.candidates(request, replica, fleet.deferrals.requests)
         own = fits.get(replica.replica_id)
-        if own is None:
+        if own is None:  # its executor is about to end, and others may have left the request to it before
+            if fits:
+                best_id = best(fleet, fits)
+                fleet.defer(request, best_id, fits[best_id])
             return False
         if not fleet.has_place(replica.replica_id, own):
             # This replica could make room, but so could the others, and one that already has room is better.

@@ -5,7 +5,7 @@ Beyond what `test_properties.py` plays: schedulers die and their requests are su
 back for the rest, deadlines pass, prompts kill executors or are refused, steps take time, new requests are refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import QueueFull
+from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.fairness.ledger import Account
 from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep
-from tests.fakes import FakeExecutorDied
+from tests.fakes import FakeExecutor, FakeExecutorDied
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
 from tests.sweep import examples
@@ -63,22 +65,44 @@ class Generation:
 
 
 class WatchedLine(PureLine):
-    """Sees to it that a step is for those that run, and takes an executor away that died of one."""
+    """Sees to it that a step is for those that run, takes an executor away that died of one, and wakes replicas as the
+    service does."""
 
-    num_deadly_steps = 0
+    def __init__(self, *executors: FakeExecutor, **config: Any) -> None:
+        super().__init__(*executors, **config)
+        self.num_deadly_steps = 0
+        self.wakes = Wakes(self.scheduler)
+        self.woken: dict[Replica, None] = {}  # have a reason to decide, in this order
+
+    def wake(self, replicas: Iterable[Replica]) -> None:
+        self.woken.update(dict.fromkeys(replicas))
+
+    def wake_all(self) -> None:
+        self.wake(self.scheduler.replicas)
+
+    def forget(self, replica: Replica) -> None:
+        """Forgets a removed replica."""
+        self.wakes.forget(replica)
+        self.woken.pop(replica, None)
+        self.wake_all()
 
     def play(self, index: int) -> ScheduledStep | None:
         """Decides a step and executes it, which the executor may not survive."""
+        replica = self.scheduler.replicas[index]
+        self.woken.pop(replica, None)
         try:
             step = self.schedule(index)
         except FakeExecutorDied:
             self.num_deadly_steps += 1
             num_crashers = len(self.crashers)
             self.lose(index)
+            self.wake_all()
             crashers = self.crashers[num_crashers:]
             assert all(request.token_ids[0] == DEADLY for request in crashers), "an innocent neighbour ended"
             return None
+        self.wake(self.wakes.after_decision(replica, step))
         if step is not None:
+            self.wake([replica])  # until nothing more runs
             running = {request.request_id for request in self.scheduler.replicas[index].running}
             assert running.issuperset(step.request_ids), "a request runs that has ended"
             assert running == self.executors[index].rows.keys(), "a request that ended has a row after the next step"
@@ -105,8 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.config = vars(line.config)
         self.max_model_len = line.max_model_len
         self.line = self.new_line()
-        for index in range(len(self.executors)):
-            self.line.attach(index)
+        self.attach_all()
         self.generations: list[Generation] = []
         self.deadlines, self.now = Deadlines(), 0.0
         self.num_losses = 0
@@ -147,6 +170,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             except QueueFull:
                 assert self.line.scheduler.num_waiting, "refused before an empty queue"
                 return
+            if not request.is_finished:
+                self.line.wake(self.line.wakes.after_arrival(request))
             told = expected_prompt_logprobs(request)
             self.generations.append(Generation(arrival, request, self.line, expected, told))
             if timeout is not None and not request.is_finished:
@@ -168,6 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end(self, generation: Generation, reason: FinishReason) -> None:
         """Aborts a request: its blocks are free at once, whatever is in flight, and its row with the next step."""
         self.line.abort(generation.request, reason)
+        self.line.wake(self.line.wakes.after_end())
         generation.cause = reason
         assert not generation.request.blocks.held
 
@@ -183,6 +209,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         except QueueFull:
             assert not is_known, "turned away in the middle of an answer"
             return
+        if not request.is_finished:
+            self.line.wake(self.line.wakes.after_arrival(request))
         generation.request, generation.line, generation.before, generation.cause = request, self.line, read, None
 
     # -- executors ---------------------------------------------------------------------------------------------------
@@ -201,6 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def take_in(self, index: int, stall: float = 0.0) -> None:
         self.line.receive(index, self.seconds_of_step(index) + stall)
+        self.line.wake(self.line.wakes.after_result(self.line.scheduler.replicas[index]))
 
     def seconds_of_step(self, index: int) -> float:
         """Returns the seconds of the oldest step in flight: a little for any step, the rest by its work."""
@@ -214,10 +243,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.run_round()
 
     def run_round(self) -> bool:
-        """Every executor gets all the steps it can, then answers one. False: there was none."""
-        for index in range(len(self.executors)):
-            while self.line.play(index) is not None:
-                pass
+        """Every replica that has a reason to decide does so, until none has; then each executor answers one step.
+        False: there was none."""
+        while self.line.woken:
+            self.line.play(self.line.scheduler.replicas.index(next(iter(self.line.woken))))
         busy = [index for index in range(len(self.executors)) if self.line.num_in_flight(index)]
         for index in busy:
             self.take_in(index)
@@ -229,8 +258,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.is_attached(index):
             self.num_losses += 1
             self.line.lose(index)
+            self.line.wake_all()
             if returns:
-                self.line.attach(index)
+                self.attach(index)
 
     @rule(number=st.integers(0, 1), num_rows=st.integers(1, 6))
     def come_back(self, number: int, num_rows: int) -> None:
@@ -238,7 +268,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         index = self.index_of(number)
         if not self.is_attached(index):
             self.executors[index].max_num_seqs = num_rows
-            self.line.attach(index)
+            self.attach(index)
 
     # -- the scheduler -----------------------------------------------------------------------------------------------
 
@@ -253,11 +283,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             delivered = generation.delivered
             request, _ = add(self.line, generation.arrival, delivered, is_resubmitted=True)
             generation.request, generation.line, generation.before = request, self.line, delivered
+            if not request.is_finished:
+                self.line.wake(self.line.wakes.after_arrival(request))
+
+    def attach(self, index: int) -> None:
+        self.line.attach(index)
+        self.line.wake_all()
 
     def attach_all(self) -> None:
         for index in range(len(self.executors)):
             if not self.is_attached(index):
-                self.line.attach(index)
+                self.attach(index)
 
     # -- what always holds -------------------------------------------------------------------------------------------
 

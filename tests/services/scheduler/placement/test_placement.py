@@ -13,8 +13,9 @@ from pagewire.services.scheduler.placement.prefix_index import PrefixIndex
 from pagewire.services.scheduler.values.request import Request
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.core.test_replicas import output_of, prompt_of
-from tests.services.scheduler.core.test_state_machine import SchedulerMachine
+from tests.services.scheduler.core.test_state_machine import SchedulerMachine, WatchedLine
 from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.strategies import Arrival
 from tests.sweep import examples
 
 SYSTEM = prompt_of(900, 160)
@@ -259,13 +260,17 @@ class ChangingMachine(SchedulerMachine):
         executor = deepcopy(self.executors[0])
         executor.reset()
         self.line.join(executor)
+        self.line.wake_all()
         self.executors[:] = self.line.executors
 
     @precondition(lambda self: len(self.executors) > 1)
     @rule(number=st.integers(0, 3))
     def leave(self, number: int) -> None:
         self.num_losses += 1
-        self.line.leave(self.index_of(number))
+        index = self.index_of(number)
+        replica = self.line.scheduler.replicas[index]
+        self.line.leave(index)
+        self.line.forget(replica)
         self.executors[:] = self.line.executors
 
     @rule(number=st.integers(0, 3), is_leaving=st.booleans())
@@ -276,6 +281,36 @@ class ChangingMachine(SchedulerMachine):
 
 TestChangingMachine = ChangingMachine.TestCase
 TestChangingMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+
+
+def test_a_request_is_passed_on_until_a_replica_takes_it() -> None:
+    """One that a replica leaves it to may have decided before, and leave it to yet another one. Being left a request is
+    a reason to decide again, without which nothing would run here."""
+    arrival = Arrival(0, 0, (1,), 1, 0, 0, frozenset(), False, 0, None, False, "")
+    machine = ChangingMachine()
+    machine.start(line_of(1, executor={"max_num_seqs": 1, "vocab_size": 50}, max_model_len=30), token_seconds=0.0)
+    for _ in range(3):
+        machine.join()
+    machine.die(number=1, returns=False)
+    machine.arrive(arrival, None, n=1, timeout=None)
+    machine.run_on(2)
+    machine.arrive(arrival, None, n=1, timeout=None)
+    machine.wait(0.1)
+    machine.schedule(number=0, times=1)
+    machine.teardown()
+    assert not machine.live
+
+
+def test_a_request_is_not_forgotten_by_one_that_is_about_to_end() -> None:
+    line = WatchedLine(FakeExecutor(), FakeExecutor())
+    home = int(turn(line, SYSTEM)[-1])
+    request = line.add([*SYSTEM, 5], max_tokens=2)
+    line.woken.clear()
+    assert line.play(1 - home) is None, "the other one has its prefix"
+    line.scheduler.replicas[home].is_leaving = True
+    while line.woken:
+        line.play(line.scheduler.replicas.index(next(iter(line.woken))))
+    assert request.replica_id == 1 - home
 
 
 def test_all_output_is_as_it_should_be_wherever_it_ran() -> None:
