@@ -199,6 +199,7 @@ class FakeTokenizer(
         self.tenants: list[tenants.Tenant] = []  # of vector calls and searches
         self.replacements: list[admin_pb2.ReplaceWeightsRequest] = []
         self.weights_problem: RpcError | None = None
+        self.breaks_replacement = False  # loses the connection during the next one
         self.more_metrics = ""  # lines of every service
         self.weights_version = ""  # of those that answer
         self.status = admin_pb2.GetStatusResponse(services=[admin_pb2.ServiceStatus(service="tokenizer")])
@@ -408,6 +409,9 @@ class FakeTokenizer(
 
     async def ReplaceWeights(self, request, context) -> admin_pb2.ReplaceWeightsResponse:
         self.replacements.append(request)
+        if self.breaks_replacement:
+            self.breaks_replacement = False
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         if self.weights_problem is not None:
             raise self.weights_problem
         return admin_pb2.ReplaceWeightsResponse(version=request.version or "d1", previous_version="d0", num_executors=2)

@@ -1,6 +1,7 @@
 """Replacing weights while requests run: POST /v1/admin/weights, and SGLang's route."""
 
 import asyncio
+import uuid
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -130,7 +131,9 @@ async def update_weights_from_disk(request: Request, body: DiskWeightsBody) -> R
 
 
 async def _replace(tokenizer: TokenizerClient, wanted: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
-    """Asks again when the tokenizer service dies meanwhile, as the replacement goes on. Raises ApiError."""
+    """Asks again when the tokenizer service dies meanwhile, as the replacement goes on: by its id, the scheduler knows
+    it again. Raises ApiError."""
+    wanted.request_id = uuid.uuid4().hex
     for pause in (*_PAUSES_S, None):
         try:
             return await tokenizer.admin.ReplaceWeights(wanted, timeout=time_left())

@@ -44,16 +44,18 @@ KV_BLOCK_STATE_USED: KVBlockState
 KV_BLOCK_STATE_SHARED: KVBlockState
 
 class ReplaceWeightsRequest(_message.Message):
-    __slots__ = ("model", "revision", "version", "max_wait_seconds")
+    __slots__ = ("model", "revision", "version", "max_wait_seconds", "request_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     version: str
     max_wait_seconds: float
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., version: _Optional[str] = ..., max_wait_seconds: _Optional[float] = ...) -> None: ...
+    request_id: str
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., version: _Optional[str] = ..., max_wait_seconds: _Optional[float] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ReplaceWeightsResponse(_message.Message):
     __slots__ = ("version", "previous_version", "num_executors")

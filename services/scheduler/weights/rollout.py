@@ -20,6 +20,7 @@ from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.values.executor_info import Weights
 from pagewire.services.scheduler.values.request import Request
+from pagewire.services.scheduler.weights.replacements import MAX_ID_BYTES, Replacements
 from pagewire.services.scheduler.weights.target import WeightsPlan, is_attached, may_switch, version_needed
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 from pagewire.wire.rpc import RpcError
@@ -67,8 +68,7 @@ class Rollout:
         self._learns_until = self._expects_until = time.monotonic() + RESUBMITTED_S
         self._moved = asyncio.Event()  # set by every change that the rollout may wait for
         self._rolling: asyncio.Task[None] | None = None
-        # The replacement under way, and what asked for it.
-        self._replacing: tuple[ReplaceWeightsRequest, asyncio.Task[ReplaceWeightsResponse]] | None = None
+        self._replacements = Replacements(self._replace)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -143,36 +143,26 @@ class Rollout:
         if request.HasField("max_wait_seconds") and not request.max_wait_seconds >= 0:
             what = f"max_wait_seconds is {request.max_wait_seconds}; it must be 0 or more"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("max_wait_seconds", what)])
-        if self._replacing is None:
-            replacing = asyncio.create_task(self._replace(request), name="replace weights")
-            replacing.add_done_callback(_log_failure)
-            self._replacing = request, replacing
-        elif self._replacing[0] != request:
-            raise RpcError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "other weights are already being installed; try again when that has finished",
-            )
-        # The replacement continues if the caller disconnects, which may ask again, and then waits for the same end.
-        return await asyncio.shield(self._replacing[1])
+        if len(request.request_id.encode()) > MAX_ID_BYTES:
+            what = f"request_id is longer than {MAX_ID_BYTES} bytes; use a shorter one"
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("request_id", what)])
+        return await self._replacements.answer(request)
 
     async def _replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
-        try:
-            previous = self._plan.target.version if self._plan.target is not None else ""
-            wanted = Weights(request.version, self._plan.next_number, request.model, request.revision)
-            loaded = await self._load(wanted)
-            if self._is_in_force(loaded):
-                await self._drop()
-            else:
-                self._plan.replace(loaded)
-                stats.WEIGHTS_REPLACED.inc()
-                logger.info("weights %s replace %s, one executor at a time", loaded.version, previous)
-                waits = request.HasField("max_wait_seconds")
-                self._deadline = time.monotonic() + request.max_wait_seconds if waits else None
-                self._start()
-            count = await self._settled(loaded)
-            return ReplaceWeightsResponse(version=loaded.version, previous_version=previous, num_executors=count)
-        finally:
-            self._replacing = None
+        previous = self._plan.target.version if self._plan.target is not None else ""
+        wanted = Weights(request.version, self._plan.next_number, request.model, request.revision)
+        loaded = await self._load(wanted)
+        if self._is_in_force(loaded):
+            await self._drop()
+        else:
+            self._plan.replace(loaded)
+            stats.WEIGHTS_REPLACED.inc()
+            logger.info("weights %s replace %s, one executor at a time", loaded.version, previous)
+            waits = request.HasField("max_wait_seconds")
+            self._deadline = time.monotonic() + request.max_wait_seconds if waits else None
+            self._start()
+        count = await self._settled(loaded)
+        return ReplaceWeightsResponse(version=loaded.version, previous_version=previous, num_executors=count)
 
     async def _settled(self, weights: Weights) -> int:
         """Waits until all executors have the weights in force, and returns the number of executors."""
@@ -309,9 +299,3 @@ def _gone(version: str) -> RpcError:
         f"the first tokens of the request were generated with weights {version}, which were replaced; send it again "
         "from its start",
     )
-
-
-def _log_failure(replacing: asyncio.Task[ReplaceWeightsResponse]) -> None:
-    """Logs why a replacement failed, as its caller may have disconnected."""
-    if not replacing.cancelled() and (error := replacing.exception()) is not None:
-        logger.warning("the weights were not replaced: %s", error)

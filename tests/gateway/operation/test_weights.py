@@ -7,6 +7,7 @@ import grpc
 import httpx
 import pytest
 
+from pagewire.gateway.operation.admin import weights
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.core.test_openapi import check
@@ -37,6 +38,19 @@ async def test_sglangs_clients_do_the_same(
     assert failed.status_code == 400
     assert failed.json() == {"success": False, "message": "they are damaged", "num_paused_requests": 0}
     check(document, SGLANG, "post", 400, "application/json", failed.json())
+
+
+@pytest.mark.parametrize(("path", "name"), [(PATH, "model"), (SGLANG, "model_path")])
+async def test_a_repeated_call_is_known_again_and_a_new_one_is_not(
+    client: httpx.AsyncClient, fake: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, path: str, name: str
+) -> None:
+    monkeypatch.setattr(weights, "_PAUSES_S", (0.0,))
+    fake.breaks_replacement = True
+    for _ in range(2):
+        assert (await client.post(path, json={name: "/b"})).status_code == 200
+    broken, repeated, new = fake.replacements
+    assert repeated == broken and broken.request_id
+    assert new.request_id not in ("", broken.request_id)
 
 
 @pytest.mark.parametrize(

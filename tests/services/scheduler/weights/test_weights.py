@@ -76,9 +76,11 @@ class Clients:
 
 
 def replacing(
-    line: ServiceLine, model: str = "b", version: str = "", max_wait: float | None = None
+    line: ServiceLine, model: str = "b", version: str = "", max_wait: float | None = None, request_id: str = ""
 ) -> asyncio.Task[admin_pb2.ReplaceWeightsResponse]:
-    request = admin_pb2.ReplaceWeightsRequest(model=model, version=version, max_wait_seconds=max_wait)
+    request = admin_pb2.ReplaceWeightsRequest(
+        model=model, version=version, max_wait_seconds=max_wait, request_id=request_id
+    )
     stub = admin_pb2_grpc.AdminServiceStub(line.channel)
 
     async def replace() -> admin_pb2.ReplaceWeightsResponse:
@@ -205,6 +207,7 @@ async def test_executors_that_find_different_files_keep_what_they_have(tmp_path:
         ({"model": ""}, "model is empty"),
         ({"model": "b", "version": "a b"}, "letters, digits"),
         ({"model": "b", "max_wait_seconds": -1.0}, "0 or more"),
+        ({"model": "b", "request_id": "é" * 33}, "longer than 64 bytes"),
     ],
 )
 async def test_a_wrong_order_is_refused(tmp_path: Path, request_fields: dict[str, object], problem: str) -> None:
@@ -224,6 +227,35 @@ async def test_the_same_weights_again_change_nothing(tmp_path: Path) -> None:
         assert line.executor.num_streams == num_streams
         assert (await replacing(line, version="step-2")).version == "step-2"
         assert line.executor.weights.version == "step-2"
+
+
+async def test_a_repeated_call_joins_its_replacement_or_gets_its_answer(tmp_path: Path) -> None:
+    """A gateway repeats a call when a tokenizer service dies. Another call for the same weights loads them again."""
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        line.executor.may_load.clear()
+        lost = replacing(line, request_id="1")
+        await until(lambda: line.executor.num_loads)
+        lost.cancel()
+        joins = replacing(line, request_id="1")
+        line.executor.may_load.set()
+        first, num_loads = await joins, line.executor.num_loads
+        assert (first.previous_version, first.version) == ("old", "new")
+        assert await replacing(line, request_id="1") == first and line.executor.num_loads == num_loads
+        with pytest.raises(grpc.aio.AioRpcError, match="use a new one"):
+            await replacing(line, "c", request_id="1")
+        for number, request_id in enumerate(["2", "", ""], num_loads + 1):
+            again = await replacing(line, request_id=request_id)
+            assert (again.previous_version, line.executor.num_loads) == ("new", number)
+
+
+async def test_a_failed_replacement_can_be_repeated(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await replacing(line, "missing", request_id="1")
+        line.executor.checkpoints = {"missing": "new"}
+        assert (await replacing(line, "missing", request_id="1")).version == "new"
 
 
 async def test_one_replacement_at_a_time(tmp_path: Path) -> None:
