@@ -2,7 +2,7 @@
 
 from pagewire.gateway.completions.bodies import CompletionRequest
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.generation.choice_limits import check_choices
+from pagewire.gateway.generation.choice_limits import check_choices, check_prompt_logprobs
 from pagewire.gateway.generation.translate import choices_of, generate_request
 from pagewire.gateway.schema.parameters import as_list
 from pagewire.v1 import inference_pb2
@@ -37,6 +37,8 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
     if body.best_of is not None and body.best_of > (body.n or 1):
         common.best_of = body.best_of
     check_choices(common, total, "prompt", count * sum(map(len, prompts)))
+    if common.sampling_params.HasField("prompt_logprobs") and not body.stream and body.truncate_prompt_tokens is None:
+        check_prompt_logprobs(common.sampling_params.prompt_logprobs, prompts, body.n or 1)
     for prompt in prompts:
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(common)

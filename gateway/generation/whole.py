@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from starlette.types import Send
 
 from pagewire.gateway.core.encoding import encode
-from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceDelta, ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.generation.answer import Answer
+from pagewire.gateway.generation.choice_limits import check_answer
 from pagewire.gateway.generation.usage import UsageTotal
 
-# Of an answer in the services' form; JSON has several times as many.
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _LARGE = 64 * 1024  # bytes of an answer that takes longer than a turn of the event loop may
 _PIECE = 256 * 1024  # bytes that are written at once
 
@@ -33,12 +31,7 @@ async def content_of(
     size = _size(choices, outputs, choices_per_prompt)
     if size <= _LARGE:
         return made()
-    if size > MAX_ANSWER_BYTES:
-        raise ApiError(
-            400,
-            f"the answer has {size} bytes before it is written as JSON; at most {MAX_ANSWER_BYTES} are possible if it"
-            " is not streamed: ask for fewer choices or fewer log probabilities, or stream it",
-        )
+    check_answer(size)
     return await asyncio.to_thread(made)
 
 
